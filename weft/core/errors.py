@@ -1,0 +1,48 @@
+"""What can go wrong, as one tree.
+
+    WeftError
+    ├── InputError            the user's own mistake; the shell exits with 2
+    │   ├── GraphError        a graph, a file of one, or its arrays
+    │   └── SpecError         a task, a spec file, an option
+    └── TrainingError         the run itself failed; the shell exits with 3
+        ├── DivergedError     the loss became NaN or infinite
+        └── OutOfMemoryError  the device or the budget was too small
+
+Every message names the value, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of every error that Weft raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(WeftError):
+    """The user's own mistake: the message says which value, what was expected, and what to do."""
+
+    exit_code = 2
+
+
+class GraphError(InputError):
+    """A graph, one of its arrays, or a file that should hold one is not usable."""
+
+
+class SpecError(InputError):
+    """A task, a spec file or an option is not usable."""
+
+
+class TrainingError(WeftError):
+    """A run that started could not finish."""
+
+    exit_code = 3
+
+
+class DivergedError(TrainingError):
+    """The loss became NaN or infinite."""
+
+
+class OutOfMemoryError(TrainingError):
+    """The device, or the budget the task was given, was too small for it."""

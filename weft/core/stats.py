@@ -1,0 +1,50 @@
+"""GraphStats: the summary of a graph that is enough to plan with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GraphStats:
+    """What a plan needs to know of a graph, without the graph.
+
+    Degrees are in-degrees. ``degree_histogram[b]`` counts the nodes whose degree d has
+    ``d.bit_length() == b``: bin 0 holds the isolated nodes, bin 1 degree 1, bin 2 degrees 2-3, and so on.
+    """
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int = 0
+    feature_nnz: int | None = None
+    feature_dtype: str = "float32"
+    num_classes: int = 0
+    multilabel: bool = False
+    symmetric: bool = False
+    weighted: bool = False
+    num_relations: int = 0
+    max_degree: int = 0
+    degree_histogram: tuple[int, ...] = ()
+    num_train: int = 0
+    num_val: int = 0
+    num_test: int = 0
+
+    @property
+    def sparse_features(self) -> bool:
+        """Whether the features are kept as a sparse matrix."""
+        return self.feature_nnz is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "degree_histogram": list(self.degree_histogram)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GraphStats:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+        known = {f.name for f in fields(cls)}
+        kept = {key: value for key, value in data.items() if key in known}
+        kept["degree_histogram"] = tuple(kept.get("degree_histogram", ()))
+        return cls(**kept)
