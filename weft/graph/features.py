@@ -1,0 +1,148 @@
+"""SparseFeatures: a node feature matrix that is mostly zeros, kept as one.
+
+Shapes: N nodes, F features, Z stored values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.graph.arrays import as_floats, as_ids, as_tensor, as_vector
+from weft.graph.build import edge_keys, row_offsets, sort_keys
+from weft.graph.validate import check_ascending, check_finite, check_offsets, check_range
+from weft.ops.adjacency import Adjacency, offset_dtype
+
+
+class SparseFeatures:
+    """Features ``[N, F]`` as a rectangular :class:`Adjacency`: rows are nodes, columns features.
+
+    ``matrix.weight [Z]`` holds the values. ``features @ W`` is a sparse matrix product.
+    """
+
+    def __init__(self, matrix: Adjacency) -> None:
+        self.matrix = matrix
+
+    @classmethod
+    def from_csr(cls, indptr: Any, indices: Any, values: Any, shape: tuple[int, int]) -> SparseFeatures:
+        """From CSR arrays ``[N+1]``, ``[Z]``, ``[Z]``; columns must ascend strictly within a row."""
+        rows, cols = int(shape[0]), int(shape[1])
+        offsets, ids = as_ids(indptr, "x_indptr"), as_ids(indices, "x_indices")
+        stored = as_floats(as_vector(values, "x_data"), "x_data")
+        check_offsets(offsets, ids.numel(), "x_indptr")
+        for count, expected, name in (
+            (offsets.numel(), rows + 1, "x_indptr"),
+            (stored.numel(), ids.numel(), "x_data"),
+        ):
+            if count != expected:
+                raise GraphError(
+                    f"{name} has {count} entries; {expected} were expected for x of shape {[rows, cols]}"
+                )
+        check_range(ids, cols, "x_indices", "feature ids")
+        check_ascending(offsets, ids, "x_indices", strictly=True)
+        return cls(Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), cols, weight=stored))
+
+    @classmethod
+    def from_coo(cls, rows: Tensor, cols: Tensor, values: Tensor, shape: tuple[int, int]) -> SparseFeatures:
+        """From triplets ``[Z]`` in any order; values at the same place are added."""
+        keys, order = sort_keys(edge_keys(cols, rows, shape[1]), need_order=True)
+        values = as_floats(values if order is None else values[order], "x")
+        fresh = torch.ones_like(keys, dtype=torch.bool)
+        fresh[1:] = keys[1:] != keys[:-1]
+        if not bool(fresh.all()):
+            slot = fresh.cumsum(0).sub_(1)
+            keys = keys[fresh]
+            values = values.new_zeros(keys.numel()).index_add_(0, slot, values)
+        indptr = row_offsets(keys, shape[0], shape[1])
+        return cls(Adjacency(indptr, keys.remainder_(shape[1]).to(torch.int32), shape[1], weight=values))
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> SparseFeatures:
+        """From any scipy sparse matrix or array."""
+        coo = matrix.tocoo()
+        rows, cols = as_ids(coo.row, "x rows"), as_ids(coo.col, "x columns")
+        return cls.from_coo(rows, cols, as_vector(coo.data, "x"), (int(coo.shape[0]), int(coo.shape[1])))
+
+    @classmethod
+    def from_torch(cls, tensor: Tensor) -> SparseFeatures:
+        """From a torch sparse tensor (COO, CSR, CSC) or the non-zeros of a dense one."""
+        if tensor.layout == torch.strided:
+            rows, cols = tensor.nonzero(as_tuple=True)
+            return cls.from_coo(rows, cols, tensor[rows, cols], tuple(tensor.shape))
+        coo = tensor.detach().to_sparse_coo().coalesce()
+        rows, cols = coo.indices()
+        return cls.from_coo(rows, cols, coo.values(), tuple(coo.shape))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(N, F)``."""
+        return self.matrix.num_rows, self.matrix.num_cols
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored values Z."""
+        return self.matrix.num_edges
+
+    @property
+    def values(self) -> Tensor:
+        """The stored values ``[Z]``, row by row."""
+        return self.matrix.weight
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays live."""
+        return self.matrix.device
+
+    def __repr__(self) -> str:
+        return f"SparseFeatures({self.shape[0]} x {self.shape[1]}, {self.nnz} values, {self.device})"
+
+    def __matmul__(self, weight: Tensor) -> Tensor:
+        """``x @ W``: ``W [..., F, H]`` -> ``[..., N, H]``, differentiable in W."""
+        from weft.ops import spmm
+
+        return spmm(self.matrix, weight)
+
+    def to(self, device: torch.device | str) -> SparseFeatures:
+        """The same features on another device."""
+        moved = self.matrix.to(device)
+        return self if moved is self.matrix else SparseFeatures(moved)
+
+    def to_dense(self) -> Tensor:
+        """The matrix ``[N, F]`` with its zeros."""
+        dense = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        dense[self.matrix.rows().long(), self.matrix.indices.long()] = self.values
+        return dense
+
+
+def as_features(x: Any) -> Tensor | SparseFeatures | None:
+    """Dense ``[N, F]`` stays dense, sparse (scipy, torch) stays sparse; every value is finite."""
+    if x is None:
+        return None
+    if isinstance(x, SparseFeatures):
+        features: Tensor | SparseFeatures = x
+    elif isinstance(x, Tensor) and x.layout != torch.strided:
+        features = SparseFeatures.from_torch(x)
+    elif hasattr(x, "tocoo"):
+        features = SparseFeatures.from_scipy(x)
+    else:
+        features = _dense(x)
+    check_finite(features if isinstance(features, Tensor) else features.values, "x")
+    return features
+
+
+def _dense(x: Any) -> Tensor:
+    features = as_floats(as_tensor(x, "x"), "x")
+    if features.dim() != 2:
+        raise GraphError(
+            f"x has shape {list(features.shape)}; features are [nodes, features]; "
+            f"for a single feature give x[:, None]"
+        )
+    return features.contiguous()

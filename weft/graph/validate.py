@@ -1,0 +1,144 @@
+"""Checks on the arrays of a graph. Each raises one GraphError: the value, its position, what to do.
+
+Large arrays are scanned in blocks, so a check never holds a mask as large as the array.
+Shapes: N nodes, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+
+BLOCK = 2**24
+MAX_NODES = 2**31 - 1
+
+
+def blocks(length: int, block: int = BLOCK) -> Iterator[slice]:
+    """Consecutive slices that cover ``range(length)``."""
+    for start in range(0, length, block):
+        yield slice(start, min(start + block, length))
+
+
+def first_where(values: Tensor, bad: Callable[[Tensor], Tensor]) -> int | None:
+    """Flat position of the first element that ``bad`` marks, or None."""
+    flat = values.reshape(-1)
+    for part in blocks(flat.numel()):
+        marks = bad(flat[part])
+        if marks.any():
+            return part.start + int(marks.nonzero()[0])
+    return None
+
+
+def position_in(shape: torch.Size, flat: int) -> str:
+    """The flat position as an index: ``[12]`` or ``[3, 5]``."""
+    index = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return str(list(reversed(index)))
+
+
+def check_num_nodes(num_nodes: int) -> None:
+    """At least one node, and few enough for 32-bit ids."""
+    if num_nodes < 1:
+        raise GraphError(f"num_nodes={num_nodes}: a graph needs at least 1 node (it may have 0 edges)")
+    if num_nodes > MAX_NODES:
+        raise GraphError(f"num_nodes={num_nodes} is more than 2^31 - 1; node ids are kept in 32 bits")
+
+
+def check_range(ids: Tensor, limit: int, name: str, what: str = "node ids") -> None:
+    """Every id lies in ``0 .. limit - 1``."""
+    bad = first_where(ids, lambda part: (part < 0) | (part >= limit))
+    if bad is not None:
+        raise GraphError(
+            f"{name}[{bad}] = {ids[bad].item()} is out of range: {what} must lie in 0..{limit - 1}"
+            f"{'; give a larger num_nodes or renumber the nodes' if what == 'node ids' else ''}"
+        )
+
+
+def check_rows(rows: int, expected: int, name: str, per: str) -> None:
+    """An array has one row per node, or per edge."""
+    if rows != expected:
+        raise GraphError(
+            f"{name} has {rows} rows but the graph has {expected} {per}s; give one row per {per}"
+        )
+
+
+def check_finite(values: Tensor, name: str) -> None:
+    """No NaN, no infinity."""
+    bad = first_where(values, lambda part: ~torch.isfinite(part))
+    if bad is not None:
+        raise GraphError(
+            f"{name}{position_in(values.shape, bad)} is {values.reshape(-1)[bad].item()}: values must be "
+            f"finite in {str(values.dtype).removeprefix('torch.')}; replace or drop it first"
+        )
+
+
+def check_labels(y: Tensor) -> None:
+    """Class numbers from 0 (``-1`` for unlabelled), or 0/1 rows for several labels."""
+    if y.dim() == 2:
+        bad = first_where(y, lambda part: (part != 0) & (part != 1))
+        if bad is not None:
+            raise GraphError(
+                f"y{position_in(y.shape, bad)} = {y.reshape(-1)[bad].item()}: a label matrix [N, C] holds "
+                f"0 or 1; for one class per node give a vector of class numbers"
+            )
+        return
+    bad = first_where(y, lambda part: part < -1)
+    if bad is not None:
+        raise GraphError(
+            f"y[{bad}] = {y[bad].item()} is negative: classes are 0, 1, 2, ... and -1 marks a node "
+            f"without a label"
+        )
+
+
+def check_labelled(y: Tensor, ids: Tensor, name: str) -> None:
+    """No node of a split is unlabelled."""
+    if y.dim() != 1 or ids.numel() == 0:
+        return
+    bad = first_where(ids, lambda part: y[part] < 0)
+    if bad is not None:
+        raise GraphError(
+            f"node {int(ids[bad])} of the {name} split has no label (y = {y[ids[bad]].item()}): "
+            f"label it or take it out of the split"
+        )
+
+
+def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> None:
+    """Row offsets start at 0, never fall, and end at the number of entries."""
+    if indptr.numel() < 2:
+        raise GraphError(f"{name} has {indptr.numel()} entries; give one per row and one more")
+    if int(indptr[0]) != 0:
+        raise GraphError(f"{name}[0] = {int(indptr[0])}: row offsets start at 0")
+    if int(indptr[-1]) != num_entries:
+        raise GraphError(
+            f"{name}[{indptr.numel() - 1}] = {int(indptr[-1])} but there are {num_entries} entries: "
+            f"the last row offset must equal their number"
+        )
+    bad = first_where(indptr.diff(), lambda part: part < 0)
+    if bad is not None:
+        raise GraphError(
+            f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets never fall"
+        )
+
+
+def check_ascending(
+    indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False
+) -> None:
+    """Column ids ascend within every row."""
+    for part in blocks(indices.numel() - 1):
+        left, right = indices[part], indices[part.start + 1 : part.stop + 1]
+        falls = ((right <= left) if strictly else (right < left)).nonzero().squeeze(1) + part.start + 1
+        # A fall is allowed exactly where a new row begins.
+        slot = torch.searchsorted(indptr, falls.to(indptr.dtype))
+        inside = falls[indptr[slot] != falls]
+        if inside.numel():
+            bad = int(inside[0])
+            raise GraphError(
+                f"{name}[{bad}] = {int(indices[bad])} follows {int(indices[bad - 1])} in the same row: "
+                f"ids must ascend within a row; Graph.from_edges sorts them for you"
+            )

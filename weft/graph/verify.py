@@ -1,0 +1,30 @@
+"""Every check on every value of a finished graph, for one that was mapped or built without them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.core.errors import GraphError
+from weft.graph import build, validate
+from weft.graph.edges import edge_values
+from weft.graph.features import as_features
+from weft.graph.labels import as_labels
+
+if TYPE_CHECKING:
+    from weft.graph.graph import Graph
+
+
+def verify(graph: Graph) -> None:
+    """Raise a GraphError at the first value that is wrong."""
+    adj = graph.adj
+    validate.check_offsets(adj.indptr, adj.num_edges)
+    validate.check_range(adj.indices, adj.num_rows, "indices")
+    validate.check_ascending(adj.indptr, adj.indices)
+    edge_values(adj.weight, graph.relation, adj.indices)
+    if adj.symmetric and not build.is_symmetric(build.csr_keys(adj), adj.num_rows, adj.weight):
+        raise GraphError(
+            f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it"
+        )
+    as_features(graph.x)
+    as_labels(graph.y)
+    graph.with_splits(graph.train, graph.val, graph.test)
