@@ -4,5 +4,26 @@ Every public function takes an :class:`Adjacency` and dense tensors shaped ``[..
 """
 
 from weft.ops.adjacency import Adjacency
+from weft.ops.attention import graph_attention
+from weft.ops.attention_v2 import graph_attention_v2
+from weft.ops.dropout import bias_act_dropout, dropout
+from weft.ops.edge_softmax import edge_softmax
+from weft.ops.linear import linear
+from weft.ops.loss import cross_entropy_rows
+from weft.ops.optimizer import adam_
+from weft.ops.sddmm import sddmm
+from weft.ops.spmm import spmm
 
-__all__ = ["Adjacency"]
+__all__ = [
+    "Adjacency",
+    "adam_",
+    "bias_act_dropout",
+    "cross_entropy_rows",
+    "dropout",
+    "edge_softmax",
+    "graph_attention",
+    "graph_attention_v2",
+    "linear",
+    "sddmm",
+    "spmm",
+]

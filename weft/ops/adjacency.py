@@ -214,6 +214,4 @@ class Adjacency:
 
     def mean(self) -> Adjacency:
         """Rows averaged: the unweighted row sum divided by the degree."""
-        return self.derived(
-            "mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees())
-        )
+        return self.derived("mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees()))

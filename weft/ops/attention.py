@@ -1,0 +1,220 @@
+"""graph_attention: GAT's scores, softmax and weighted sum in one pass, nothing of size E x F in memory.
+
+    s[e, h]      = leaky_relu(a_src[j, h] + a_dst[i, h])                    for e = (j -> i)
+    alpha[e, h]  = softmax of s over the in-edges of i
+    out[i, h, :] = sum over e of keep[e, h] / (1 - rate) * alpha[e, h] * x[j, h, :]
+
+The backward pass walks the transpose once. With ``delta = <grad, out>`` per row and head,
+
+    d s[e]    = alpha[e] * (keep / (1 - rate) * <grad[i], x[j]> - delta[i])
+    d x[j]    = sum over e of keep / (1 - rate) * alpha[e] * grad[i]
+    d a_src[j] = sum over the out-edges of j of d s[e] * slope(e)
+
+and ``d a_dst[i]``, a sum over in-edges, needs no second pass: since the d s of a row sum to zero and slope(e)
+takes two values, it is ``(1 - slope) * (<grad, out_plus> - delta * alpha_plus)``, where ``out_plus`` and
+``alpha_plus`` are the forward sums restricted to edges with a positive argument. The forward pass keeps them.
+
+Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from weft.core.errors import InputError
+from weft.ops import cpu
+from weft.ops.adjacency import Adjacency
+from weft.ops.backend import accumulate_dtype, use_triton
+from weft.ops.dropout import _as_rate, _lead
+from weft.ops.random import keep_mask
+from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
+from weft.ops.walk import Walk, pack, pack_backward, unpack
+
+
+def coefficient_mask(
+    rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int
+) -> Tensor | None:
+    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``; element = edge * heads + head."""
+    if rate is None:
+        return None
+    keep = keep_mask(rate.expand(clock.shape[:-1]), clock, site, num_edges * heads)
+    scale = (1.0 / (1.0 - rate.to(torch.float32)))[..., None]
+    return torch.where(keep, scale, 0.0).unflatten(-1, (num_edges, heads))
+
+
+def attention_torch(
+    x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk
+) -> Tensor:
+    """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    scores = leaky_relu(a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc), slope)
+    alpha = segment_softmax(scores, walk)
+    if mask is not None:
+        alpha = alpha * mask
+    messages = alpha[..., None] * x.index_select(-3, cols).to(acc)
+    out = segment_sum(messages.flatten(-2), walk)
+    return out.unflatten(-1, x.shape[-2:]).to(x.dtype)
+
+
+def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
+    """``(out, out_plus, alpha_plus, log of the softmax's denominator)``: reference for the fused forward."""
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
+    scores = leaky_relu(argument, slope)
+    alpha = segment_softmax(scores, walk)
+    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    kept = alpha if mask is None else alpha * mask
+    positive = (argument > 0).to(acc)
+    gathered = x.index_select(-3, cols).to(acc)
+    out = segment_sum((kept[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
+    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), walk).unflatten(
+        -1, x.shape[-2:]
+    )
+    alpha_plus = segment_sum(alpha * positive, walk)
+    return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, walk)
+
+
+def attention_backward_torch(
+    grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk
+):
+    """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
+    alpha = (leaky_relu(argument, slope) - log_sum.index_select(-2, rows)).exp()
+    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    gathered = grad.index_select(-3, rows).to(acc)
+    dots = (gathered * x.index_select(-3, cols).to(acc)).sum(-1)
+    kept = alpha if mask is None else alpha * mask
+    d_score = kept * dots - alpha * delta.index_select(-2, rows)
+    d_argument = torch.where(argument > 0, d_score, d_score * slope)
+    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, kept[..., None] * gathered)
+    grad_a = a_src.new_zeros(a_src.shape, dtype=acc).index_add(-2, cols, d_argument)
+    return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
+
+
+@torch.library.custom_op(
+    "weft::graph_attention",
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
+        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    opened = unpack(walk)
+    if use_triton(x):
+        from weft.ops.attention_triton import attention_forward_triton
+
+        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, opened, bool(back))
+    if cpu.serves(x, a_src, a_dst):
+        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, opened)
+    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, opened)
+
+
+@torch.library.custom_op(
+    "weft::graph_attention_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor x, Tensor a_src, Tensor a_dst, Tensor delta, Tensor log_sum, float slope,"
+        " Tensor? rate, Tensor? clock, int site, Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
+    ),
+)
+def _backward_op(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
+    opened, opened_back = unpack(walk), unpack(back)
+    if use_triton(x):
+        from weft.ops.attention_triton import attention_backward_triton
+
+        return attention_backward_triton(
+            grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened_back
+        )
+    if cpu.serves(x, a_src, a_dst):
+        return cpu.attention_backward(
+            grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
+        )
+    return attention_backward_torch(
+        grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
+    )
+
+
+@_op.register_fake
+def _fake(x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    rows = walk[0].shape[0] - 1
+    out = x.new_empty(*x.shape[:-3], rows, *x.shape[-2:])
+    stats = x.new_empty(*x.shape[:-3], rows, x.shape[-2], dtype=accumulate_dtype(x.dtype))
+    return out, torch.empty_like(out), stats, torch.empty_like(stats)
+
+
+@_backward_op.register_fake
+def _backward_fake(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
+    contiguous = torch.contiguous_format
+    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
+
+
+def _setup(ctx, inputs, output):
+    x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
+    ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx, grad, *_):
+    x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
+    grad = grad.contiguous()
+    acc = accumulate_dtype(x.dtype)
+    delta = (grad.to(acc) * out.to(acc)).sum(-1)
+    positive = (grad.to(acc) * out_plus.to(acc)).sum(-1)
+    grad_a_dst = ((1.0 - ctx.slope) * (positive - delta * alpha_plus)).to(a_dst.dtype)
+    grad_x, grad_a_src = _backward_op(
+        grad, x, a_src, a_dst, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back
+    )
+    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+@_op.register_vmap
+def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    lead = [_lead(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
+    rate, clock = _lead(rate, in_dims[4], info.batch_size), _lead(clock, in_dims[5], info.batch_size)
+    return _op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0, 0)
+
+
+@_backward_op.register_vmap
+def _backward_vmap(
+    info, in_dims, grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back
+):
+    tensors = (grad, x, a_src, a_dst, delta, log_sum)
+    lead = [_lead(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
+    rate, clock = _lead(rate, in_dims[7], info.batch_size), _lead(clock, in_dims[8], info.batch_size)
+    return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0)
+
+
+def graph_attention(
+    adj: Adjacency,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    slope: float = 0.2,
+    dropout: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """GAT's attention over ``x [..., M, H, D]`` with ``a_src [..., M, H]``, ``a_dst [..., N, H]``.
+
+    Returns ``[..., N, H, D]``. ``dropout`` falls on the normalised coefficients and needs a ``clock``.
+    """
+    if x.shape[-3] != adj.num_cols or a_dst.shape[-2] != adj.num_rows:
+        raise InputError(
+            f"graph_attention: x has {x.shape[-3]} rows and a_dst {a_dst.shape[-2]};"
+            f" the adjacency is {adj.num_rows} x {adj.num_cols}"
+        )
+    rate = _as_rate(dropout, x.device) if clock is not None else None
+    clock = None if rate is None else clock
+    walk, back = pack(adj), pack_backward(adj)
+    return _op(x, a_src, a_dst, slope, rate, clock, site, walk, back)[0]

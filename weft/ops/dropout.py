@@ -1,0 +1,186 @@
+"""Bias, activation and counter-based dropout in one pass; plain dropout is the case without the others.
+
+    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
+
+Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a
+task, so every task of a group has its own seed and its own rate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, relu
+
+from weft.core.errors import InputError
+from weft.ops import cpu
+from weft.ops.backend import use_triton
+from weft.ops.random import keep_mask
+
+ACTIVATIONS = ("none", "relu", "elu")
+
+
+def _activate(x: Tensor, act: str) -> Tensor:
+    return relu(x) if act == "relu" else elu(x) if act == "elu" else x
+
+
+def _per_task(values: Tensor, x: Tensor, lead: int) -> Tensor:
+    """Reshape ``values [..lead.., *rest]`` so that its leading dimensions broadcast against ``x``."""
+    return values.reshape(*values.shape[:lead], *(1,) * (x.dim() - values.dim()), *values.shape[lead:])
+
+
+def _mask(x: Tensor, rate: Tensor, clock: Tensor, site: int) -> Tensor:
+    """``keep / (1 - rate)`` in the shape of ``x``; elements are counted inside one task."""
+    lead = clock.dim() - 1
+    count = x[(0,) * lead].numel() if x.numel() else 0
+    keep = keep_mask(rate.expand(clock.shape[:-1]), clock, site, count).reshape(x.shape)
+    scale = (1.0 / (1.0 - rate.to(torch.float32))).expand(clock.shape[:-1])
+    return torch.where(keep, _per_task(scale, x, lead), 0.0)
+
+
+def bias_act_dropout_torch(
+    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+) -> Tensor:
+    """Reference."""
+    out = x if bias is None else x + (_per_task(bias, x, bias.dim() - 1) if bias.dim() > 1 else bias)
+    out = _activate(out, act)
+    return out if rate is None else (out * _mask(x, rate, clock, site)).to(x.dtype)
+
+
+def bias_act_dropout_backward_torch(
+    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+) -> Tensor:
+    """Reference: gradient to ``x`` from the saved *output*; the mask is recomputed, never stored."""
+    if rate is not None:
+        mask = _mask(grad, rate, clock, site)
+        grad = grad * mask
+        out = torch.where(mask > 0, out / mask, 0.0)
+    if act == "relu":
+        grad = torch.where(out > 0, grad, 0.0)
+    elif act == "elu":
+        grad = torch.where(out > 0, grad, grad * (out + 1.0))
+    return grad.to(out.dtype)
+
+
+@torch.library.custom_op(
+    "weft::bias_act_dropout",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? bias, str act, Tensor? rate, Tensor? clock, int site) -> Tensor",
+)
+def _op(x, bias, act, rate, clock, site):
+    if use_triton(x):
+        from weft.ops.dropout_triton import bias_act_dropout_triton
+
+        return bias_act_dropout_triton(x, bias, act, rate, clock, site)
+    if cpu.serves(x, bias):
+        return cpu.bias_act_dropout(x, bias, act, rate, clock, site)
+    out = bias_act_dropout_torch(x, bias, act, rate, clock, site)
+    return out.clone() if out is x else out
+
+
+@torch.library.custom_op(
+    "weft::bias_act_dropout_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor out, str act, Tensor? rate, Tensor? clock, int site) -> Tensor",
+)
+def _backward_op(grad, out, act, rate, clock, site):
+    if use_triton(grad):
+        from weft.ops.dropout_triton import bias_act_dropout_backward_triton
+
+        return bias_act_dropout_backward_triton(grad, out, act, rate, clock, site)
+    if cpu.serves(grad, out):
+        return cpu.bias_act_dropout_backward(grad, out, act, rate, clock, site)
+    result = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site)
+    return result.clone() if result is grad else result
+
+
+@_op.register_fake
+def _fake(x, bias, act, rate, clock, site):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@_backward_op.register_fake
+def _backward_fake(grad, out, act, rate, clock, site):
+    return torch.empty_like(grad, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx, inputs, output):
+    _, bias, ctx.act, rate, clock, ctx.site = inputs
+    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.save_for_backward(output, rate, clock)
+
+
+def _backward(ctx, grad):
+    out, rate, clock = ctx.saved_tensors
+    grad_x = grad_bias = None
+    if ctx.act == "none" and rate is None:
+        grad_x = grad
+    else:
+        grad_x = _backward_op(grad, out, ctx.act, rate, clock, ctx.site)
+    if ctx.needs_input_grad[1]:
+        lead = len(ctx.bias_shape) - 1
+        grad_bias = grad_x.flatten(lead, -2).sum(lead)
+    return grad_x, grad_bias, None, None, None, None
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+def _lead(value, dim, size):
+    """Bring the batch dimension of a tensor (or None) to the front, adding it where it is missing."""
+    if value is None:
+        return None
+    return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
+
+
+@_op.register_vmap
+def _vmap(info, in_dims, x, bias, act, rate, clock, site):
+    size = info.batch_size
+    x, rate, clock = _lead(x, in_dims[0], size), _lead(rate, in_dims[3], size), _lead(clock, in_dims[4], size)
+    bias = _lead(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
+    return _op(x.contiguous(), bias, act, rate, clock, site), 0
+
+
+@_backward_op.register_vmap
+def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site):
+    size = info.batch_size
+    grad, out = _lead(grad, in_dims[0], size), _lead(out, in_dims[1], size)
+    rate, clock = _lead(rate, in_dims[3], size), _lead(clock, in_dims[4], size)
+    return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site), 0
+
+
+def bias_act_dropout(
+    x: Tensor,
+    bias: Tensor | None = None,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """``dropout(act(x + bias))`` over ``x [..., N, F]`` in one pass.
+
+    ``act`` is one of ``"none"``, ``"relu"``, ``"elu"``. Without a ``clock``, or with ``p == 0.0``, nothing is
+    dropped. ``p`` may be a tensor so that every task has its own rate.
+    """
+    if act not in ACTIVATIONS:
+        raise InputError(f"bias_act_dropout: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
+    rate = _as_rate(p, x.device) if clock is not None else None
+    if rate is None:
+        clock = None
+        if bias is None and act == "none":
+            return x
+    return _op(x, bias, act, rate, clock, site)
+
+
+def _as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
+    """The rate as a float32 tensor, or None where nothing is dropped."""
+    if isinstance(p, Tensor):
+        return p
+    if not 0.0 <= p < 1.0:
+        raise InputError(f"dropout: p={p} must be at least 0 and below 1")
+    return torch.full((), p, dtype=torch.float32, device=device) if p > 0.0 else None
+
+
+def dropout(x: Tensor, p: float | Tensor, clock: Tensor, site: int = 0) -> Tensor:
+    """Drop each element of ``x`` with probability ``p``; the mask depends on (seed, step), site, element."""
+    return bias_act_dropout(x, None, "none", p, clock, site)

@@ -1,0 +1,83 @@
+"""Counter-based randomness: (seed, step, site, element) gives the bits, on every device alike.
+
+Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on who else is in
+the group, on the order of evaluation, or on the device. A 64-bit key is mixed from the seed, the step and
+the site (three rounds of SplitMix64); each element then passes twice through a 32-bit finaliser.
+
+The same arithmetic stands three times: here in torch, in ``random_triton.py`` and in ``random_cpu.py``.
+The tests hold the three to equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LOW32 = 0xFFFFFFFF
+GOLDEN64 = 0x9E3779B97F4A7C15
+MIX64_A = 0xBF58476D1CE4E5B9
+MIX64_B = 0x94D049BB133111EB
+GOLDEN32 = 0x9E3779B9
+MIX32_A = 0x7FEB352D
+MIX32_B = 0x846CA68B
+INIT_STEP = -1  # training steps count from 0, so initial weights never share bits with a mask
+
+
+def signed64(value: int) -> int:
+    """The two's-complement int64 with the bits of ``value``: torch has no unsigned 64-bit arithmetic."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _splitmix(value: Tensor) -> Tensor:
+    value = value + signed64(GOLDEN64)
+    value = (value ^ _shift_right(value, 30)) * signed64(MIX64_A)
+    value = (value ^ _shift_right(value, 27)) * signed64(MIX64_B)
+    return value ^ _shift_right(value, 31)
+
+
+def _finalise32(value: Tensor) -> Tensor:
+    value = value ^ (value >> 16)
+    value = (value * MIX32_A) & LOW32
+    value = value ^ (value >> 15)
+    value = (value * MIX32_B) & LOW32
+    return value ^ (value >> 16)
+
+
+def mix_key(clock: Tensor, site: int) -> Tensor:
+    """Key ``[...]`` int64 of a clock ``[..., 2]`` = (seed, step) at a site."""
+    return _splitmix(_splitmix(_splitmix(clock[..., 0]) + clock[..., 1]) + site)
+
+
+def random_bits(key: Tensor, elements: Tensor) -> Tensor:
+    """32 random bits for each element as int64 in [0, 2^32). ``key`` broadcasts against ``elements``."""
+    low, high = elements & LOW32, _shift_right(elements, 32)
+    mixed = _finalise32(low ^ (key & LOW32))
+    return _finalise32((mixed + _shift_right(key, 32) + high * GOLDEN32) & LOW32)
+
+
+def keep_mask(rate: Tensor, clock: Tensor, site: int, count: int) -> Tensor:
+    """Dropout mask ``[..., count]``: element e is kept where its bits reach ``rate * 2^32``."""
+    elements = torch.arange(count, dtype=torch.int64, device=clock.device)
+    bits = random_bits(mix_key(clock, site)[..., None], elements)
+    return bits >= threshold(rate)[..., None]
+
+
+def threshold(rate: Tensor) -> Tensor:
+    """``rate * 2^32`` as int64; the scaling by a power of two is exact in float32."""
+    return (rate.to(torch.float32) * 4294967296.0).to(torch.int64)
+
+
+def uniform(seed: int, stream: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Floats in [0, 1) with 24 random bits each; ``stream`` keeps the uses of one seed apart."""
+    clock = torch.tensor([signed64(seed), INIT_STEP], dtype=torch.int64, device=device)
+    count = int(torch.Size(shape).numel())
+    elements = torch.arange(count, dtype=torch.int64, device=device)
+    bits = random_bits(mix_key(clock, stream), elements)
+    return ((bits >> 8).to(torch.float32) * 2.0**-24).reshape(tuple(shape))
