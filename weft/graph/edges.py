@@ -1,25 +1,62 @@
-"""Edge arrays as a user gives them, checked: how many nodes they speak of, their weights and relations."""
+"""Edge arrays as a user gives them, checked and turned into an adjacency.
+
+Shapes: N nodes, E edges.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.core.errors import GraphError
 from weft.graph.arrays import as_floats, as_ids, as_vector
-from weft.graph.validate import MAX_NODES, check_finite, check_num_nodes, check_range, check_rows
+from weft.graph.build import csr_from_edges, csr_keys, is_symmetric
+from weft.graph.validate import (
+    MAX_NODES,
+    check_ascending,
+    check_finite,
+    check_num_nodes,
+    check_offsets,
+    check_range,
+    check_rows,
+)
+from weft.ops.adjacency import Adjacency, offset_dtype
 
 
-def node_count(num_nodes: int | None, fields: Mapping[str, Any], src: Tensor, dst: Tensor) -> int:
-    """N: as given, else the rows of x or y, else the largest id plus one."""
-    if num_nodes is None:
-        num_nodes = next((fields[key].shape[0] for key in ("x", "y") if fields[key] is not None), None)
+def adjacency_from_edges(
+    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool
+) -> tuple[Adjacency, Tensor | None]:
+    """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order."""
+    src, dst = as_ids(src, "src"), as_ids(dst, "dst")
+    if src.numel() != dst.numel():
+        raise GraphError(
+            f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge"
+        )
     if num_nodes is None:
         num_nodes = 1 + max((int(ids.max()) for ids in (src, dst) if ids.numel()), default=-1)
     check_num_nodes(num_nodes)
-    return num_nodes
+    check_range(src, num_nodes, "src")
+    check_range(dst, num_nodes, "dst")
+    weight, relation = edge_values(weight, relation, src)
+    return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed)
+
+
+def adjacency_from_csr(
+    indptr: Any, indices: Any, weight: Any, relation: Any, symmetric: bool | None
+) -> tuple[Adjacency, Tensor | None]:
+    """The adjacency of CSR arrays, scanned but neither sorted nor, when they are int32, copied."""
+    ids = as_ids(indices, "indices")
+    offsets = as_ids(indptr, "indptr").to(ids.device)
+    check_offsets(offsets, ids.numel())
+    check_num_nodes(offsets.numel() - 1)
+    check_range(ids, offsets.numel() - 1, "indices")
+    check_ascending(offsets, ids)
+    weight, relation = edge_values(weight, relation, ids)
+    adj = Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), weight=weight)
+    adj.symmetric = is_symmetric(csr_keys(adj), adj.num_rows, weight) if symmetric is None else symmetric
+    return adj, relation
 
 
 def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:

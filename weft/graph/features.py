@@ -14,6 +14,7 @@ from weft.core.errors import GraphError
 from weft.graph.arrays import as_floats, as_ids, as_tensor, as_vector
 from weft.graph.build import edge_keys, row_offsets, sort_keys
 from weft.graph.validate import check_ascending, check_finite, check_offsets, check_range
+from weft.ops import spmm
 from weft.ops.adjacency import Adjacency, offset_dtype
 
 
@@ -32,17 +33,12 @@ class SparseFeatures:
         rows, cols = int(shape[0]), int(shape[1])
         offsets, ids = as_ids(indptr, "x_indptr"), as_ids(indices, "x_indices")
         stored = as_floats(as_vector(values, "x_data"), "x_data")
-        check_offsets(offsets, ids.numel(), "x_indptr")
-        for count, expected, name in (
-            (offsets.numel(), rows + 1, "x_indptr"),
-            (stored.numel(), ids.numel(), "x_data"),
-        ):
-            if count != expected:
-                raise GraphError(
-                    f"{name} has {count} entries; {expected} were expected for x of shape {[rows, cols]}"
-                )
-        check_range(ids, cols, "x_indices", "feature ids")
-        check_ascending(offsets, ids, "x_indices", strictly=True)
+        if offsets.numel() != rows + 1 or stored.numel() != ids.numel():
+            raise GraphError(
+                f"x of shape {[rows, cols]}: x_indptr, x_indices, x_data have {offsets.numel()}, "
+                f"{ids.numel()}, {stored.numel()} entries; expected {rows + 1} offsets and one value per index"
+            )
+        check_csr(offsets, ids, cols)
         return cls(Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), cols, weight=stored))
 
     @classmethod
@@ -106,8 +102,6 @@ class SparseFeatures:
 
     def __matmul__(self, weight: Tensor) -> Tensor:
         """``x @ W``: ``W [..., F, H]`` -> ``[..., N, H]``, differentiable in W."""
-        from weft.ops import spmm
-
         return spmm(self.matrix, weight)
 
     def to(self, device: torch.device | str) -> SparseFeatures:
@@ -120,6 +114,13 @@ class SparseFeatures:
         dense = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         dense[self.matrix.rows().long(), self.matrix.indices.long()] = self.values
         return dense
+
+
+def check_csr(indptr: Tensor, indices: Tensor, cols: int) -> None:
+    """Offsets that fit, feature ids in range and ascending within a row."""
+    check_offsets(indptr, indices.numel(), "x_indptr")
+    check_range(indices, cols, "x_indices", "feature ids")
+    check_ascending(indptr, indices, "x_indices", strictly=True)
 
 
 def as_features(x: Any) -> Tensor | SparseFeatures | None:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.core.stats import GraphStats
-from weft.graph import build, convert, summary, validate
-from weft.graph.arrays import as_ids
-from weft.graph.edges import edge_values, node_count
+from weft.graph import convert, summary, validate
+from weft.graph.edges import adjacency_from_csr, adjacency_from_edges
 from weft.graph.features import SparseFeatures, as_features
 from weft.graph.labels import as_labels, count_classes
 from weft.graph.splits import SPLITS, as_split, check_disjoint, random_split
 from weft.graph.verify import verify
-from weft.ops.adjacency import Adjacency, offset_dtype
+from weft.ops.adjacency import Adjacency
 
 
 class Graph:
@@ -103,19 +102,10 @@ class Graph:
         ``directed=False`` adds missing reverse edges and merges duplicates: all given edges between two
         nodes (and of one relation) become one edge each way, weighted by the mean of theirs.
         """
-        src, dst = as_ids(src, "src"), as_ids(dst, "dst")
-        if src.numel() != dst.numel():
-            raise GraphError(
-                f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge"
-            )
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
-        count = node_count(num_nodes, fields, src, dst)
-        validate.check_range(src, count, "src")
-        validate.check_range(dst, count, "dst")
-        weight, relation = edge_values(edge_weight, relation, src)
-        adj, relation = build.csr_from_edges(
-            src, dst.to(src.device), count, weight, relation, directed=directed
-        )
+        if num_nodes is None:
+            num_nodes = next((fields[key].shape[0] for key in ("x", "y") if fields[key] is not None), None)
+        adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed)
         return cls._assemble(adj, fields, relation, name, num_classes)
 
     @classmethod
@@ -140,16 +130,7 @@ class Graph:
         scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
         equals its transpose (weights included), which takes 8 bytes an edge; say it if you know.
         """
-        offsets, ids = as_ids(indptr, "indptr"), as_ids(indices, "indices")
-        validate.check_offsets(offsets, ids.numel())
-        validate.check_num_nodes(offsets.numel() - 1)
-        validate.check_range(ids, offsets.numel() - 1, "indices")
-        validate.check_ascending(offsets.to(ids.device), ids)
-        weight, relation = edge_values(edge_weight, relation, ids)
-        offsets = offsets.to(device=ids.device, dtype=offset_dtype(ids.numel()))
-        adj = Adjacency(offsets, ids.to(torch.int32), weight=weight, symmetric=bool(symmetric))
-        if symmetric is None:
-            adj.symmetric = build.is_symmetric(build.csr_keys(adj), adj.num_rows, weight)
+        adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric)
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
         return cls._assemble(adj, fields, relation, name, num_classes)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weft.core.errors import GraphError
 from weft.graph import build, validate
 from weft.graph.edges import edge_values
-from weft.graph.features import as_features
+from weft.graph.features import SparseFeatures, as_features, check_csr
 from weft.graph.labels import as_labels
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def verify(graph: Graph) -> None:
         raise GraphError(
             f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it"
         )
+    if isinstance(graph.x, SparseFeatures):
+        check_csr(graph.x.matrix.indptr, graph.x.matrix.indices, graph.num_features)
     as_features(graph.x)
     as_labels(graph.y)
     graph.with_splits(graph.train, graph.val, graph.test)
