@@ -1,0 +1,83 @@
+"""``weft``: the command. Parses, hands over, and turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in what was asked, 3 training failed,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from weft.cli.run import run
+from weft.core.errors import WeftError
+from weft.core.version import __version__
+
+app = typer.Typer(
+    name="weft",
+    help="Train many graph neural networks at once, safely and at hardware speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    pass
+
+
+def _mount_data() -> None:
+    try:
+        from weft.cli.data import app as data
+    except ModuleNotFoundError as error:
+        if error.name != "weft.cli.data":
+            raise
+    else:
+        app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    _mount_data()
+    try:
+        app()
+    except WeftError as error:
+        _fail(f"weft: error: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        _fail("weft: interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (| head) has gone; nothing is left to say
+        sys.exit(1)
+    except Exception as error:
+        _fail(f"weft: internal error: {type(error).__name__}: {error}\n{_PLEASE_REPORT}", 1)
+
+
+_PLEASE_REPORT = "This is a fault of Weft's own. Please report it with the output of: weft --debug ..."
+
+
+def _fail(message: str, code: int) -> None:
+    if "--debug" in sys.argv[1:]:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Spec files: a task written as TOML, with ``section.key=value`` overrides on top.
+
+    graph = "cora"
+    [model]
+    name = "gcn"
+    hidden = 16
+    [train]
+    epochs = 200
+
+Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.task import Task, rules
+
+SECTIONS = ("model", "train")
+
+
+def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task:
+    """The task that the TOML file at ``path`` describes, with ``--set`` style ``overrides`` applied."""
+    path = Path(path)
+    data = _read_toml(path)
+    for override in overrides:
+        _apply(data, override)
+    return parse_spec(data, where=str(path), default_name=path.stem, folder=path.parent)
+
+
+def parse_spec(
+    data: Mapping[str, Any], where: str = "spec", default_name: str | None = None, folder: Path | None = None
+) -> Task:
+    """The task that parsed TOML ``data`` describes; ``where`` begins every complaint."""
+    values = _flatten(data, where)
+    for key, value in values.items():
+        if isinstance(value, list) and key != "betas":
+            raise SpecError(
+                f"{where}: {key} = {value!r} is a list; a spec describes one task, so give one value"
+            )
+    if "graph" not in values:
+        raise SpecError(f'{where}: no graph; add a line such as graph = "cora"')
+    values.setdefault("name", default_name)
+    if folder is not None:
+        values["graph"] = _beside(values["graph"], folder)
+        values["model"] = _beside(values.get("model", "gcn"), folder)
+    return Task(**values)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Put one ``section.key=value`` into ``data``; the value is TOML, or a bare word taken as a string."""
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts) or len(parts) > 2:
+        raise SpecError(f"--set {override}: expected key=value, such as --set train.lr=0.02")
+    if parts[0] == "model" and len(parts) == 1:
+        parts = ["model", "name"]
+    if isinstance(data.get(parts[0]), str) and len(parts) == 2:
+        data[parts[0]] = {"name": data[parts[0]]}
+    section = data if len(parts) == 1 else data.setdefault(parts[0], {})
+    if not isinstance(section, dict):
+        raise SpecError(f"--set {override}: {parts[0]} is a single value, not a section")
+    section[parts[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text  # --set model.name=gat, without the quotes that a shell would have eaten
+
+
+def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key == "model" and isinstance(value, str):
+            values["model"] = value
+        elif key in SECTIONS:
+            if not isinstance(value, Mapping):
+                raise SpecError(f"{where}: {key} = {value!r} must be a section, written [{key}]")
+            for name, item in value.items():
+                _check_known(name, key, where)
+                values["model" if (key, name) == ("model", "name") else name] = item
+        else:
+            _check_known(key, "", where)
+            values[key] = value
+    return values
+
+
+def _known(section: str) -> list[str]:
+    names = [name for name, rule in rules().items() if rule.section == section]
+    extra = {"": ["graph", "model"], "model": ["name"], "train": ["betas"]}
+    return extra[section] + names
+
+
+def _check_known(name: str, section: str, where: str) -> None:
+    if name in _known(section):
+        return
+    shown = f"{section}.{name}" if section else name
+    for other in ("", *SECTIONS):
+        if name in _known(other):
+            place = f"in [{other}]" if other else "at the top, before the first section"
+            raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")
+    everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _known(s)}
+    close = get_close_matches(shown, everything, n=1) or get_close_matches(name, everything.values(), n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "known here: " + ", ".join(_known(section))
+    raise SpecError(f"{where}: unknown setting {shown!r}; {hint}")
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    """A path that exists only beside the spec file, made to point there; anything else as it is."""
+    if not isinstance(value, str) or not value:
+        return value
+    file = value.partition(":")[0] if value.endswith(".py") or ".py:" in value else value
+    if not Path(file).exists() and (folder / file).exists() and ("/" in file or "." in file):
+        return str(folder / value)
+    return value

@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM during training: finish the epoch, save, then leave. A second Ctrl-C leaves at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was interrupted after ``epoch``; it can be resumed from ``checkpoint``, unless that is None."""
+
+    def __init__(self, epoch: int, checkpoint: Path | None, number: int = signal.SIGINT) -> None:
+        self.epoch, self.checkpoint, self.number = epoch, checkpoint, number
+        saved = f"; checkpoint in {checkpoint}" if checkpoint else "; nothing saved (no out folder)"
+        super().__init__(f"interrupted after epoch {epoch}{saved}")
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a command that a signal ended."""
+        return 128 + self.number
+
+
+class Interruption:
+    """Notes the first SIGINT or SIGTERM instead of dying of it, for as long as the context lasts.
+
+    Signals reach the main thread only; in any other thread this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether someone wants this to end."""
+        return self.number is not None
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number

@@ -1,0 +1,77 @@
+"""A live line on a terminal, fed by Events alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from weft.core.errors import SpecError
+from weft.core.event import Event
+
+
+class LiveDisplay:
+    """Shows one run: a bar, the loss, the validation metric, its best, and the speed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("[dim]{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._metric, self._line = "metric", None
+
+    def __enter__(self) -> LiveDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "start":
+            self._start(event)
+        elif event.kind == "progress":
+            self._show(event.data)
+        elif event.kind == "note":
+            self._console.print(f"[yellow]note[/] {event.data['message']}", highlight=False)
+
+    def _start(self, event: Event) -> None:
+        data = event.data
+        graph = data["graph"]
+        self._metric = data["metric"]
+        self._console.print(
+            f"[bold]{event.task}[/] on {graph['name']} ({graph['nodes']:,} nodes, {graph['edges']:,} edges), "
+            f"{data['parameters']:,} parameters, {data['device']}",
+            highlight=False,
+        )
+        for reason in data["plan"]["why"]:
+            self._console.print(f"  [dim]· {reason}[/]", highlight=False)
+        self._line = self._bar.add_task(event.task, total=data["epochs"], numbers="", rate="")
+
+    def _show(self, data: Any) -> None:
+        words = [f"loss {data['loss']:.4f}"] if "loss" in data else []
+        value, best = data.get(f"val_{self._metric}"), data.get(f"best_val_{self._metric}")
+        if value is not None:
+            words.append(f"val {value:.4f}")
+        if best is not None:
+            words.append(f"best [green]{best:.4f}[/] @ {data['best_epoch']}")
+        if self._line is not None:
+            rate = f"{data['epochs_per_second']:,.0f} epochs/s"
+            self._bar.update(self._line, completed=data["epoch"], numbers="  ".join(words), rate=rate)
+
+
+def display_for(progress: bool | str) -> LiveDisplay | None:
+    """The display that ``progress`` (True, False or ``"auto"``: only on a terminal) asks for."""
+    if progress not in (True, False, "auto"):
+        raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
+    console = Console(stderr=True)
+    if progress is True or (progress == "auto" and console.is_terminal):
+        return LiveDisplay(console)
+    return None

@@ -1,0 +1,71 @@
+"""Result: what a training left behind, in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.core.event import finite
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.run.checkpoint import save_atomically
+
+
+@dataclass
+class Result:
+    """A trained task.
+
+    ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
+    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds`` and
+    ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where nothing was measured.
+    ``model``: the module with its best weights, in evaluation mode. ``status``: ``"finished"``, ``"stopped"``
+    (early, out of patience) or ``"diverged"``.
+    """
+
+    task: Task
+    plan: Plan
+    metrics: dict[str, Any]
+    history: dict[str, list[float]]
+    model: nn.Module = field(repr=False)
+    environment: dict[str, Any]
+    status: str = "finished"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: everything but the weights."""
+        return {
+            "status": self.status,
+            "task": self.task.to_dict(),
+            "metrics": self.metrics,
+            "environment": self.environment,
+            "plan": self.plan.to_dict(),
+            "history": self.history,
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``result.json`` and ``model.safetensors`` into ``folder``, each in one piece."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_atomically(folder / "model.safetensors", _own_tensors(self.model), {"format": "pt"})
+        text = json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
+        write_text(folder / "result.json", text + "\n")
+        return folder
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory)."""
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one piece: a reader sees the old one or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""A model's buffers as part of the training state: BatchNorm's statistics, and the clock of dropout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CLOCK = "clock"
+
+
+def take_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the model's buffers by name, in a layout of their own; clocks are not among them."""
+    return {
+        name: buffer.detach().clone().contiguous()
+        for name, buffer in model.named_buffers()
+        if name.rpartition(".")[2] != CLOCK
+    }
+
+
+def attach_clock(model: nn.Module, clock: Tensor) -> None:
+    """Let every module that draws random numbers read ``clock [2]``: (seed, step)."""
+    for module in model.modules():
+        if CLOCK in module._buffers:
+            module._buffers[CLOCK] = clock
+
+
+def detach_clock(model: nn.Module) -> None:
+    """Give the modules back to torch's own generator."""
+    attach_clock(model, torch.empty(0, dtype=torch.int64))
+
+
+class BufferSlots:
+    """The places in a model where its buffers hang."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [
+            (module._buffers, key, f"{prefix}.{key}" if prefix else key)
+            for prefix, module in model.named_modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key != CLOCK
+        ]
+
+    def fill(self, buffers: dict[str, Tensor]) -> None:
+        """Hang ``buffers`` in the model, which then updates them in place."""
+        for table, key, name in self._places:
+            if name in buffers:
+                table[key] = buffers[name]
+
+    def collect(self, buffers: dict[str, Tensor]) -> None:
+        """Bring home what a module replaced instead of updating in place."""
+        for table, key, name in self._places:
+            if name in buffers and table[key] is not buffers[name]:
+                buffers[name].copy_(table[key])
+                table[key] = buffers[name]

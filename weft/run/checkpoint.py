@@ -1,0 +1,77 @@
+"""Checkpoints: the whole training state in one safetensors file, replaced in one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.core.errors import SpecError
+from weft.core.version import __version__
+
+FILE = "checkpoint.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A training state on the CPU, and what it belongs to.
+
+    ``about``: task (as plain data), epoch, seconds trained so far, whether it is finished, Weft's version.
+    """
+
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+
+
+def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write ``folder/checkpoint.safetensors``: all of it or, should this be interrupted, the former one."""
+    path = folder / FILE
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"weft": json.dumps({**about, "version": __version__})}
+    save_atomically(path, on_cpu, metadata)
+    return path
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in ``folder``, None where there is none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            about = json.loads((file.metadata() or {})["weft"])
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise SpecError(
+            f"{path}: not a checkpoint of Weft, or a damaged one ({error}); remove it to start afresh"
+        ) from None
+
+
+def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file beside ``path``, flush it to the disk, then move it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_same_task(saved: Mapping[str, Any], task: Mapping[str, Any], path: Path) -> None:
+    """A :class:`SpecError` that names the first setting in which a checkpoint's task differs."""
+    for key in task:
+        if key != "name" and saved.get(key) != task[key]:
+            raise SpecError(
+                f"{path}: was trained with {key}={saved.get(key)!r}, but this task has {key}={task[key]!r}; "
+                "resume with the same settings, or choose another --out to start afresh"
+            )

@@ -1,0 +1,41 @@
+"""Loss and metric of every split from one set of logits, as a row of numbers on the device.
+
+Shapes: M nodes of all splits together, S splits, ``logits [..., N, C]``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.run.metrics import METRICS
+from weft.run.objectives import Objective
+
+SPLITS = ("train", "val", "test")
+
+
+class Evaluation:
+    """Evaluates the splits that ``graph`` has; ``columns`` names the numbers of a row ``[..., 2 S]``."""
+
+    def __init__(self, graph: Any, objective: Objective, metric: str) -> None:
+        self.splits = [name for name in SPLITS if getattr(graph, name).numel()]
+        parts = [getattr(graph, name) for name in self.splits]
+        self._sizes = [part.numel() for part in parts]
+        self._rows = torch.cat(parts)
+        self._target = graph.y.index_select(0, self._rows)
+        self._targets = self._target.split(self._sizes)
+        self._objective, self._metric = objective, METRICS[metric]
+        self.columns = [f"{split}_loss" for split in self.splits]
+        self.columns += [f"{split}_{metric}" for split in self.splits]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
+        chosen = logits.index_select(-2, self._rows).float()
+        losses = self._objective.per_row(chosen, self._target).split(self._sizes, -1)
+        scores = [
+            self._metric(part, target)
+            for part, target in zip(chosen.split(self._sizes, -2), self._targets, strict=True)
+        ]
+        return torch.stack([loss.mean(-1) for loss in losses] + scores, -1)

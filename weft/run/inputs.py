@@ -1,0 +1,84 @@
+"""How a model is called on a graph: Weft's ``(x, adj)``, PyG's ``(x, edge_index)``, or ``(x)`` alone.
+
+Shapes: N nodes, F features, C classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.graph.features import SparseFeatures
+from weft.graph.graph import Graph
+from weft.ops.adjacency import Adjacency
+
+Features = Tensor | SparseFeatures
+
+
+def cast_features(x: Features, dtype: torch.dtype) -> Features:
+    """Features in the type of the weights; sparse ones keep sharing their structure."""
+    if x.dtype == dtype:
+        return x
+    if isinstance(x, SparseFeatures):
+        return SparseFeatures(x.matrix.scaled(weight=x.values.to(dtype)))
+    return x.to(dtype)
+
+
+def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
+    """The first layer's aggregation of the features, or None where the model does not offer one."""
+    if not hasattr(model, "first_aggregate") or "first" not in _parameters(model):
+        return None
+    with torch.no_grad():
+        return model.first_aggregate(x, adj)
+
+
+def bind(model: nn.Module, graph: Graph, x: Features, first: Tensor | None = None) -> Callable[[], Tensor]:
+    """A function without arguments that runs ``model`` on the graph with the features ``x``."""
+    names = list(_parameters(model))
+    if len(names) < 2 or _is_star(model, names[1]):
+        return lambda: model(x)
+    if names[1] == "edge_index":
+        keywords: dict[str, Any] = {}
+        if "edge_weight" in names and graph.edge_weight is not None:
+            keywords["edge_weight"] = graph.edge_weight
+        edge_index = graph.edge_index()
+        return lambda: model(x, edge_index, **keywords)
+    adj = graph.adj
+    if first is not None:
+        return lambda: model(x, adj, first=first)
+    return lambda: model(x, adj)
+
+
+def takes_edge_index(model: nn.Module) -> bool:
+    """Whether the model is called the PyG way, which knows dense features only."""
+    names = list(_parameters(model))
+    return len(names) > 1 and names[1] == "edge_index"
+
+
+def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
+    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers."""
+    name = type(model).__name__
+    if not isinstance(logits, Tensor):
+        raise SpecError(
+            f"task {task!r}: model {name} returned {type(logits).__name__}; "
+            f"expected a tensor of logits [{nodes}, {classes}]"
+        )
+    if tuple(logits.shape) != (nodes, classes):
+        raise SpecError(
+            f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
+            f"expected logits [{nodes}, {classes}]: one row per node, one column per class"
+        )
+
+
+def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(model.forward).parameters)
+
+
+def _is_star(model: nn.Module, name: str) -> bool:
+    kind = _parameters(model)[name].kind
+    return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

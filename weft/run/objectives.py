@@ -1,0 +1,81 @@
+"""What training minimises: cross-entropy for one class per node, binary cross-entropy for many labels.
+
+Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft import ops
+from weft.core.errors import SpecError
+from weft.core.task import Task
+
+
+def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of every row ``[..., M]`` for ``logits [..., M, C]``, ``target [M]`` int64."""
+    index = target[:, None].expand(*logits.shape[:-1], 1)
+    return torch.logsumexp(logits, -1) - logits.gather(-1, index).squeeze(-1)
+
+
+def multilabel_rows(logits: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of every row, mean over its labels ``[..., M]``; ``target [M, C]`` 0/1."""
+    target = target.expand(logits.shape)
+    return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``loss(logits, labels, rows)`` to differentiate, and ``per_row(logits, target)`` to report."""
+
+    name: str
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    per_row: Callable[[Tensor, Tensor], Tensor]
+
+
+def _multiclass(smoothing: float) -> Objective:
+    def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits.index_select(-2, rows).float()
+        uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
+        right = multiclass_rows(chosen, labels.index_select(0, rows))
+        return ((1 - smoothing) * right + smoothing * uniform).mean(-1)
+
+    loss = smoothed if smoothing else ops.cross_entropy_rows
+    return Objective("multiclass", loss, multiclass_rows)
+
+
+def _multilabel() -> Objective:
+    def loss(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits.index_select(-2, rows).float()
+        return multilabel_rows(chosen, labels.index_select(0, rows)).mean(-1)
+
+    return Objective("multilabel", loss, multilabel_rows)
+
+
+def objective_for(task: Task, multilabel: bool) -> Objective:
+    """The objective of ``task`` on a graph whose nodes have many labels each, or one class each."""
+    expected = "multilabel" if multilabel else "multiclass"
+    if task.objective not in ("auto", expected):
+        kind = "many 0/1 labels per node" if multilabel else "one class per node"
+        raise SpecError(
+            f"task {task.label!r}: objective={task.objective!r} does not suit graph {task.graph_name!r}, "
+            f"which has {kind}; use {expected!r} or 'auto'"
+        )
+    if multilabel and task.label_smoothing:
+        raise SpecError(
+            f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
+            "set it to 0 for many labels per node"
+        )
+    return _multilabel() if multilabel else _multiclass(task.label_smoothing)
+
+
+def metric_name(task: Task, multilabel: bool) -> str:
+    """The metric of ``task``: its own, or accuracy (one class) or micro F1 (many labels)."""
+    if task.metric != "auto":
+        return task.metric
+    return "f1_micro" if multilabel else "accuracy"

@@ -1,0 +1,55 @@
+"""Adam, AdamW and SGD on a flat buffer, with every number in a table on the device.
+
+``hyper [8]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled,
+and Adam's two bias corrections ``1 - beta^t``. The step looks its row up by its own counter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft import ops
+from weft.core.task import Task
+from weft.run.parameters import Layout
+from weft.run.schedules import learning_rates
+
+
+def hyper_table(task: Task) -> Tensor:
+    """The numbers of every epoch ``[epochs, 8]``, worked out in double precision."""
+    beta1, beta2 = task.betas
+    if task.optimizer == "sgd":
+        beta1, beta2 = task.momentum, 0.0
+    fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
+    rows = [
+        [lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(learning_rates(task))
+    ]
+    return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
+
+
+def sgd_(
+    param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None
+) -> None:
+    """One SGD step in place on ``[..., P]``: ``v = momentum v + g + decay w``, ``w -= lr v``."""
+    lr, momentum, decay = (hyper[..., column, None] for column in (0, 1, 4))
+    if decay_mask is not None:
+        decay = decay * decay_mask
+    velocity.mul_(momentum).add_(grad).addcmul_(param, decay)
+    param.sub_(velocity * lr)
+
+
+class Optimizer:
+    """The update of one flat buffer in one call."""
+
+    def __init__(self, task: Task, layout: Layout, device: torch.device) -> None:
+        self._sgd = task.optimizer == "sgd"
+        self.moments = 1 if self._sgd else 2
+        self._table = hyper_table(task).to(device)
+        mask = layout.decay_mask() if task.weight_decay else None
+        self._mask = None if mask is None else mask.to(device)
+
+    def update(self, flat: Tensor, grad: Tensor, moments: tuple[Tensor, ...], step: Tensor) -> None:
+        """Apply ``grad [P]`` to ``flat [P]`` in place; ``step [1]`` int64 picks the row of the table."""
+        hyper = self._table.index_select(0, step).squeeze(0)
+        apply = sgd_ if self._sgd else ops.adam_
+        apply(flat, grad, *moments, hyper, self._mask)

@@ -1,0 +1,47 @@
+"""Learning-rate schedules, worked out for every epoch before the first one.
+
+The step looks its rate up by its own counter, so that a replayed step needs nothing from the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from weft.core.task import Task
+
+
+def constant(t: float) -> float:
+    """Always the full rate."""
+    return 1.0
+
+
+def cosine(t: float) -> float:
+    """Half a cosine from 1 down to 0."""
+    return 0.5 * (1.0 + math.cos(math.pi * t))
+
+
+def linear(t: float) -> float:
+    """A straight line from 1 down to 0."""
+    return 1.0 - t
+
+
+def step(t: float) -> float:
+    """A tenth from half of the training on, a hundredth from three quarters on."""
+    return 1.0 if t < 0.5 else 0.1 if t < 0.75 else 0.01
+
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": constant,
+    "cosine": cosine,
+    "linear": linear,
+    "step": step,
+}
+
+
+def learning_rates(task: Task) -> list[float]:
+    """The rate of every epoch: ``warmup`` epochs rising to ``lr``, then the schedule over the rest."""
+    factor = SCHEDULES[task.schedule]
+    rest = task.epochs - task.warmup
+    rising = [task.lr * (epoch + 1) / task.warmup for epoch in range(task.warmup)]
+    return rising + [task.lr * factor(epoch / rest) for epoch in range(rest)]
