@@ -1,0 +1,84 @@
+"""Triton kernel of ``linear.py``: ``grad^T x`` with the rows split over the whole device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.backend import next_power_of_2
+from weft.ops.lang import tl, triton
+
+
+@triton.jit
+def _weight_grad_kernel(
+    grad, x, partial, N, O, I, rows_per_split,
+    PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """One tile of the result over one range of rows; the ranges are added afterwards in a fixed order."""
+    tiles_i = tl.cdiv(I, BI)
+    o = (tl.program_id(0) // tiles_i) * BO + tl.arange(0, BO)
+    i = (tl.program_id(0) % tiles_i) * BI + tl.arange(0, BI)
+    split = tl.program_id(1)
+    task = tl.program_id(2).to(tl.int64)
+    first = split * rows_per_split
+    last = tl.minimum(first + rows_per_split, N)
+    grad += task * N * O
+    x += task * N * I
+    total = tl.zeros([BO, BI], tl.float32)
+    for base in range(first, last, BK):
+        n = base + tl.arange(0, BK)
+        row = n.to(tl.int64)
+        g = tl.load(grad + row[:, None] * O + o[None, :], mask=(n < last)[:, None] & (o < O)[None, :], other=0.0)
+        v = tl.load(x + row[:, None] * I + i[None, :], mask=(n < last)[:, None] & (i < I)[None, :], other=0.0)
+        total = tl.dot(tl.trans(g), v, total, input_precision=PRECISION)
+    at = ((task * tl.num_programs(1) + split) * O + o.to(tl.int64)[:, None]) * I + i[None, :]
+    tl.store(partial + at, total, mask=(o < O)[:, None] & (i < I)[None, :])
+
+
+@dataclass(frozen=True)
+class WeightGradLaunch:
+    """Launch parameters: tile of the result, rows a step, programs wanted, warps."""
+
+    block_out: int
+    block_in: int
+    block_rows: int = 32
+    programs: int = 528  # four to each of an H200's 132 multiprocessors
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def choose_launch(num_out: int, num_in: int) -> WeightGradLaunch:
+    """A tile that covers a narrow layer whole, so that every row is read once."""
+    return WeightGradLaunch(
+        block_out=min(64, max(16, next_power_of_2(num_out))), block_in=min(128, max(16, next_power_of_2(num_in)))
+    )
+
+
+def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
+    """Launch over ``grad [..., N, O]`` and ``x [..., N, I]``; returns ``[..., O, I]`` in x's dtype.
+
+    float32 goes through three tf32 products a term, which keeps float32's accuracy on the tensor cores.
+    """
+    if x.dtype == torch.float64 or x.shape[-2] < 64:
+        return grad.transpose(-2, -1) @ x
+    lead = x.shape[:-2]
+    N, O, I = x.shape[-2], grad.shape[-1], x.shape[-1]  # noqa: E741
+    g_TNO, x_TNI = grad.reshape(-1, N, O).contiguous(), x.reshape(-1, N, I).contiguous()
+    tasks = x_TNI.shape[0]
+    launch = launch or choose_launch(O, I)
+    tiles = -(-O // launch.block_out) * -(-I // launch.block_in)
+    splits = max(1, min(launch.programs // max(1, tiles * tasks), N // (4 * launch.block_rows)))
+    rows = -(-N // splits)
+    rows = -(-rows // launch.block_rows) * launch.block_rows
+    splits = -(-N // rows)
+    partial = torch.empty(tasks, splits, O, I, dtype=torch.float32, device=x.device)
+    _weight_grad_kernel[(tiles, splits, tasks)](
+        g_TNO, x_TNI, partial, N, O, I, rows,
+        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        BO=launch.block_out, BI=launch.block_in, BK=launch.block_rows,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    total = partial.squeeze(1) if splits == 1 else partial.sum(1)
+    return total.to(x.dtype).reshape(*lead, O, I)
