@@ -1,7 +1,7 @@
 """From a list of edges to CSR by destination, in torch operators alone: the same on CPU and GPU.
 
 One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
-once, row offsets are found in it by binary search, and the symmetry of the graph is read off it.
+once, and row offsets are found in it by binary search.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.graph.validate import blocks
 from weft.ops.adjacency import Adjacency, offset_dtype
-
-SEARCH_BLOCK = 2**20
 
 
 def csr_from_edges(
@@ -37,10 +34,12 @@ def csr_from_edges(
     if order is not None:
         weight = None if weight is None else weight[order]
         relation = None if relation is None else relation[order]
-    symmetric = is_symmetric(keys, num_nodes, weight) if directed else True
     indptr = row_offsets(keys, num_nodes, num_nodes)
     indices = keys.remainder_(num_nodes).to(torch.int32)
-    return Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=symmetric), relation
+    del keys
+    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
+    adj.symmetric = adj.symmetric or is_symmetric(adj)
+    return adj, relation
 
 
 def edge_keys(src: Tensor, dst: Tensor, num_cols: int) -> Tensor:
@@ -61,11 +60,6 @@ def row_offsets(keys: Tensor, num_rows: int, num_cols: int) -> Tensor:
     """``indptr [num_rows + 1]`` of sorted keys."""
     starts = torch.arange(num_rows + 1, dtype=torch.int64, device=keys.device).mul_(num_cols)
     return torch.searchsorted(keys, starts).to(offset_dtype(keys.numel()))
-
-
-def csr_keys(adj: Adjacency) -> Tensor:
-    """The sorted edge keys of a CSR."""
-    return edge_keys(adj.indices, adj.rows(), adj.num_cols)
 
 
 def undirected(
@@ -114,40 +108,16 @@ def _merge_equal(
     return pairs[first], weight, None if relation is None else relation[first]
 
 
-def is_symmetric(keys: Tensor, num_nodes: int, weight: Tensor | None = None) -> bool:
-    """Whether the square matrix with these sorted keys equals its transpose, weights included.
+def is_symmetric(adj: Adjacency) -> bool:
+    """Whether the matrix equals its transpose, weights included.
 
-    Exact: as many edges below the diagonal as above it, and every one above has its mirror image, equally
-    often and of the same weight. A directed graph is found out in the first block. Parallel edges with
-    weights count as not symmetric, which costs a transpose and is never wrong.
+    Exact. Most directed graphs are found out by their degrees; else a stable sort of the edges by source
+    gives the transpose, to be compared with the original. (On 10 M edges and 2 cores this took 1.5 s, and
+    looking up every edge's mirror image by binary search 4.3 s.)
     """
-    parallel = bool((keys[1:] == keys[:-1]).any())
-    if parallel and weight is not None:
+    if not torch.equal(torch.bincount(adj.indices, minlength=adj.num_cols), adj.degrees()):
         return False
-    balance = 0
-    for part in blocks(keys.numel(), SEARCH_BLOCK):
-        dst, src = keys[part] // num_nodes, keys[part] % num_nodes
-        balance += int((src > dst).sum()) - int((src < dst).sum())
-        above = (src > dst).nonzero().squeeze(1)
-        mirrored = edge_keys(dst[above], src[above], num_nodes)
-        if not _mirrored(keys, above + part.start, mirrored, weight, parallel):
-            return False
-    return balance == 0
-
-
-def _mirrored(keys: Tensor, edges: Tensor, mirrored: Tensor, weight: Tensor | None, parallel: bool) -> bool:
-    """Whether each listed edge has its mirror image among the keys."""
-    if edges.numel() == 0:
-        return True
-    found = torch.searchsorted(keys, mirrored)
-    at = found.clamp(max=keys.numel() - 1)
-    if not bool((keys[at] == mirrored).all()):
+    order = torch.sort(adj.indices, stable=True).indices
+    if not torch.equal(adj.rows()[order], adj.indices):
         return False
-    if weight is not None:
-        return bool((weight[at] == weight[edges]).all())
-    if not parallel:
-        return True
-    images = torch.searchsorted(keys, mirrored, right=True) - found
-    own = keys[edges]
-    twins = torch.searchsorted(keys, own, right=True) - torch.searchsorted(keys, own)
-    return bool((images == twins).all())
+    return adj.weight is None or torch.equal(adj.weight[order], adj.weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.arrays import as_floats, as_ids, as_vector
-from weft.graph.build import csr_from_edges, csr_keys, is_symmetric
+from weft.graph.build import csr_from_edges, is_symmetric
 from weft.graph.validate import (
     MAX_NODES,
     check_ascending,
@@ -55,7 +55,7 @@ def adjacency_from_csr(
     check_ascending(offsets, ids)
     weight, relation = edge_values(weight, relation, ids)
     adj = Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), weight=weight)
-    adj.symmetric = is_symmetric(csr_keys(adj), adj.num_rows, weight) if symmetric is None else symmetric
+    adj.symmetric = is_symmetric(adj) if symmetric is None else symmetric
     return adj, relation
 
 

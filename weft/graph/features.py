@@ -36,7 +36,7 @@ class SparseFeatures:
         if offsets.numel() != rows + 1 or stored.numel() != ids.numel():
             raise GraphError(
                 f"x of shape {[rows, cols]}: x_indptr, x_indices, x_data have {offsets.numel()}, "
-                f"{ids.numel()}, {stored.numel()} entries; expected {rows + 1} offsets and one value per index"
+                f"{ids.numel()}, {stored.numel()} entries; expected {rows + 1} offsets and a value per index"
             )
         check_csr(offsets, ids, cols)
         return cls(Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), cols, weight=stored))

@@ -16,7 +16,7 @@ from weft.core.stats import GraphStats
 from weft.graph import convert, summary, validate
 from weft.graph.edges import adjacency_from_csr, adjacency_from_edges
 from weft.graph.features import SparseFeatures, as_features
-from weft.graph.labels import as_labels, count_classes
+from weft.graph.labels import as_labels, check_num_classes, count_classes
 from weft.graph.splits import SPLITS, as_split, check_disjoint, random_split
 from weft.graph.verify import verify
 from weft.ops.adjacency import Adjacency
@@ -62,15 +62,11 @@ class Graph:
         validate.check_num_nodes(adj.num_rows)
         if adj.num_cols != adj.num_rows or adj.row_scale is not None or adj.col_scale is not None:
             raise GraphError(f"{adj} is not a plain square adjacency; a graph keeps its edges unscaled")
-        for array, name, per in (
-            (self.x, "x", "node"),
-            (self.y, "y", "node"),
-            (self.relation, "relation", "edge"),
-        ):
-            if array is not None:
-                validate.check_rows(
-                    array.shape[0], adj.num_rows if per == "node" else adj.num_edges, name, per
-                )
+        for name in ("x", "y"):
+            if getattr(self, name) is not None:
+                validate.check_rows(getattr(self, name).shape[0], adj.num_rows, name, "node")
+        if self.relation is not None:
+            validate.check_rows(self.relation.numel(), adj.num_edges, "relation", "edge")
 
     # ---- making one ----------------------------------------------------------------------------------
 
@@ -128,7 +124,7 @@ class Graph:
 
         Ids must ascend within a row; ``edge_weight`` and ``relation`` are in the same order. The arrays are
         scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
-        equals its transpose (weights included), which takes 8 bytes an edge; say it if you know.
+        equals its transpose (weights included), which takes a sort; say it if you know.
         """
         adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric)
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
@@ -145,16 +141,9 @@ class Graph:
     ) -> Graph:
         """A graph of checked edges, checked features and labels, and splits still as the user gave them."""
         x, y = (value if value is None else value.to(adj.device) for value in (fields["x"], fields["y"]))
+        check_num_classes(y, num_classes)
         graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes)
-        graph._check_num_classes()
         return graph.with_splits(fields["train"], fields["val"], fields["test"])
-
-    def _check_num_classes(self) -> None:
-        needed = count_classes(self.y)
-        if self._num_classes is not None and needed > self._num_classes:
-            raise GraphError(
-                f"num_classes={self._num_classes} but y holds class {needed - 1}; give at least {needed}"
-            )
 
     @classmethod
     def from_scipy(cls, matrix: Any, weighted: bool | None = None, **fields: Any) -> Graph:

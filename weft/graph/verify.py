@@ -21,7 +21,7 @@ def verify(graph: Graph) -> None:
     validate.check_range(adj.indices, adj.num_rows, "indices")
     validate.check_ascending(adj.indptr, adj.indices)
     edge_values(adj.weight, graph.relation, adj.indices)
-    if adj.symmetric and not build.is_symmetric(build.csr_keys(adj), adj.num_rows, adj.weight):
+    if adj.symmetric and not build.is_symmetric(adj):
         raise GraphError(
             f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it"
         )
