@@ -49,7 +49,7 @@ def _meet_edge(
 
 
 @triton.jit
-def _merge_lanes(top, total, total_plus, acc, acc_plus, PLUS: tl.constexpr):
+def merge_lanes(top, total, total_plus, acc, acc_plus, PLUS: tl.constexpr):
     """Merge the lanes of one row: ``[L, ...]`` to ``[1, ...]`` in effect, returned without the lane axis."""
     best = tl.max(top, 0)
     shift = tl.where(best == float("-inf"), 0.0, best)
@@ -66,9 +66,9 @@ def _merge_lanes(top, total, total_plus, acc, acc_plus, PLUS: tl.constexpr):
 
 
 @triton.jit
-def _finish(
+def finish_rows(
     out, out_plus, alpha_plus, log_sum, row, valid, h, d, H, D, top, total, total_plus, acc, acc_plus,
-    PLUS: tl.constexpr,
+    LOG: tl.constexpr, PLUS: tl.constexpr,
 ):  # fmt: skip
     """Normalise and store rows: ``row, valid [L]``, sums ``[L, BH]`` and ``[L, BH, BD]``."""
     mask_h = valid[:, None] & (h < H)[None, :]
@@ -80,6 +80,7 @@ def _finish(
     if PLUS:
         tl.store(out_plus + at_d, (acc_plus * share[:, :, None]).to(out.dtype.element_ty), mask=mask_d)
         tl.store(alpha_plus + at_h, total_plus * share, mask=mask_h)
+    if LOG:
         tl.store(log_sum + at_h, tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0), mask=mask_h)
 
 
@@ -126,7 +127,7 @@ def _forward_kernel(
                 x, a_src, indices, start + first + lane, first + lane < length, dst, h, d, H, D, slope, key, fraction,
                 top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
             )  # fmt: skip
-        top1, total1, plus1, acc1, acc_plus1 = _merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
+        top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
         if piece < num_partial:
             at_h = (task * num_partial + piece) * H + h
             at_d = at_h[:, None] * D + d[None, :]
@@ -140,9 +141,9 @@ def _forward_kernel(
                 tl.store(part_acc + size_h * D + at_d, acc_plus1, mask=mask_d)
         else:
             one = tl.zeros([1], tl.int64)
-            _finish(
+            finish_rows(
                 out, out_plus, alpha_plus, log_sum, one + row, one == 0, h, d, H, D, top1[None, :], total1[None, :],
-                plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], PLUS,
+                plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], PLUS, PLUS,
             )  # fmt: skip
     else:
         item = (piece - num_heavy) * L + lane
@@ -156,15 +157,15 @@ def _forward_kernel(
                 x, a_src, indices, start + step, step < length, dst, h, d, H, D, slope, key, fraction,
                 top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
             )  # fmt: skip
-        _finish(
-            out, out_plus, alpha_plus, log_sum, row, valid, h, d, H, D, top, total, total_plus, acc, acc_plus, PLUS
+        finish_rows(
+            out, out_plus, alpha_plus, log_sum, row, valid, h, d, H, D, top, total, total_plus, acc, acc_plus, PLUS, PLUS
         )
 
 
 @triton.jit
-def _merge_hubs_kernel(
+def merge_hubs_kernel(
     part_stats, part_acc, hub_ptr, hub_row, out, out_plus, alpha_plus, log_sum, num_partial, N, H, D,
-    PLUS: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    LOG: tl.constexpr, PLUS: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Merge the chunks of one hub, L at a time and always in the same order."""
     hub = tl.program_id(0)
@@ -195,13 +196,13 @@ def _merge_hubs_kernel(
             plus = tl.load(part_acc + size_h * D + at_d, mask=mask_d, other=0.0)
             acc_plus = acc_plus * fade[:, :, None] + gain[:, :, None] * plus
         top = higher
-    top1, total1, plus1, acc1, acc_plus1 = _merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
+    top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
     one = tl.zeros([1], tl.int64)
     row = tl.load(hub_row + hub).to(tl.int64)
-    _finish(
+    finish_rows(
         out + task * N * H * D, out_plus + task * N * H * D, alpha_plus + task * N * H, log_sum + task * N * H,
         one + row, one == 0, h, d, H, D, top1[None, :], total1[None, :], plus1[None, :], acc1[None, :, :],
-        acc_plus1[None, :, :], PLUS,
+        acc_plus1[None, :, :], LOG, PLUS,
     )  # fmt: skip
 
 
@@ -393,9 +394,9 @@ def attention_forward_triton(
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if hubs:
-            _merge_hubs_kernel[(hubs, heads, tasks)](
+            merge_hubs_kernel[(hubs, heads, tasks)](
                 part_stats, part_acc, work.hub_ptr, work.hub_row, out, out_plus, alpha_plus, log_sum,
-                partials, N, H, D, PLUS=training, ACC=triton_acc(x.dtype),
+                partials, N, H, D, LOG=training, PLUS=training, ACC=triton_acc(x.dtype),
                 L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
             )  # fmt: skip
     shape_d, shape_h = (*lead, N, H, D), (*lead, N, H)
