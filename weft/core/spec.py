@@ -73,8 +73,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise SpecError(f"--set {override}: expected key=value, such as --set train.lr=0.02")
     if parts[0] == "model" and len(parts) == 1:
         parts = ["model", "name"]
-    if isinstance(data.get(parts[0]), str) and len(parts) == 2:
-        data[parts[0]] = {"name": data[parts[0]]}
+    if parts[0] == "model" and isinstance(data.get("model"), str):
+        data["model"] = {"name": data["model"]}
     section = data if len(parts) == 1 else data.setdefault(parts[0], {})
     if not isinstance(section, dict):
         raise SpecError(f"--set {override}: {parts[0]} is a single value, not a section")

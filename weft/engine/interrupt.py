@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was interrupted after ``epoch``; it can be resumed from ``checkpoint``, unless that is None."""
+    """Training was interrupted after ``epoch``; it can continue from ``checkpoint`` unless that is None."""
 
     def __init__(self, epoch: int, checkpoint: Path | None, number: int = signal.SIGINT) -> None:
         self.epoch, self.checkpoint, self.number = epoch, checkpoint, number

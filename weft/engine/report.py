@@ -19,9 +19,11 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1180px; padding: 40px 24px; background: var(--page); color: var(--ink);
        font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 26px; margin: 0; } h2 { font-size: 15px; margin: 0 0 10px; color: var(--soft); font-weight: 600; }
+h1 { font-size: 26px; margin: 0; }
+h2 { font-size: 15px; margin: 0 0 10px; color: var(--soft); font-weight: 600; }
 p { margin: 4px 0 24px; color: var(--soft); }
-.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 16px; margin-bottom: 16px; }
+.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 16px;
+       margin-bottom: 16px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; }
 .big { font-size: 32px; font-weight: 650; line-height: 1.2; } .small { color: var(--soft); }
 figure { margin: 0; } figcaption { font-weight: 600; color: var(--soft); margin-bottom: 6px; }
@@ -30,7 +32,8 @@ figure { margin: 0; } figcaption { font-weight: 600; color: var(--soft); margin-
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
 svg .grid { stroke: var(--line); } svg .best { stroke: var(--best); stroke-dasharray: 4 3; }
 polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
-polyline.train { stroke: var(--train); } polyline.val { stroke: var(--val); } polyline.test { stroke: var(--test); }
+polyline.train { stroke: var(--train); } polyline.val { stroke: var(--val); }
+polyline.test { stroke: var(--test); }
 span.train::before { color: var(--train); } span.val::before { color: var(--val); }
 span.test::before { color: var(--test); }
 table { border-collapse: collapse; width: 100%; } td { padding: 3px 0; border-top: 1px solid var(--line); }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from weft.core.errors import GraphError, SpecError
 from weft.core.task import Task
+from weft.graph.catalog import load
 from weft.graph.graph import Graph
+from weft.graph.readers import read
 
 
 def resolve_graph(task: Task) -> Graph:
@@ -16,13 +20,13 @@ def resolve_graph(task: Task) -> Graph:
 
 def find_graph(task: Task) -> Graph:
     """The graph that ``task.graph`` names."""
-    from weft.graph import load
-
     if not isinstance(task.graph, str):
         raise SpecError(
             f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
             "(see weft.Graph.from_pyg and from_edges)"
         )
+    if Path(task.graph).exists():
+        return read(task.graph)
     return load(task.graph)
 
 

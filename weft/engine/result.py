@@ -21,8 +21,8 @@ class Result:
     """A trained task.
 
     ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
-    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds`` and
-    ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where nothing was measured.
+    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
+    and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
     ``model``: the module with its best weights, in evaluation mode. ``status``: ``"finished"``, ``"stopped"``
     (early, out of patience) or ``"diverged"``.
     """

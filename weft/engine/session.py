@@ -74,7 +74,7 @@ class Session:
         self.rows = list(self.progress.rows)
 
     def train(self) -> None:
-        """Train until the end. Raises :class:`DivergedError` or :class:`Interrupted`, with the state saved."""
+        """Train to the end, or save what there is and raise DivergedError or Interrupted."""
         saved_at = time.monotonic()
         with Interruption() as interruption:
             while not self.finished:

@@ -39,13 +39,13 @@ def run(
 ) -> Result:
     """Train ``task`` and return what came of it.
 
-    ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for checkpoints,
-    ``result.json``, the weights and a report; nothing is written without it. ``resume=True`` continues from the
-    checkpoint in ``out``. ``progress``: show a live line (``"auto"``: on a terminal). ``on_event`` is called with
-    every :class:`Event`. ``checkpoint_every``: seconds between checkpoints.
+    ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
+    checkpoints, ``result.json``, the weights and a report; nothing is written without it. ``resume=True``
+    continues from the checkpoint in ``out``. ``progress``: show a live line (``"auto"``: on a terminal).
+    ``on_event`` is called with every :class:`Event`. ``checkpoint_every``: seconds between checkpoints.
 
-    Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no longer
-    a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C.
+    Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
+    longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C.
     """
     if not isinstance(task, Task):
         raise SpecError(f"weft.run takes a weft.Task, not {type(task).__name__}; weft.Task(graph=..., ...)")

@@ -1,4 +1,4 @@
-"""From a task's ``model`` to an ``nn.Module`` of our own: by name, by import, by factory, or a user's module."""
+"""From a task's ``model`` to an ``nn.Module``: by name, by import, by factory, or a copy of a user's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ATTENTION = ("gat", "gatv2")
 
 
 def build_model(task: Task, in_features: int, out_features: int) -> nn.Module:
-    """The model of ``task`` with fresh weights from its seed (a module given as an object is copied as it is)."""
+    """The model of ``task`` with fresh weights from its seed; a module given as an object keeps its own."""
     if task.model in MODELS:
         model = weft_nn.build(task.model, in_features, out_features, **model_options(task))
         weft_nn.reset_parameters(model, task.seed)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter lies in the flat buffer ``[..., P]``, and whether weight decay reaches it."""
+    """Where each named parameter lies in the flat buffer ``[..., P]``, and whether decay reaches it."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]

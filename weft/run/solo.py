@@ -177,8 +177,8 @@ class SoloRun:
             if name not in saved or saved[name].shape != tensor.shape:
                 found = list(saved[name].shape) if name in saved else "nothing"
                 raise SpecError(
-                    f"task {self.task.label!r}: the checkpoint holds {found} for {name!r}, but this model needs "
-                    f"{list(tensor.shape)}; it was written for another model or graph"
+                    f"task {self.task.label!r}: the checkpoint holds {found} for {name!r}, but this model "
+                    f"needs {list(tensor.shape)}; it was written for another model or graph"
                 )
         self.state.restore(saved)
         restore_generators(saved, self.device)

@@ -1,0 +1,45 @@
+"""Plans for one task: every decision has a reason, and none needs a GPU or torch."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from weft.core.plan import Plan
+from weft.core.stats import GraphStats
+from weft.core.task import Task
+from weft.plan.solo import choose
+
+DENSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128)
+SPARSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128, feature_nnz=900)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stats", "first_layer", "reason"),
+    [
+        ({"model": "gcn"}, DENSE, "once", "0.5 MB kept"),
+        ({"model": "sage"}, DENSE, "once", "do not change"),
+        ({"model": "gin"}, DENSE, "once", "do not change"),
+        ({"model": "gat"}, DENSE, "every step", "attention depends on the weights"),
+        ({"model": "gcn", "input_dropout": 0.5}, DENSE, "every step", "input_dropout=0.5"),
+        ({"model": "gcn"}, SPARSE, "every step", "features are sparse"),
+        ({"model": lambda i, o: None}, DENSE, "once", "if the model offers"),
+    ],
+)
+def test_first_layer(settings, stats, first_layer, reason):
+    plan = choose(Task(graph="g", **settings), stats, "cpu")
+    assert plan.first_layer == first_layer
+    assert reason in plan.why[0]
+
+
+def test_replay_is_for_gpus():
+    task = Task(graph="g", name="a")
+    assert choose(task, DENSE, "cuda").replay
+    assert not choose(task, DENSE, "cpu").replay
+    assert "a: solo on cuda" in str(choose(task, DENSE, "cuda"))
+
+
+def test_json_round_trip():
+    plan = choose(Task(graph="g"), SPARSE, "cpu")
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

@@ -1,0 +1,105 @@
+"""The architecture as a test: imports point down, the brain knows no torch, extras are imported late."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "weft"
+
+# What each layer may import of Weft, besides itself.
+BELOW = {
+    "core": set(),
+    "plan": {"core"},
+    "ops": {"core"},
+    "graph": {"ops", "core"},
+    "nn": {"graph", "ops", "core"},
+    "run": {"nn", "graph", "ops", "core"},
+    "engine": {"run", "plan", "nn", "graph", "ops", "core"},
+    "cli": {"engine", "run", "plan", "nn", "graph", "ops", "core"},
+}
+BRAIN = ("core", "plan")
+REQUIRED = {"torch", "numpy", "numba", "safetensors", "rich", "typer"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+IDS = [str(path.relative_to(PACKAGE)) for path in FILES]
+
+
+def layer_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(path: Path, top_level_only: bool = False) -> Iterator[str]:
+    """Every module that ``path`` imports, also inside functions, as a full dotted name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in _top_level(tree) if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from _from(node, path)
+
+
+def _from(node: ast.ImportFrom, path: Path) -> Iterator[str]:
+    module = node.module or ""
+    if node.level:
+        package = ["weft", *path.relative_to(PACKAGE).parent.parts]
+        module = ".".join(package[: len(package) - node.level + 1] + ([module] if module else []))
+    if module == "weft":
+        yield from (f"weft.{alias.name}" for alias in node.names)
+    else:
+        yield module
+
+
+def _top_level(tree: ast.Module) -> Iterator[ast.AST]:
+    """Statements that run on import: not those of functions, nor those for type checkers alone."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        yield node
+        waiting += ast.iter_child_nodes(node)
+
+
+def test_the_layers_are_the_ones_described():
+    found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert found == set(BELOW)
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_point_down(path):
+    layer = layer_of(path)
+    if not layer:
+        return
+    for name in imports(path):
+        if name.split(".")[0] == "weft":
+            target = (name.split(".") + [""])[1]
+            assert target == layer or target in BELOW[layer], f"{layer} must not import {name}"
+
+
+@pytest.mark.parametrize("layer", BRAIN)
+def test_the_brain_needs_the_standard_library_alone(layer):
+    for path in (PACKAGE / layer).rglob("*.py"):
+        for name in imports(path):
+            root = name.split(".")[0]
+            assert root == "weft" or root in sys.stdlib_module_names, f"{path.name} imports {name}"
+
+
+def lazily_loaded(path: Path) -> bool:
+    """GPU kernels: modules that need triton themselves and are imported only where there is one."""
+    return path.name.endswith("_triton.py") or path.name == "lang.py"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not lazily_loaded(p)], ids=lambda p: p.stem)
+def test_extras_are_imported_where_they_are_used(path):
+    for name in imports(path, top_level_only=True):
+        root = name.split(".")[0]
+        assert root == "weft" or root in REQUIRED or root in sys.stdlib_module_names, f"{name} at import"
+        assert not name.endswith("_triton"), f"{name} at import"
