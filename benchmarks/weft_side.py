@@ -1,0 +1,56 @@
+"""Weft's side of a comparison: the step that ``weft.run`` trains with, ready to be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from benchmarks.baselines import Setting
+from weft.core.task import Task
+from weft.graph.graph import Graph
+from weft.plan.solo import choose
+from weft.run.solo import SoloRun
+
+MOST_EPOCHS = 2000  # rows of the table of rates; the benchmark trains fewer
+
+
+@dataclass(frozen=True)
+class WeftEpoch:
+    """``train()`` is one epoch as recorded, ``eager()`` the same without the recording, ``notes`` what failed."""
+
+    train: Callable[[], None]
+    eager: Callable[[], None]
+    recorded: bool
+    notes: list[str]
+    first_layer: str
+
+
+def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
+    """The task that equals PyG's BasicGNN of the same setting; evaluated at the very end only."""
+    return Task(
+        graph=graph,
+        model=name,
+        layers=setting.layers,
+        hidden=setting.hidden,
+        heads=setting.heads,
+        out_heads=setting.heads,
+        dropout=setting.dropout,
+        lr=setting.lr,
+        epochs=MOST_EPOCHS,
+        eval_every=MOST_EPOCHS,
+    )
+
+
+def weft_epoch(name: str, graph: Graph, setting: Setting, *, first_layer_once: bool = True) -> WeftEpoch:
+    """One epoch of the same model by Weft alone on the device of ``graph``.
+
+    ``first_layer_once=False`` denies it the constant first aggregation, which PyG does not exploit either.
+    """
+    task = weft_task(name, graph, setting)
+    plan = choose(task, graph.stats(), graph.device.type)
+    if not first_layer_once:
+        plan = replace(plan, first_layer="every step")
+    run = SoloRun(task, graph, plan, graph.device)
+    run.prepare()
+    replay = run._without_evaluation  # what SoloRun.advance calls for an epoch that is not evaluated
+    return WeftEpoch(replay, run._step.without_evaluation, replay.recorded, run.notes, plan.first_layer)
