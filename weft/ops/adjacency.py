@@ -175,7 +175,7 @@ class Adjacency:
         return indptr.to(offset_dtype(self.num_edges)), self.rows()[perm.long()], perm
 
     def with_self_loops(self) -> Adjacency:
-        """Every node with exactly one self loop (weight 1): existing loops are dropped first."""
+        """Every node with exactly one self loop: one that is there keeps its weight, others weigh 1."""
         return self.derived("self loops", self._add_self_loops)
 
     def _add_self_loops(self) -> Adjacency:
@@ -188,7 +188,9 @@ class Adjacency:
         torch.cumsum(torch.bincount(rows, minlength=self.num_rows), 0, out=indptr[1:])
         weight = self.weight
         if weight is not None:
-            weight = torch.cat([weight[keep], weight.new_ones(self.num_rows)])[order]
+            there = (self.rows() == self.indices).nonzero().squeeze(1)
+            own = weight.new_ones(self.num_rows).index_copy(0, self.indices[there].long(), weight[there])
+            weight = torch.cat([weight[keep], own])[order]
         return Adjacency(
             indptr.to(offset_dtype(rows.numel())),
             cols[order],

@@ -1,0 +1,101 @@
+"""Normalisation over nodes or over features; both take the layer's bias along.
+
+Shapes: N nodes, F features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from weft.nn.checks import check_choice, check_count
+from weft.nn.initial import ONES, ZEROS, Parametrised
+
+NORMS = (None, "batch", "layer")
+
+
+class BatchNorm(Parametrised):
+    """``y = (x + b - mean) / sqrt(var + eps) * weight + bias``, mean and variance over the N nodes.
+
+    Training uses the nodes' own statistics and moves the running ones (in place, so that a runner may hand
+    the buffers over); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.features, self.eps, self.momentum = check_count("features", features), eps, momentum
+        self.declare("weight", (features,), ONES)
+        self.declare("bias", (features,), ZEROS)
+        self.register_buffer("running_mean", torch.zeros(features))
+        self.register_buffer("running_var", torch.ones(features))
+
+    def reset_running_stats(self) -> None:
+        """Mean 0 and variance 1, as at the start."""
+        self.running_mean.zero_()
+        self.running_var.fill_(1.0)
+
+    def forward(self, x: Tensor, b: Tensor | None = None) -> Tensor:
+        """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``."""
+        dtype = self.running_mean.dtype
+        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
+        b = None if b is None else b.to(dtype)
+        return self._train(x, weight, bias, b) if self.training else self._evaluate(x, weight, bias, b)
+
+    def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
+        if b is not None:
+            # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still
+            # shifts the running mean, and has a gradient: zero.
+            bias = bias + 0.0 * b
+        out = F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, self.momentum, self.eps)
+        if b is not None:
+            self.running_mean.add_(b.detach(), alpha=self.momentum)
+        return out
+
+    def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
+        scale = weight * (self.running_var + self.eps).rsqrt()
+        centre = self.running_mean if b is None else self.running_mean - b
+        return torch.addcmul(bias - centre * scale, x, scale).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The width."""
+        return str(self.features)
+
+
+class LayerNorm(Parametrised):
+    """``y = (x + b - mean) / sqrt(var + eps) * weight + bias``, mean and variance over the features of a node.
+
+    ``mode="graph"`` takes one mean and one deviation over all nodes and features, and adds ``eps`` to the
+    deviation (PyG's default mode). ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-5, mode: str = "node") -> None:
+        super().__init__()
+        self.features, self.eps = check_count("features", features), eps
+        self.mode = check_choice("mode", mode, ("node", "graph"))
+        self.declare("weight", (features,), ONES)
+        self.declare("bias", (features,), ZEROS)
+
+    def forward(self, x: Tensor, b: Tensor | None = None) -> Tensor:
+        """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``."""
+        x = x if b is None else x + b
+        if self.mode == "node":
+            return F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps)
+        centred = x - x.mean()
+        deviation = centred.square().mean().sqrt() + self.eps
+        return torch.addcmul(self.bias, centred / deviation, self.weight)
+
+    def extra_repr(self) -> str:
+        """The width and the mode."""
+        return f"{self.features}, mode={self.mode!r}"
+
+
+def make_norm(kind: str | None, features: int) -> BatchNorm | LayerNorm | None:
+    """``"batch"``, ``"layer"`` or None."""
+    check_choice("norm", kind, NORMS)
+    if kind is None:
+        return None
+    return BatchNorm(features) if kind == "batch" else LayerNorm(features)
