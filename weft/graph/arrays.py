@@ -54,12 +54,13 @@ def as_vector(value: Any, name: str) -> Tensor:
 
 
 def as_ids(value: Any, name: str) -> Tensor:
-    """A vector of integers: node ids, column ids, relation numbers. Its integer dtype is kept."""
+    """A vector of int32 or int64: node ids, column ids, relation numbers."""
     tensor = as_vector(value, name)
     if tensor.numel() == 0:
         return tensor.to(torch.int64)
     if tensor.dtype in INTEGERS:
-        return tensor
+        # Narrower types would wrap where they are compared with a number of nodes.
+        return tensor if tensor.dtype in (torch.int32, torch.int64) else tensor.to(torch.int32)
     position = 0
     if tensor.is_floating_point():
         fractional = (tensor != tensor.floor()).nonzero()

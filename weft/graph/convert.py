@@ -85,9 +85,7 @@ def dgl_fields(graph: Any, x: str, y: str, weight: str) -> dict[str, Any]:
         raise GraphError(f"{_kind(graph)} is not a DGL graph; for arrays use Graph.from_edges")
     kinds = list(getattr(graph, "canonical_etypes", ()))
     if len(kinds) > 1:
-        raise GraphError(
-            f"the DGL graph has {len(kinds)} edge types; convert it with dgl.to_homogeneous first"
-        )
+        raise GraphError(f"the DGL graph has {len(kinds)} edge types; convert it with dgl.to_homogeneous first")
     src, dst = graph.edges()[:2]
     return {
         "src": src,
@@ -131,9 +129,7 @@ def _attribute(values: list[Any], name: str, kind: str, owners: Iterable[Any]) -
         return None
     if any(missing):
         owner = next(owner for owner, gone in zip(owners, missing, strict=True) if gone)
-        raise GraphError(
-            f"{kind} {owner!r} has no {name!r} while others do; give it to every {kind} or to none"
-        )
+        raise GraphError(f"{kind} {owner!r} has no {name!r} while others do; give it to every {kind} or to none")
     try:
         return np.array(values)
     except ValueError as error:

@@ -31,9 +31,7 @@ def adjacency_from_edges(
     """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order."""
     src, dst = as_ids(src, "src"), as_ids(dst, "dst")
     if src.numel() != dst.numel():
-        raise GraphError(
-            f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge"
-        )
+        raise GraphError(f"src has {src.numel()} entries but dst has {dst.numel()}; give one of each per edge")
     if num_nodes is None:
         num_nodes = 1 + max((int(ids.max()) for ids in (src, dst) if ids.numel()), default=-1)
     check_num_nodes(num_nodes)

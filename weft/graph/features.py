@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.arrays import as_floats, as_ids, as_tensor, as_vector
 from weft.graph.build import edge_keys, row_offsets, sort_keys
-from weft.graph.validate import check_ascending, check_finite, check_offsets, check_range
+from weft.graph.validate import MAX_NODES, check_ascending, check_finite, check_offsets, check_range
 from weft.ops import spmm
 from weft.ops.adjacency import Adjacency, offset_dtype
 
@@ -38,6 +38,8 @@ class SparseFeatures:
                 f"x of shape {[rows, cols]}: x_indptr, x_indices, x_data have {offsets.numel()}, "
                 f"{ids.numel()}, {stored.numel()} entries; expected {rows + 1} offsets and a value per index"
             )
+        if cols > MAX_NODES:
+            raise GraphError(f"x has {cols} features; at most 2^31 - 1 can be kept")
         check_csr(offsets, ids, cols)
         return cls(Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), cols, weight=stored))
 
@@ -143,7 +145,6 @@ def _dense(x: Any) -> Tensor:
     features = as_floats(as_tensor(x, "x"), "x")
     if features.dim() != 2:
         raise GraphError(
-            f"x has shape {list(features.shape)}; features are [nodes, features]; "
-            f"for a single feature give x[:, None]"
+            f"x has shape {list(features.shape)}; features are [nodes, features]; for a single feature give x[:, None]"
         )
     return features.contiguous()

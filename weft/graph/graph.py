@@ -173,9 +173,7 @@ class Graph:
         return cls.from_edges(**convert.dgl_fields(graph, x, y, weight), name=name)
 
     @classmethod
-    def from_networkx(
-        cls, graph: Any, x: str = "x", y: str = "y", weight: str = "weight", **fields: Any
-    ) -> Graph:
+    def from_networkx(cls, graph: Any, x: str = "x", y: str = "y", weight: str = "weight", **fields: Any) -> Graph:
         """From a networkx graph; ``x``, ``y`` and ``weight`` name the attributes of nodes and edges.
 
         Nodes are numbered in the order of ``graph.nodes``. Other arguments as :meth:`from_edges`.
@@ -270,9 +268,7 @@ class Graph:
                 validate.check_labelled(self.y, ids[name], name)
         return self._changed(**ids)
 
-    def random_split(
-        self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0
-    ) -> Graph:
+    def random_split(self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0) -> Graph:
         """The same graph with its labelled nodes split at random, the same for the same seed on any device.
 
         An integer is a number of nodes, a float a share; ``test=None`` takes all that remain.

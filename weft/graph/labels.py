@@ -50,6 +50,4 @@ def count_classes(y: Tensor | None) -> int:
 def check_num_classes(y: Tensor | None, num_classes: int | None) -> None:
     """A stated number of classes holds all that occur."""
     if num_classes is not None and count_classes(y) > num_classes:
-        raise GraphError(
-            f"num_classes={num_classes} but y speaks of {count_classes(y)}; give at least that many"
-        )
+        raise GraphError(f"num_classes={num_classes} but y speaks of {count_classes(y)}; give at least that many")

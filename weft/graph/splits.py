@@ -21,18 +21,14 @@ def as_split(value: Any, num_nodes: int, name: str, device: torch.device) -> Ten
     given = as_vector(value, name)
     if given.dtype == torch.bool:
         if given.numel() != num_nodes:
-            raise GraphError(
-                f"the {name} mask has {given.numel()} entries but the graph has {num_nodes} nodes"
-            )
+            raise GraphError(f"the {name} mask has {given.numel()} entries but the graph has {num_nodes} nodes")
         return given.to(device).nonzero().squeeze(1)
     ids = as_ids(given, name).to(device=device, dtype=torch.int64)
     check_range(ids, num_nodes, name)
     ids = ids.sort().values
     twice = (ids[1:] == ids[:-1]).nonzero()
     if twice.numel():
-        raise GraphError(
-            f"node {int(ids[twice[0]])} is listed twice in the {name} split; list each node once"
-        )
+        raise GraphError(f"node {int(ids[twice[0]])} is listed twice in the {name} split; list each node once")
     return ids
 
 
@@ -48,9 +44,7 @@ def check_disjoint(train: Tensor, val: Tensor, test: Tensor) -> None:
             )
 
 
-def random_split(
-    nodes: Tensor, train: float, val: float, test: float | None, seed: int
-) -> tuple[Tensor, ...]:
+def random_split(nodes: Tensor, train: float, val: float, test: float | None, seed: int) -> tuple[Tensor, ...]:
     """The nodes ``[M]`` shuffled by ``seed`` and cut into train, validation and test ids, each sorted.
 
     An integer is a number of nodes, a float a share of them; ``test=None`` takes all that remain.
@@ -60,8 +54,7 @@ def random_split(
     sizes.append(total - sum(sizes) if test is None else _size(test, total, "test"))
     if sum(sizes) > total or min(sizes) < 0:
         raise GraphError(
-            f"train={train}, val={val}, test={test} ask for more nodes than the {total} labelled ones; "
-            f"lower them"
+            f"train={train}, val={val}, test={test} ask for more nodes than the {total} labelled ones; lower them"
         )
     # Shuffled on the CPU whatever the device, so that a seed means the same split everywhere.
     shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(seed))

@@ -82,9 +82,7 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
         graph = _graph_of(meta, arrays)
         graph._stats = GraphStats.from_dict(meta["stats"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise GraphError(
-            f"{folder / META} lacks or garbles an entry: {error}; save the graph again"
-        ) from None
+        raise GraphError(f"{folder / META} lacks or garbles an entry: {error}; save the graph again") from None
     return graph.verify() if verify else graph
 
 
@@ -131,9 +129,7 @@ def _arrays_of(graph: Graph) -> dict[str, Tensor]:
 
 
 def _write(graph: Graph, draft: Path) -> None:
-    specs = {
-        name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in _arrays_of(graph).items()
-    }
+    specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in _arrays_of(graph).items()}
     meta = {
         "format": FORMAT,
         "version": VERSION,
@@ -168,9 +164,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
-    adj = Adjacency(
-        arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"]
-    )
+    adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
     x: Tensor | SparseFeatures | None = arrays.get("x")
     if "x_indptr" in arrays:
         matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])

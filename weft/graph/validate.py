@@ -63,9 +63,7 @@ def check_range(ids: Tensor, limit: int, name: str, what: str = "node ids") -> N
 def check_rows(rows: int, expected: int, name: str, per: str) -> None:
     """An array has one row per node, or per edge."""
     if rows != expected:
-        raise GraphError(
-            f"{name} has {rows} rows but the graph has {expected} {per}s; give one row per {per}"
-        )
+        raise GraphError(f"{name} has {rows} rows but the graph has {expected} {per}s; give one row per {per}")
 
 
 def check_finite(values: Tensor, name: str) -> None:
@@ -91,8 +89,7 @@ def check_labels(y: Tensor) -> None:
     bad = first_where(y, lambda part: part < -1)
     if bad is not None:
         raise GraphError(
-            f"y[{bad}] = {y[bad].item()} is negative: classes are 0, 1, 2, ... and -1 marks a node "
-            f"without a label"
+            f"y[{bad}] = {y[bad].item()} is negative: classes are 0, 1, 2, ... and -1 marks a node without a label"
         )
 
 
@@ -121,14 +118,10 @@ def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> Non
         )
     bad = first_where(indptr.diff(), lambda part: part < 0)
     if bad is not None:
-        raise GraphError(
-            f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets never fall"
-        )
+        raise GraphError(f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets never fall")
 
 
-def check_ascending(
-    indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False
-) -> None:
+def check_ascending(indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False) -> None:
     """Column ids ascend within every row."""
     for part in blocks(indices.numel() - 1):
         left, right = indices[part], indices[part.start + 1 : part.stop + 1]

@@ -22,9 +22,7 @@ def verify(graph: Graph) -> None:
     validate.check_ascending(adj.indptr, adj.indices)
     edge_values(adj.weight, graph.relation, adj.indices)
     if adj.symmetric and not build.is_symmetric(adj):
-        raise GraphError(
-            f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it"
-        )
+        raise GraphError(f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it")
     if isinstance(graph.x, SparseFeatures):
         check_csr(graph.x.matrix.indptr, graph.x.matrix.indices, graph.num_features)
     as_features(graph.x)

@@ -9,8 +9,8 @@ from weft.core.errors import GraphError
 
 SOURCES = ("src", "source", "from", "u", "head", "node1", "node_1", "id1", "id_1")
 TARGETS = ("dst", "target", "dest", "destination", "to", "v", "tail", "node2", "node_2", "id2", "id_2")
-WEIGHTS = ("weight", "edge_weight", "w", "value")
-RELATIONS = ("relation", "rel", "edge_type", "etype", "type", "label")
+WEIGHTS = ("weight", "edge_weight", "w")
+RELATIONS = ("relation", "rel", "edge_type", "etype")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ def unnamed_columns(count: int, where: str) -> EdgeColumns:
         raise GraphError(f"{where} has {count} column; an edge needs two: source and destination")
     if count > 3:
         raise GraphError(
-            f"{where} has {count} columns and no header; name them in a first line: "
-            f"src, dst, weight, relation"
+            f"{where} has {count} columns and no header; name them in a first line: src, dst, weight, relation"
         )
     return EdgeColumns(0, 1, 2 if count == 3 else None)
 
@@ -39,9 +38,7 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
     """By usual names; when neither end is named as usual, the first two columns are the ends."""
     plain = [name.strip().strip("\"'").lower() for name in names]
     if len(plain) < 2:
-        raise GraphError(
-            f"{where} has the single column {names[0]!r}; an edge needs two: source and destination"
-        )
+        raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
     src, dst = _position(plain, SOURCES), _position(plain, TARGETS)
     if (src is None) != (dst is None):
         known, lacking = ("source", TARGETS) if dst is None else ("destination", SOURCES)

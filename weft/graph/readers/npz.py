@@ -39,9 +39,13 @@ def read_npz(path: str | Path, directed: bool = True, name: str | None = None) -
 def load_archive(path: Path) -> dict[str, np.ndarray]:
     """Every array of an archive; a truncated or foreign file is one clear error."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, because numpy leaves a file it cannot read open.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
             return {key: archive[key] for key in archive.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, AttributeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         raise GraphError(
             f"{path} ({path.stat().st_size} bytes) is not a readable npz archive: "
             f"{error or 'it ends too early'}; it may be truncated, fetch or write it again"
@@ -53,9 +57,7 @@ def _edges(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Any, Any]:
         return arrays["src"], arrays["dst"]
     if "edge_index" in arrays and arrays["edge_index"].ndim == 2 and len(arrays["edge_index"]) == 2:
         return arrays["edge_index"][0], arrays["edge_index"][1]
-    raise GraphError(
-        f"{path} has no 'src' and 'dst' (nor 'edge_index' [2, E]) among its keys {sorted(arrays)}"
-    )
+    raise GraphError(f"{path} has no 'src' and 'dst' (nor 'edge_index' [2, E]) among its keys {sorted(arrays)}")
 
 
 def _sparse_features(arrays: Mapping[str, np.ndarray], path: Path) -> SparseFeatures:

@@ -36,9 +36,7 @@ def read_ogb(
     path = Path(path)
     raw = path / "raw"
     if not raw.is_dir():
-        raise GraphError(
-            f"{path} is a folder with neither meta.json (a saved graph) nor raw/ (an OGB dataset)"
-        )
+        raise GraphError(f"{path} is a folder with neither meta.json (a saved graph) nor raw/ (an OGB dataset)")
     if (raw / "triplet-type-list.csv.gz").exists() or (raw / "relations").exists():
         raise GraphError(f"{path} is an OGB graph with several node types; only those with one are read")
     if directed is None:
@@ -103,8 +101,7 @@ def _splits(folder: Path, scheme: str | None) -> dict[str, np.ndarray]:
         return {}
     chosen = folder / (scheme or schemes[0])
     return {
-        name: _table(_required(chosen, f"{file}.csv.gz"), np.int64).reshape(-1)
-        for name, file in SPLIT_FILES.items()
+        name: _table(_required(chosen, f"{file}.csv.gz"), np.int64).reshape(-1) for name, file in SPLIT_FILES.items()
     }
 
 
