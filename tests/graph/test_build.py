@@ -123,26 +123,3 @@ def test_ids_near_the_32_bit_limit_do_not_overflow():
     top = 2**31 - 2
     key = edge_keys(torch.tensor([top], dtype=torch.int32), torch.tensor([top], dtype=torch.int32), 2**31 - 1)
     assert key.item() == top * (2**31 - 1) + top
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_builds_the_same_graph():
-    rng = np.random.default_rng(0)
-    src, dst = rng.integers(0, 500, (2, 20_000))
-    weight = rng.random(20_000).astype(np.float32)
-    for directed in (True, False):
-        here = Graph.from_edges(src, dst, num_nodes=500, edge_weight=weight, directed=directed)
-        there = Graph.from_edges(
-            torch.tensor(src).cuda(),
-            torch.tensor(dst).cuda(),
-            num_nodes=500,
-            edge_weight=weight,
-            directed=directed,
-        )
-        assert there.device.type == "cuda"
-        assert torch.equal(there.adj.indptr.cpu(), here.adj.indptr)
-        assert torch.equal(there.adj.indices.cpu(), here.adj.indices)
-        assert torch.equal(there.edge_weight.cpu(), here.edge_weight)
-        assert there.adj.symmetric == here.adj.symmetric
-        there.verify()

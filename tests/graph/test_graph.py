@@ -29,6 +29,15 @@ def test_edges_may_be_lists_arrays_or_tensors(kind):
     assert graph.edge_index().tolist() == [[2, 0], [0, 1]]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.dtype(">i4"), np.uint64])
+def test_ids_of_any_integer_type_may_belong_to_a_graph_larger_than_the_type(dtype):
+    ids = np.arange(100).astype(dtype)
+    graph = Graph.from_edges(ids, ids[::-1], num_nodes=70_000, relation=ids, train=ids)
+    assert graph.edge_index()[1].tolist() == list(range(100))
+    assert graph.relation.tolist() == list(range(99, -1, -1))
+    assert graph.train.numel() == 100
+
+
 def test_num_nodes_is_found_where_it_is_not_given():
     assert Graph.from_edges([0], [4]).num_nodes == 5
     assert Graph.from_edges([0], [1], x=np.eye(7)).num_nodes == 7

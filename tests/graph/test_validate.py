@@ -28,6 +28,11 @@ BAD = {
         {"src": [], "dst": [], "num_nodes": 2**31},
         r"num_nodes=2147483648 is more than 2\^31",
     ),
+    "fractional nodes": ({"src": [0], "dst": [1], "num_nodes": 2.5}, r"num_nodes=2.5 must be a whole number"),
+    "narrow ids": (
+        {"src": np.array([0, 100], np.int8), "dst": np.array([0, 1], np.uint8), "num_nodes": 50},
+        r"src\[1\] = 100 is out of range",
+    ),
     "x rows": (
         {"src": [0], "dst": [1], "num_nodes": 2, "x": np.eye(3)},
         "x has 3 rows but the graph has 2 nodes",
@@ -42,7 +47,7 @@ BAD = {
     "feature beyond float32": ({"src": [0], "dst": [1], "x": [[1e300], [0]]}, r"x\[0, 0\] is inf"),
     "sparse nan": (
         {"src": [0], "dst": [1], "x": torch.tensor([[0, float("nan")], [0, 0]]).to_sparse()},
-        r"x\[0\] is nan",
+        r"x\[0, 1\] is nan",
     ),
     "flat features": ({"src": [0], "dst": [1], "x": [1.0, 2.0]}, r"x has shape \[2\].*x\[:, None\]"),
     "complex features": ({"src": [0], "dst": [1], "x": torch.ones(2, 1, dtype=torch.cfloat)}, "complex64"),

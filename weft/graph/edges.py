@@ -35,6 +35,7 @@ def adjacency_from_edges(
     if num_nodes is None:
         num_nodes = 1 + max((int(ids.max()) for ids in (src, dst) if ids.numel()), default=-1)
     check_num_nodes(num_nodes)
+    num_nodes = int(num_nodes)
     check_range(src, num_nodes, "src")
     check_range(dst, num_nodes, "dst")
     weight, relation = edge_values(weight, relation, src)

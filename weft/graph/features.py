@@ -13,7 +13,15 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.arrays import as_floats, as_ids, as_tensor, as_vector
 from weft.graph.build import edge_keys, row_offsets, sort_keys
-from weft.graph.validate import MAX_NODES, check_ascending, check_finite, check_offsets, check_range
+from weft.graph.validate import (
+    MAX_NODES,
+    check_ascending,
+    check_finite,
+    check_offsets,
+    check_range,
+    first_where,
+    not_finite,
+)
 from weft.ops import spmm
 from weft.ops.adjacency import Adjacency, offset_dtype
 
@@ -137,8 +145,18 @@ def as_features(x: Any) -> Tensor | SparseFeatures | None:
         features = SparseFeatures.from_scipy(x)
     else:
         features = _dense(x)
-    check_finite(features if isinstance(features, Tensor) else features.values, "x")
+    if isinstance(features, Tensor):
+        check_finite(features, "x")
+    else:
+        _check_stored(features)
     return features
+
+
+def _check_stored(features: SparseFeatures) -> None:
+    bad = first_where(features.values, lambda part: ~torch.isfinite(part))
+    if bad is not None:
+        row, col = int(features.matrix.rows()[bad]), int(features.matrix.indices[bad])
+        raise not_finite(f"x[{row}, {col}]", features.values[bad])
 
 
 def _dense(x: Any) -> Tensor:

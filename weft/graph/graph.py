@@ -249,6 +249,7 @@ class Graph:
 
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on another device."""
+        device = torch.empty(0, device=device).device  # "cuda" is a particular one
         names = ("adj", "x", "y", *SPLITS, "relation")
         held = {name: getattr(self, name) for name in names}
         moved = {name: None if value is None else value.to(device) for name, value in held.items()}

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,12 @@ def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False)
     _check_target(target, overwrite)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.draft-", dir=target.parent))
+        draft = _beside(target, "draft")
+        draft.mkdir()
     except OSError as error:
         raise GraphError(f"cannot write {target}: {error.strerror}; choose another folder") from None
     try:
         _write(graph, draft)
-        draft.chmod(0o777 & ~_umask())
         _put_in_place(draft, target)
     except OSError as error:
         raise GraphError(f"cannot write {target}: {error.strerror}; nothing was kept of it") from None
@@ -95,12 +95,17 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise GraphError(f"{target} already holds a graph; pass overwrite=True to replace it")
 
 
+def _beside(target: Path, what: str) -> Path:
+    """A free name on the same file system, so that a rename is all it takes."""
+    return target.with_name(f".{target.name}.{what}-{secrets.token_hex(4)}")
+
+
 def _put_in_place(draft: Path, target: Path) -> None:
     """Rename the draft to the target, moving a graph that was there aside until that has worked."""
     if not is_saved(target):
         os.replace(draft, target)
         return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
+    aside = _beside(target, "old")
     os.replace(target, aside)
     try:
         os.replace(draft, target)
@@ -108,12 +113,6 @@ def _put_in_place(draft: Path, target: Path) -> None:
         os.replace(aside, target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _arrays_of(graph: Graph) -> dict[str, Tensor]:

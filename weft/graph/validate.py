@@ -7,6 +7,7 @@ Shapes: N nodes, E edges.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -43,7 +44,9 @@ def position_in(shape: torch.Size, flat: int) -> str:
 
 
 def check_num_nodes(num_nodes: int) -> None:
-    """At least one node, and few enough for 32-bit ids."""
+    """A whole number, at least one, and few enough for 32-bit ids."""
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, Integral):
+        raise GraphError(f"num_nodes={num_nodes!r} must be a whole number")
     if num_nodes < 1:
         raise GraphError(f"num_nodes={num_nodes}: a graph needs at least 1 node (it may have 0 edges)")
     if num_nodes > MAX_NODES:
@@ -70,10 +73,13 @@ def check_finite(values: Tensor, name: str) -> None:
     """No NaN, no infinity."""
     bad = first_where(values, lambda part: ~torch.isfinite(part))
     if bad is not None:
-        raise GraphError(
-            f"{name}{position_in(values.shape, bad)} is {values.reshape(-1)[bad].item()}: values must be "
-            f"finite in {str(values.dtype).removeprefix('torch.')}; replace or drop it first"
-        )
+        raise not_finite(f"{name}{position_in(values.shape, bad)}", values.reshape(-1)[bad])
+
+
+def not_finite(place: str, value: Tensor) -> GraphError:
+    """The error for a NaN or an infinity."""
+    kind = str(value.dtype).removeprefix("torch.")
+    return GraphError(f"{place} is {value.item()}: values must be finite in {kind}; replace or drop it first")
 
 
 def check_labels(y: Tensor) -> None:
