@@ -26,6 +26,7 @@ from torch.nn.functional import leaky_relu
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
+from weft.ops.attention_triton import attention_backward_triton, attention_forward_triton
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import _as_rate, _lead
 from weft.ops.random import keep_mask
@@ -108,8 +109,6 @@ def attention_backward_torch(
 def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
     opened = unpack(walk)
     if use_triton(x):
-        from weft.ops.attention_triton import attention_forward_triton
-
         return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, opened, bool(back))
     if cpu.serves(x, a_src, a_dst):
         return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, opened)
@@ -127,8 +126,6 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
 def _backward_op(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
     opened, opened_back = unpack(walk), unpack(back)
     if use_triton(x):
-        from weft.ops.attention_triton import attention_backward_triton
-
         return attention_backward_triton(
             grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened_back
         )

@@ -81,7 +81,11 @@ def finish_rows(
         tl.store(out_plus + at_d, (acc_plus * share[:, :, None]).to(out.dtype.element_ty), mask=mask_d)
         tl.store(alpha_plus + at_h, total_plus * share, mask=mask_h)
     if LOG:
-        tl.store(log_sum + at_h, tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0), mask=mask_h)
+        tl.store(
+            log_sum + at_h,
+            tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0),
+            mask=mask_h,
+        )
 
 
 @triton.jit
@@ -116,33 +120,33 @@ def _forward_kernel(
     acc = tl.zeros([L, BH, BD], ACC)
     acc_plus = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        row = tl.load(heavy_row + piece).to(tl.int64)
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
         if piece < num_partial:
-            row = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-        dst = tl.load(a_dst + row * H + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        for first in range(0, length, L):
+            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        dst_one = tl.load(a_dst + row_one * H + h, mask=h < H, other=0.0).to(ACC)[None, :]
+        for first in range(0, length_one, L):
             top, total, total_plus, acc, acc_plus = _meet_edge(
-                x, a_src, indices, start + first + lane, first + lane < length, dst, h, d, H, D, slope, key, fraction,
+                x, a_src, indices, start_one + first + lane, first + lane < length_one, dst_one, h, d, H, D, slope, key, fraction,
                 top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
             )  # fmt: skip
         top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
         if piece < num_partial:
-            at_h = (task * num_partial + piece) * H + h
-            at_d = at_h[:, None] * D + d[None, :]
-            mask_d = (h < H)[:, None] & (d < D)[None, :]
+            at_h_one = (task * num_partial + piece) * H + h
+            at_d_one = at_h_one[:, None] * D + d[None, :]
+            mask_d_one = (h < H)[:, None] & (d < D)[None, :]
             size_h = tl.num_programs(2) * num_partial.to(tl.int64) * H
-            tl.store(part_stats + at_h, top1, mask=h < H)
-            tl.store(part_stats + size_h + at_h, total1, mask=h < H)
-            tl.store(part_acc + at_d, acc1, mask=mask_d)
+            tl.store(part_stats + at_h_one, top1, mask=h < H)
+            tl.store(part_stats + size_h + at_h_one, total1, mask=h < H)
+            tl.store(part_acc + at_d_one, acc1, mask=mask_d_one)
             if PLUS:
-                tl.store(part_stats + 2 * size_h + at_h, plus1, mask=h < H)
-                tl.store(part_acc + size_h * D + at_d, acc_plus1, mask=mask_d)
+                tl.store(part_stats + 2 * size_h + at_h_one, plus1, mask=h < H)
+                tl.store(part_acc + size_h * D + at_d_one, acc_plus1, mask=mask_d_one)
         else:
             one = tl.zeros([1], tl.int64)
             finish_rows(
-                out, out_plus, alpha_plus, log_sum, one + row, one == 0, h, d, H, D, top1[None, :], total1[None, :],
+                out, out_plus, alpha_plus, log_sum, one + row_one, one == 0, h, d, H, D, top1[None, :], total1[None, :],
                 plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], PLUS, PLUS,
             )  # fmt: skip
     else:
@@ -151,14 +155,32 @@ def _forward_kernel(
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        dst = tl.load(a_dst + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0).to(ACC)
-        for step in range(0, tl.max(length, 0)):
+        dst = tl.load(
+            a_dst + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0
+        ).to(ACC)
+        for step in range(tl.max(length, 0)):
             top, total, total_plus, acc, acc_plus = _meet_edge(
                 x, a_src, indices, start + step, step < length, dst, h, d, H, D, slope, key, fraction,
                 top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
             )  # fmt: skip
         finish_rows(
-            out, out_plus, alpha_plus, log_sum, row, valid, h, d, H, D, top, total, total_plus, acc, acc_plus, PLUS, PLUS
+            out,
+            out_plus,
+            alpha_plus,
+            log_sum,
+            row,
+            valid,
+            h,
+            d,
+            H,
+            D,
+            top,
+            total,
+            total_plus,
+            acc,
+            acc_plus,
+            PLUS,
+            PLUS,
         )
 
 
@@ -192,7 +214,9 @@ def merge_hubs_kernel(
         total = total * fade + gain * tl.load(part_stats + size_h + at_h, mask=mask_h, other=0.0)
         acc = acc * fade[:, :, None] + gain[:, :, None] * tl.load(part_acc + at_d, mask=mask_d, other=0.0)
         if PLUS:
-            total_plus = total_plus * fade + gain * tl.load(part_stats + 2 * size_h + at_h, mask=mask_h, other=0.0)
+            total_plus = total_plus * fade + gain * tl.load(
+                part_stats + 2 * size_h + at_h, mask=mask_h, other=0.0
+            )
             plus = tl.load(part_acc + size_h * D + at_d, mask=mask_d, other=0.0)
             acc_plus = acc_plus * fade[:, :, None] + gain[:, :, None] * plus
         top = higher
@@ -258,28 +282,28 @@ def _backward_kernel(
     sum_x = tl.zeros([L, BH, BD], ACC)
     sum_a = tl.zeros([L, BH], ACC)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        row = tl.load(heavy_row + piece).to(tl.int64)
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
         if piece < num_partial:
-            row = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-        at_h = row * H + h
-        at_d = at_h[:, None] * D + d[None, :]
-        mask_d = (h < H)[:, None] & (d < D)[None, :]
-        src = tl.load(a_src + at_h, mask=h < H, other=0.0).to(ACC)[None, :]
-        x_row = tl.load(x + at_d, mask=mask_d, other=0.0).to(ACC)[None, :, :]
-        for first in range(0, length, L):
+            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        at_h_one = row_one * H + h
+        at_d_one = at_h_one[:, None] * D + d[None, :]
+        mask_d_one = (h < H)[:, None] & (d < D)[None, :]
+        src_one = tl.load(a_src + at_h_one, mask=h < H, other=0.0).to(ACC)[None, :]
+        x_row_one = tl.load(x + at_d_one, mask=mask_d_one, other=0.0).to(ACC)[None, :, :]
+        for first in range(0, length_one, L):
             sum_x, sum_a = _edge_gradient(
-                grad, stats, x_row, src, indices, perm, start + first + lane, first + lane < length, h, d, H, D, slope,
+                grad, stats, x_row_one, src_one, indices, perm, start_one + first + lane, first + lane < length_one, h, d, H, D, slope,
                 key, fraction, sum_x, sum_a, DROP, ACC,
             )  # fmt: skip
         if piece < num_partial:
             slot_h = (task * num_partial + piece) * H + h
-            tl.store(part_x + slot_h[:, None] * D + d[None, :], tl.sum(sum_x, 0), mask=mask_d)
+            tl.store(part_x + slot_h[:, None] * D + d[None, :], tl.sum(sum_x, 0), mask=mask_d_one)
             tl.store(part_a + slot_h, tl.sum(sum_a, 0), mask=h < H)
         else:
-            tl.store(grad_x + at_d, tl.sum(sum_x, 0).to(grad_x.dtype.element_ty), mask=mask_d)
-            tl.store(grad_a + at_h, tl.sum(sum_a, 0).to(grad_a.dtype.element_ty), mask=h < H)
+            tl.store(grad_x + at_d_one, tl.sum(sum_x, 0).to(grad_x.dtype.element_ty), mask=mask_d_one)
+            tl.store(grad_a + at_h_one, tl.sum(sum_a, 0).to(grad_a.dtype.element_ty), mask=h < H)
     else:
         item = (piece - num_heavy) * L + lane
         valid = item < num_light
@@ -292,7 +316,7 @@ def _backward_kernel(
         mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
         src = tl.load(a_src + at_h, mask=mask_h, other=0.0).to(ACC)
         x_row = tl.load(x + at_d, mask=mask_d, other=0.0).to(ACC)
-        for step in range(0, tl.max(length, 0)):
+        for step in range(tl.max(length, 0)):
             sum_x, sum_a = _edge_gradient(
                 grad, stats, x_row, src, indices, perm, start + step, step < length, h, d, H, D, slope,
                 key, fraction, sum_x, sum_a, DROP, ACC,
@@ -400,7 +424,12 @@ def attention_forward_triton(
                 L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
             )  # fmt: skip
     shape_d, shape_h = (*lead, N, H, D), (*lead, N, H)
-    return out.reshape(shape_d), out_plus.reshape(shape_d), alpha_plus.reshape(shape_h), log_sum.reshape(shape_h)
+    return (
+        out.reshape(shape_d),
+        out_plus.reshape(shape_d),
+        alpha_plus.reshape(shape_h),
+        log_sum.reshape(shape_h),
+    )
 
 
 def attention_backward_triton(

@@ -18,6 +18,7 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
 from weft.ops.attention import coefficient_mask
+from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import _as_rate, _lead
 from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
@@ -86,8 +87,6 @@ def attention_v2_backward_torch(
 def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
     opened = unpack(walk)
     if use_triton(x_src):
-        from weft.ops.attention_v2_triton import attention_v2_forward_triton
-
         return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, opened)
     if cpu.serves(x_src, x_dst, att):
         return cpu.attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, opened)
@@ -105,8 +104,6 @@ def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
 def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
     opened = unpack(walk)
     if use_triton(x_src):
-        from weft.ops.attention_v2_triton import attention_v2_backward_triton
-
         return attention_v2_backward_triton(
             grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack(back)
         )

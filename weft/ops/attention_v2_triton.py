@@ -68,7 +68,9 @@ def _forward_kernel(
     x_dst += task * N * H * D
     out += task * N * H * D
     log_sum += task * N * H
-    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
+    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
+        None, :, :
+    ]
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
@@ -78,28 +80,30 @@ def _forward_kernel(
     total = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        row = tl.load(heavy_row + piece).to(tl.int64)
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
         if piece < num_partial:
-            row = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-        dst = tl.load(x_dst + (row * H + h)[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-        for first in range(0, length, L):
+            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        dst_one = tl.load(x_dst + (row_one * H + h)[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
+            None, :, :
+        ]
+        for first in range(0, length_one, L):
             top, total, acc = _meet_edge(
-                x_src, indices, start + first + lane, first + lane < length, dst, vector, h, d, H, D, slope, key,
+                x_src, indices, start_one + first + lane, first + lane < length_one, dst_one, vector, h, d, H, D, slope, key,
                 fraction, top, total, acc, DROP, ACC,
             )  # fmt: skip
         top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total, acc, acc, False)
         if piece < num_partial:
-            at_h = (task * num_partial + piece) * H + h
+            at_h_one = (task * num_partial + piece) * H + h
             size_h = tl.num_programs(2) * num_partial.to(tl.int64) * H
-            tl.store(part_stats + at_h, top1, mask=h < H)
-            tl.store(part_stats + size_h + at_h, total1, mask=h < H)
-            tl.store(part_acc + at_h[:, None] * D + d[None, :], acc1, mask=mask_hd)
+            tl.store(part_stats + at_h_one, top1, mask=h < H)
+            tl.store(part_stats + size_h + at_h_one, total1, mask=h < H)
+            tl.store(part_acc + at_h_one[:, None] * D + d[None, :], acc1, mask=mask_hd)
         else:
             one = tl.zeros([1], tl.int64)
             finish_rows(
-                out, out, log_sum, log_sum, one + row, one == 0, h, d, H, D, top1[None, :], total1[None, :],
+                out, out, log_sum, log_sum, one + row_one, one == 0, h, d, H, D, top1[None, :], total1[None, :],
                 plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], True, False,
             )  # fmt: skip
     else:
@@ -110,7 +114,7 @@ def _forward_kernel(
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
         at_d = (row[:, None] * H + h[None, :])[:, :, None] * D + d[None, None, :]
         dst = tl.load(x_dst + at_d, mask=valid[:, None, None] & mask_hd[None, :, :], other=0.0).to(ACC)
-        for step in range(0, tl.max(length, 0)):
+        for step in range(tl.max(length, 0)):
             top, total, acc = _meet_edge(
                 x_src, indices, start + step, step < length, dst, vector, h, d, H, D, slope, key, fraction,
                 top, total, acc, DROP, ACC,
@@ -181,7 +185,9 @@ def _backward_kernel(
     grad += task * num_rows * H * D
     stats += task * num_rows * H * 2
     grad_near += task * num_near * H * D
-    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
+    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
+        None, :, :
+    ]
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
@@ -190,32 +196,32 @@ def _backward_kernel(
     sum_near = tl.zeros([L, BH, BD], ACC)
     sum_att = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        row = tl.load(heavy_row + piece).to(tl.int64)
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
         if piece < num_partial:
-            row = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-        at_h = row * H + h
-        at_d = at_h[:, None] * D + d[None, :]
-        near = tl.load(near_x + at_d, mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-        near_grad = near
-        log_total = tl.zeros([1, BH], ACC)
-        delta = tl.zeros([1, BH], ACC)
+            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        at_h_one = row_one * H + h
+        at_d_one = at_h_one[:, None] * D + d[None, :]
+        near_one = tl.load(near_x + at_d_one, mask=mask_hd, other=0.0).to(ACC)[None, :, :]
+        near_grad_one = near_one
+        log_total_one = tl.zeros([1, BH], ACC)
+        delta_one = tl.zeros([1, BH], ACC)
         if not TRANSPOSED:
-            near_grad = tl.load(grad + at_d, mask=mask_hd, other=0.0).to(ACC)[None, :, :]
-            log_total = tl.load(stats + at_h * 2, mask=h < H, other=0.0)[None, :]
-            delta = tl.load(stats + at_h * 2 + 1, mask=h < H, other=0.0)[None, :]
-        for first in range(0, length, L):
+            near_grad_one = tl.load(grad + at_d_one, mask=mask_hd, other=0.0).to(ACC)[None, :, :]
+            log_total_one = tl.load(stats + at_h_one * 2, mask=h < H, other=0.0)[None, :]
+            delta_one = tl.load(stats + at_h_one * 2 + 1, mask=h < H, other=0.0)[None, :]
+        for first in range(0, length_one, L):
             sum_near, sum_att = _edge_gradient(
-                near, near_grad, far_x, grad, stats, (log_total, delta), vector, indices, perm, start + first + lane,
-                first + lane < length, h, d, H, D, slope, key, fraction, sum_near, sum_att, TRANSPOSED, DROP, ACC,
+                near_one, near_grad_one, far_x, grad, stats, (log_total_one, delta_one), vector, indices, perm, start_one + first + lane,
+                first + lane < length_one, h, d, H, D, slope, key, fraction, sum_near, sum_att, TRANSPOSED, DROP, ACC,
             )  # fmt: skip
         summed = tl.sum(sum_near, 0)
         if piece < num_partial:
             slot = ((task * num_partial + piece) * H + h)[:, None] * D + d[None, :]
             tl.store(part_near + slot, summed, mask=mask_hd)
         else:
-            tl.store(grad_near + at_d, summed.to(grad_near.dtype.element_ty), mask=mask_hd)
+            tl.store(grad_near + at_d_one, summed.to(grad_near.dtype.element_ty), mask=mask_hd)
     else:
         item = (piece - num_heavy) * L + lane
         valid = item < num_light
@@ -234,7 +240,7 @@ def _backward_kernel(
             near_grad = tl.load(grad + at_d, mask=mask_d, other=0.0).to(ACC)
             log_total = tl.load(stats + at_h * 2, mask=mask_h, other=0.0)
             delta = tl.load(stats + at_h * 2 + 1, mask=mask_h, other=0.0)
-        for step in range(0, tl.max(length, 0)):
+        for step in range(tl.max(length, 0)):
             sum_near, sum_att = _edge_gradient(
                 near, near_grad, far_x, grad, stats, (log_total, delta), vector, indices, perm, start + step,
                 step < length, h, d, H, D, slope, key, fraction, sum_near, sum_att, TRANSPOSED, DROP, ACC,
@@ -297,11 +303,15 @@ def attention_v2_backward_triton(
     grad_dst, part_att = _walk_backward(dst_T, src_T, *shared, walk, transposed=False)
     grad_src, _ = _walk_backward(src_T, dst_T, *shared, back, transposed=True)
     grad_att = part_att.sum(1)
-    grad_att = grad_att.reshape(att.shape) if att.numel() == grad_att.numel() else grad_att.sum(0).reshape(att.shape)
+    grad_att = (
+        grad_att.reshape(att.shape) if att.numel() == grad_att.numel() else grad_att.sum(0).reshape(att.shape)
+    )
     return grad_src.reshape(x_src.shape), grad_dst.reshape(x_dst.shape), grad_att.to(att.dtype)
 
 
-def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool):
+def _walk_backward(
+    near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool
+):
     """One pass; ``near`` are the rows of ``walk``. Returns their gradient and the parts of att's."""
     work = walk.work
     tasks, num_near, H, D = near.shape

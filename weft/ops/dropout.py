@@ -15,6 +15,7 @@ from torch.nn.functional import elu, relu
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.backend import use_triton
+from weft.ops.dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.random import keep_mask
 
 ACTIVATIONS = ("none", "relu", "elu")
@@ -69,8 +70,6 @@ def bias_act_dropout_backward_torch(
 )
 def _op(x, bias, act, rate, clock, site):
     if use_triton(x):
-        from weft.ops.dropout_triton import bias_act_dropout_triton
-
         return bias_act_dropout_triton(x, bias, act, rate, clock, site)
     if cpu.serves(x, bias):
         return cpu.bias_act_dropout(x, bias, act, rate, clock, site)
@@ -85,8 +84,6 @@ def _op(x, bias, act, rate, clock, site):
 )
 def _backward_op(grad, out, act, rate, clock, site):
     if use_triton(grad):
-        from weft.ops.dropout_triton import bias_act_dropout_backward_triton
-
         return bias_act_dropout_backward_triton(grad, out, act, rate, clock, site)
     if cpu.serves(grad, out):
         return cpu.bias_act_dropout_backward(grad, out, act, rate, clock, site)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import use_triton
+from weft.ops.weight_grad_triton import weight_grad_triton
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -26,8 +27,6 @@ def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
 def weight_grad(grad, x):
     """``grad [..., N, O]`` and ``x [..., N, I]`` to ``[..., O, I]``."""
     if use_triton(x):
-        from weft.ops.weight_grad_triton import weight_grad_triton
-
         return weight_grad_triton(grad, x)
     return weight_grad_torch(grad, x).contiguous()
 

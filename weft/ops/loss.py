@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, use_triton
+from weft.ops.loss_triton import cross_entropy_rows_triton
 
 
 def cross_entropy_rows_torch(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,8 +33,6 @@ def cross_entropy_rows_torch(logits: Tensor, labels: Tensor, rows: Tensor) -> tu
 )
 def _op(logits, labels, rows):
     if use_triton(logits):
-        from weft.ops.loss_triton import cross_entropy_rows_triton
-
         return cross_entropy_rows_triton(logits, labels, rows)
     return cross_entropy_rows_torch(logits, labels, rows)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import use_triton
+from weft.ops.optimizer_triton import adam_triton
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "bias_correction1", "bias_correction2")
 
@@ -41,8 +42,6 @@ def adam_torch(
 )
 def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask):
     if use_triton(param):
-        from weft.ops.optimizer_triton import adam_triton
-
         adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
     else:
         adam_torch(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)

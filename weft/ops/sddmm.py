@@ -13,8 +13,8 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
-from weft.ops.backend import accumulate_dtype, next_power_of_2, use_triton
-from weft.ops.lang import tl, triton
+from weft.ops.backend import accumulate_dtype, use_triton
+from weft.ops.sddmm_triton import sddmm_triton
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
 
@@ -24,51 +24,6 @@ def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
     left = a.index_select(-2, walk.rows()).to(acc)
     right = b.index_select(-2, walk.indices.long()).to(acc)
     return (left * right).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
-
-
-@triton.jit
-def _sddmm_kernel(
-    a, b, rows, indices, out, num_edges, heads, D, stride_a, stride_b, stride_out,
-    ACC: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """One tile of edges and one head: edges of a row stand together, so ``a`` comes from the L1."""
-    head = tl.program_id(1)
-    task = tl.program_id(2).to(tl.int64)
-    edge = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
-    inside = edge < num_edges
-    row = tl.load(rows + edge, mask=inside, other=0).to(tl.int64)
-    col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    a += task * stride_a + head * D
-    b += task * stride_b + head * D
-    total = tl.zeros([BE, BD], ACC)
-    for first in range(0, D, BD):
-        d = first + tl.arange(0, BD)
-        mask = inside[:, None] & (d < D)[None, :]
-        left = tl.load(a + row[:, None] * (heads * D) + d[None, :], mask=mask, other=0.0).to(ACC)
-        right = tl.load(b + col[:, None] * (heads * D) + d[None, :], mask=mask, other=0.0).to(ACC)
-        total += left * right
-    dots = tl.sum(total, 1)
-    tl.store(out + task * stride_out + edge * heads + head, dots.to(out.dtype.element_ty), mask=inside)
-
-
-def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
-    """Launch over ``a [..., N, H*D]`` and ``b [..., M, H*D]``."""
-    lead, width = a.shape[:-2], a.shape[-1]
-    a_TNF = a.reshape(-1, *a.shape[-2:]).contiguous()
-    b_TMF = b.reshape(-1, *b.shape[-2:]).contiguous()
-    tasks = a_TNF.shape[0]
-    out = a.new_empty(tasks, walk.num_edges, heads)
-    if out.numel():
-        D = width // heads
-        block_d = min(next_power_of_2(D), 128)
-        block_e = max(16, 2048 // block_d)
-        rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
-        _sddmm_kernel[(-(-walk.num_edges // block_e), heads, tasks)](
-            a_TNF, b_TMF, rows, walk.indices, out, walk.num_edges, heads, D,
-            a_TNF.stride(0), b_TMF.stride(0), out.stride(0),
-            ACC=tl.float64 if a.dtype == torch.float64 else tl.float32, BE=block_e, BD=block_d, num_warps=4,
-        )  # fmt: skip
-    return out.reshape(*lead, walk.num_edges, heads)
 
 
 @torch.library.custom_op(

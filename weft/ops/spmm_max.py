@@ -15,6 +15,7 @@ from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.segments import scatter_extreme
+from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
 
@@ -57,8 +58,6 @@ def spmm_max_backward_torch(
 def _spmm_max_op(x, weight, walk, back):
     opened = unpack(walk)
     if use_triton(x):
-        from weft.ops.spmm_max_triton import spmm_max_triton
-
         return spmm_max_triton(x, weight, opened)
     if cpu.serves(x, weight):
         return cpu.spmm_max(x, weight, opened)
@@ -73,8 +72,6 @@ def _spmm_max_op(x, weight, walk, back):
 def _spmm_max_backward_op(grad, winner, weight, walk, back):
     opened, opened_back = unpack(walk), unpack(back)
     if use_triton(grad):
-        from weft.ops.spmm_max_triton import spmm_max_backward_triton
-
         return spmm_max_backward_triton(grad, winner, weight, opened_back)
     if cpu.serves(grad, weight):
         return cpu.spmm_max_backward(grad, winner, weight, opened, opened_back.num_rows)

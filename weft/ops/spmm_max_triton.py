@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.attention_triton import add_hub_parts, flatten_tasks, triton_acc
+from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.walk import Walk
 
@@ -61,27 +61,38 @@ def _forward_kernel(
     best = tl.full([L, BF], float("-inf"), ACC)
     winner = tl.full([L, BF], NO_EDGE, tl.int64)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        for first in range(0, length, L):
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        for first in range(0, length_one, L):
             best, winner = _meet_edge(
-                x, w, indices, start + first + lane, first + lane < length, f, in_f, F, best, winner, HAS_W, ACC
+                x,
+                w,
+                indices,
+                start_one + first + lane,
+                first + lane < length_one,
+                f,
+                in_f,
+                F,
+                best,
+                winner,
+                HAS_W,
+                ACC,
             )
         top, top_winner = _merge_lanes(best, winner)
         if piece < num_partial:
-            at = (task * num_partial + piece) * F + f
-            tl.store(part + at, top, mask=in_f)
-            tl.store(part_winner + at, top_winner, mask=in_f)
+            at_one = (task * num_partial + piece) * F + f
+            tl.store(part + at_one, top, mask=in_f)
+            tl.store(part_winner + at_one, top_winner, mask=in_f)
         else:
-            row = tl.load(heavy_row + piece).to(tl.int64)
-            _store(out, winners, (task * N + row) * F + f, top, top_winner, in_f)
+            row_one = tl.load(heavy_row + piece).to(tl.int64)
+            _store(out, winners, (task * N + row_one) * F + f, top, top_winner, in_f)
     else:
         item = (piece - num_heavy) * L + lane
         valid = item < num_light
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        for step in range(0, tl.max(length, 0)):
+        for step in range(tl.max(length, 0)):
             best, winner = _meet_edge(
                 x, w, indices, start + step, step < length, f, in_f, F, best, winner, HAS_W, ACC
             )
@@ -146,26 +157,26 @@ def _backward_kernel(
     winners += task * N * F
     total = tl.zeros([L, BF], ACC)
     if piece < num_heavy:
-        start = tl.load(heavy_start + piece).to(tl.int64)
-        length = tl.load(heavy_len + piece)
-        for first in range(0, length, L):
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        for first in range(0, length_one, L):
             total = _collect_edge(
-                grad, winners, w, indices, perm, start + first + lane, first + lane < length, f, in_f, F, total,
+                grad, winners, w, indices, perm, start_one + first + lane, first + lane < length_one, f, in_f, F, total,
                 HAS_W, ACC,
             )  # fmt: skip
         summed = tl.sum(total, 0)
         if piece < num_partial:
             tl.store(part + (task * num_partial + piece) * F + f, summed, mask=in_f)
         else:
-            row = tl.load(heavy_row + piece).to(tl.int64)
-            tl.store(grad_x + (task * M + row) * F + f, summed.to(grad_x.dtype.element_ty), mask=in_f)
+            row_one = tl.load(heavy_row + piece).to(tl.int64)
+            tl.store(grad_x + (task * M + row_one) * F + f, summed.to(grad_x.dtype.element_ty), mask=in_f)
     else:
         item = (piece - num_heavy) * L + lane
         valid = item < num_light
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        for step in range(0, tl.max(length, 0)):
+        for step in range(tl.max(length, 0)):
             total = _collect_edge(
                 grad, winners, w, indices, perm, start + step, step < length, f, in_f, F, total, HAS_W, ACC
             )

@@ -30,7 +30,9 @@ def _weight_grad_kernel(
     for base in range(first, last, BK):
         n = base + tl.arange(0, BK)
         row = n.to(tl.int64)
-        g = tl.load(grad + row[:, None] * O + o[None, :], mask=(n < last)[:, None] & (o < O)[None, :], other=0.0)
+        g = tl.load(
+            grad + row[:, None] * O + o[None, :], mask=(n < last)[:, None] & (o < O)[None, :], other=0.0
+        )
         v = tl.load(x + row[:, None] * I + i[None, :], mask=(n < last)[:, None] & (i < I)[None, :], other=0.0)
         total = tl.dot(tl.trans(g), v, total, input_precision=PRECISION)
     at = ((task * tl.num_programs(1) + split) * O + o.to(tl.int64)[:, None]) * I + i[None, :]
@@ -52,7 +54,8 @@ class WeightGradLaunch:
 def choose_launch(num_out: int, num_in: int) -> WeightGradLaunch:
     """A tile that covers a narrow layer whole, so that every row is read once."""
     return WeightGradLaunch(
-        block_out=min(64, max(16, next_power_of_2(num_out))), block_in=min(128, max(16, next_power_of_2(num_in)))
+        block_out=min(64, max(16, next_power_of_2(num_out))),
+        block_in=min(128, max(16, next_power_of_2(num_in))),
     )
 
 

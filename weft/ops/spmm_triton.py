@@ -1,0 +1,216 @@
+"""Triton kernels of ``spmm.py``: bounded pieces of work, partial sums for hubs, no atomics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.backend import accumulate_dtype, next_power_of_2
+from weft.ops.lang import tl, triton
+from weft.ops.walk import Walk
+
+
+@triton.jit
+def _row_sum(
+    x,
+    w,
+    col_scale,
+    indices,
+    edge,
+    inside,
+    f,
+    in_f,
+    F,
+    HAS_W: tl.constexpr,
+    HAS_CS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Rows of x at the sources of a vector of edges, scaled: [len(edge), BF]."""
+    col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
+    value = tl.load(x + col[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(
+        ACC
+    )
+    if HAS_W:
+        value *= tl.load(w + edge, mask=inside, other=0.0).to(ACC)[:, None]
+    if HAS_CS:
+        value *= tl.load(col_scale + col, mask=inside, other=0.0).to(ACC)[:, None]
+    return value
+
+
+@triton.jit
+def _spmm_kernel(
+    x, w, row_scale, col_scale, indices,
+    heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
+    out, partial, num_heavy, num_light, num_partial, F, stride_x, stride_w, stride_out, stride_partial,
+    HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
+    BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    x += task * stride_x
+    w += task * stride_w
+    out += task * stride_out
+    partial += task * stride_partial
+    if piece < num_heavy:
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
+        lane = tl.arange(0, BE)
+        total_one = tl.zeros([BE, BF], ACC)
+        for first in range(0, length_one, BE):
+            total_one += _row_sum(
+                x,
+                w,
+                col_scale,
+                indices,
+                start_one + first + lane,
+                first + lane < length_one,
+                f,
+                in_f,
+                F,
+                HAS_W,
+                HAS_CS,
+                ACC,
+            )
+        sum_f = tl.sum(total_one, 0)
+        if piece < num_partial:
+            tl.store(partial + piece.to(tl.int64) * F + f, sum_f, mask=in_f)
+        else:
+            if HAS_RS:
+                sum_f *= tl.load(row_scale + row_one).to(ACC)
+            tl.store(out + row_one * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
+    else:
+        item = (piece - num_heavy) * BR + tl.arange(0, BR)
+        valid = item < num_light
+        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
+        length = tl.load(light_len + item, mask=valid, other=0)
+        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        longest = tl.max(length, 0)
+        total = tl.zeros([BR, BF], ACC)
+        for first in range(0, longest, UNROLL):
+            for step in tl.static_range(UNROLL):
+                total += _row_sum(
+                    x,
+                    w,
+                    col_scale,
+                    indices,
+                    start + first + step,
+                    first + step < length,
+                    f,
+                    in_f,
+                    F,
+                    HAS_W,
+                    HAS_CS,
+                    ACC,
+                )
+        if HAS_RS:
+            total *= tl.load(row_scale + row, mask=valid, other=0.0).to(ACC)[:, None]
+        tl.store(
+            out + row[:, None] * F + f[None, :],
+            total.to(out.dtype.element_ty),
+            mask=valid[:, None] & in_f[None, :],
+        )
+
+
+@triton.jit
+def _add_partials_kernel(
+    partial, hub_ptr, hub_row, row_scale, out, F, stride_partial, stride_out,
+    HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """Add the partial rows of one hub, BP at a time and always in the same order."""
+    hub = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    first = tl.load(hub_ptr + hub)
+    last = tl.load(hub_ptr + hub + 1)
+    row = tl.load(hub_row + hub).to(tl.int64)
+    total = tl.zeros([BP, BF], ACC)
+    for base in range(first, last, BP):
+        slot = base + tl.arange(0, BP)
+        at = partial + task * stride_partial + slot.to(tl.int64)[:, None] * F + f[None, :]
+        total += tl.load(at, mask=(slot < last)[:, None] & in_f[None, :], other=0.0)
+    sum_f = tl.sum(total, 0)
+    if HAS_RS:
+        sum_f *= tl.load(row_scale + row).to(ACC)
+    tl.store(out + task * stride_out + row * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
+
+
+@dataclass(frozen=True)
+class SpmmLaunch:
+    """Launch parameters: rows and features of a light tile, edges of a heavy one, unrolling, warps."""
+
+    block_rows: int
+    block_edges: int
+    block_features: int
+    unroll: int = 4
+    num_warps: int = 4
+
+
+def choose_launch(num_cols: int, num_features: int, itemsize: int) -> SpmmLaunch:
+    """Feature tile: the whole row when it is short, else the widest tile whose columns stay in the L2."""
+    block_features = min(next_power_of_2(num_features), 128)
+    while (
+        block_features > 32
+        and num_features > block_features // 2
+        and num_cols * block_features * itemsize > L2_BYTES
+    ):
+        if num_cols * 32 * itemsize > L2_BYTES:
+            break  # no useful tile fits: keep whole cache lines
+        block_features //= 2
+    block_rows = max(1, 1024 // block_features)
+    return SpmmLaunch(block_rows, block_rows, block_features)
+
+
+L2_BYTES = 40 * 2**20  # of an H200's 60 MB, leaving room for indices and output
+
+
+def spmm_triton(
+    x: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    walk: Walk,
+    launch: SpmmLaunch | None = None,
+) -> Tensor:
+    """Launch the kernels over ``x [..., M, F]``; leading dimensions become tasks."""
+    work = walk.work
+    assert work is not None
+    lead, (num_cols, num_features) = x.shape[:-2], x.shape[-2:]
+    x_TMF = x.reshape(-1, num_cols, num_features).contiguous()
+    tasks = x_TMF.shape[0]
+    out_TNF = x.new_empty(tasks, walk.num_rows, num_features)
+    if out_TNF.numel() == 0:
+        return out_TNF.reshape(*lead, walk.num_rows, num_features)
+    launch = launch or choose_launch(num_cols, num_features, x.element_size())
+    acc = tl.float64 if x.dtype == torch.float64 else tl.float32
+    num_partial = work.hub_of_partial.numel()
+    partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))
+    per_task_weight = weight is not None and weight.dim() > 1
+    if weight is not None:
+        weight = weight.reshape(-1, walk.num_edges).contiguous()
+    num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
+    feature_tiles = -(-num_features // launch.block_features)
+    grid = (num_heavy + -(-num_light // launch.block_rows), feature_tiles, tasks)
+    _spmm_kernel[grid](
+        x_TMF, weight if weight is not None else x_TMF,
+        row_scale if row_scale is not None else x_TMF, col_scale if col_scale is not None else x_TMF,
+        walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
+        work.light_start, work.light_len, work.light_row, out_TNF, partial,
+        num_heavy, num_light, num_partial, num_features,
+        x_TMF.stride(0), walk.num_edges if per_task_weight else 0, out_TNF.stride(0), partial.stride(0),
+        HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
+        BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features, UNROLL=launch.unroll,
+        num_warps=launch.num_warps,
+    )  # fmt: skip
+    if num_partial:
+        _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
+            partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
+            num_features, partial.stride(0), out_TNF.stride(0),
+            HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
+        )  # fmt: skip
+    return out_TNF.reshape(*lead, walk.num_rows, num_features)
