@@ -40,6 +40,7 @@ def test_defaults_are_usable_and_frozen():
         ({"seed": [0, 1, 2]}, "seed=[0, 1, 2] is a list; a task has one value for each setting"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"warmup": 200}, "warmup=200 must be below epochs=200"),
+        ({"model": "gat", "hidden": 60}, "hidden=60 must be a multiple of heads=8"),
         ({"model": "gnc"}, "model='gnc' must be one of gcn, sage, gin, gat, gatv2"),
         ({"model": "gcnn"}, "did you mean 'gcn'?"),
         ({"model": 3}, "model=3 must be a name, an nn.Module, or a callable"),

@@ -63,6 +63,11 @@ class Task:
             value = rule.check(self.label, field_name, getattr(self, field_name))
             object.__setattr__(self, field_name, value)
         self._check_betas()
+        if self.model in ("gat", "gatv2") and self.layers > 1 and self.hidden % self.heads:
+            raise SpecError(
+                f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
+                "it is the width of all heads together"
+            )
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "

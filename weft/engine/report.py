@@ -89,9 +89,7 @@ def _headlines(result: Result) -> str:
         value = result.metrics.get(f"{split}_{name}")
         if value is not None:
             words = f"{split} {name.replace('_', ' ')}"
-            cards.append(
-                f'<div class="card"><div class="big">{value:.4f}</div><div class="small">{words}</div></div>'
-            )
+            cards.append(f'<div class="card"><div class="big">{value:.4f}</div><div class="small">{words}</div></div>')
     return "".join(cards)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from weft.core.errors import GraphError, SpecError
 from weft.core.task import Task
-from weft.graph.catalog import load
 from weft.graph.graph import Graph
 from weft.graph.readers import read
 
@@ -20,6 +19,8 @@ def resolve_graph(task: Task) -> Graph:
 
 def find_graph(task: Task) -> Graph:
     """The graph that ``task.graph`` names."""
+    from weft.graph.catalog import load
+
     if not isinstance(task.graph, str):
         raise SpecError(
             f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "

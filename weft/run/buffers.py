@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 CLOCK = "clock"
 
 
+def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
+    """Table, key and full name of every buffer that training may change.
+
+    A module with a clock keeps nothing else there but what a runner hands it (its dropout rate).
+    """
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None and CLOCK not in module._buffers:
+                yield module._buffers, key, f"{prefix}.{key}" if prefix else key
+
+
 def take_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the model's buffers by name, in a layout of their own; clocks are not among them."""
-    return {
-        name: buffer.detach().clone().contiguous()
-        for name, buffer in model.named_buffers()
-        if name.rpartition(".")[2] != CLOCK
-    }
+    return {name: table[key].detach().clone().contiguous() for table, key, name in _places(model)}
 
 
 def attach_clock(model: nn.Module, clock: Tensor) -> None:
@@ -33,22 +42,16 @@ class BufferSlots:
     """The places in a model where its buffers hang."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [
-            (module._buffers, key, f"{prefix}.{key}" if prefix else key)
-            for prefix, module in model.named_modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None and key != CLOCK
-        ]
+        self._places = list(_places(model))
 
     def fill(self, buffers: dict[str, Tensor]) -> None:
         """Hang ``buffers`` in the model, which then updates them in place."""
         for table, key, name in self._places:
-            if name in buffers:
-                table[key] = buffers[name]
+            table[key] = buffers[name]
 
     def collect(self, buffers: dict[str, Tensor]) -> None:
         """Bring home what a module replaced instead of updating in place."""
         for table, key, name in self._places:
-            if name in buffers and table[key] is not buffers[name]:
+            if table[key] is not buffers[name]:
                 buffers[name].copy_(table[key])
                 table[key] = buffers[name]

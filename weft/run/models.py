@@ -63,8 +63,7 @@ def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
         ) from error
     if not isinstance(model, nn.Module):
         raise SpecError(
-            f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; "
-            "expected an nn.Module"
+            f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
         )
     return model
 

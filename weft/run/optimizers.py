@@ -21,15 +21,11 @@ def hyper_table(task: Task) -> Tensor:
     if task.optimizer == "sgd":
         beta1, beta2 = task.momentum, 0.0
     fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
-    rows = [
-        [lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(learning_rates(task))
-    ]
+    rows = [[lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(learning_rates(task))]
     return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
 
 
-def sgd_(
-    param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None
-) -> None:
+def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None) -> None:
     """One SGD step in place on ``[..., P]``: ``v = momentum v + g + decay w``, ``w -= lr v``."""
     lr, momentum, decay = (hyper[..., column, None] for column in (0, 1, 4))
     if decay_mask is not None:

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import SpecError
+from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.run.buffers import BufferSlots, attach_clock, detach_clock, take_buffers
 from weft.run.evaluation import Evaluation
-from weft.run.inputs import Features, bind, cast_features, check_logits, first_aggregate, takes_edge_index
+from weft.run.inputs import bind, cast_features, check_logits, first_aggregate, takes_edge_index
 from weft.run.models import build_model
 from weft.run.objectives import metric_name, objective_for
 from weft.run.optimizers import Optimizer
-from weft.run.parameters import Slots, layout_of
+from weft.run.parameters import Layout, layout_of
 from weft.run.precision import DTYPES
 from weft.run.randomness import generator_states, restore_generators
 from weft.run.replay import Replay
@@ -49,40 +48,27 @@ class SoloRun:
     def __init__(self, task: Task, graph: Graph, plan: Plan, device: torch.device) -> None:
         self.task, self.plan, self.device = task, plan, device
         self.notes: list[str] = []
+        self.epoch = 0
         self.graph = graph.to(device)
         self.objective = objective_for(task, graph.multilabel)
         self.metric = metric_name(task, graph.multilabel)
-        self._dtype = DTYPES[task.precision]
         self._model = build_model(task, graph.num_features, graph.num_classes).to(device)
-        call = self._callable()
-        self._layout = layout_of(self._model, task.decay)
-        if not self._layout.names:
-            raise SpecError(f"task {task.label!r}: model {task.model_name} has no trainable parameters")
-        self._slots = Slots(self._model, self._layout.names)
-        self._buffer_slots = BufferSlots(self._model)
+        self._layout: Layout | None = None
+        self._forward = self._tried_forward()
         evaluation = Evaluation(self.graph, self.objective, self.metric)
         self.columns = ["loss", *evaluation.columns]
         optimizer = Optimizer(task, self._layout, device)
+        self._buffer_slots = BufferSlots(self._model)
         self.state = State.new(
-            self._layout.flatten(dict(self._model.named_parameters())),
-            take_buffers(self._model),
-            optimizer.moments,
-            task.seed,
-            task.epochs,
-            len(self.columns),
+            self._flat, take_buffers(self._model), optimizer.moments, task.seed, task.epochs, len(self.columns)
         )
         self._buffer_slots.fill(self.state.buffers)
         attach_clock(self._model, self.state.clock)
-        loss = partial(self._loss, self.objective.loss, self.graph.y, self.graph.train)
-        forward = Forward(self._model, self._layout, call, self._dtype)
-        self._step = Step(forward, loss, optimizer, evaluation, self.state, self._buffer_slots, task.patience)
+        self._step = Step(
+            self._forward, self._loss, optimizer, evaluation, self.state, self._buffer_slots, task.patience
+        )
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
-        self.epoch = 0
-
-    @staticmethod
-    def _loss(loss: Callable[..., Tensor], labels: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
-        return loss(logits, labels, rows)
 
     @property
     def num_parameters(self) -> int:
@@ -91,31 +77,51 @@ class SoloRun:
 
     # ---- calling the model ---------------------------------------------------------------------------
 
-    def _callable(self) -> Callable[[], Tensor]:
-        """The model bound to the graph, tried once: wrong shapes are found before training starts."""
-        x: Features = cast_features(self.graph.x, self._dtype)
-        if isinstance(x, SparseFeatures) and takes_edge_index(self._model):
-            x = x.to_dense()
-        first = None
-        if self.plan.first_layer == "once":
-            first = first_aggregate(self._model, x, self.graph.adj)
-        try:
-            return self._tried(bind(self._model, self.graph, x, first))
-        except (TypeError, AttributeError, RuntimeError) as error:
-            if not isinstance(x, SparseFeatures) or self.task.model in MODELS:
-                raise
-            reason = str(error).strip().splitlines()[0]
-            self.notes.append(f"features made dense: the model does not take sparse ones ({reason})")
-            return self._tried(bind(self._model, self.graph, x.to_dense(), first))
+    def _loss(self, logits: Tensor) -> Tensor:
+        return self.objective.loss(logits, self.graph.y, self.graph.train)
 
-    def _tried(self, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def _tried_forward(self) -> Forward:
+        """The model as a function of flat weights, tried once so that misfits show before training."""
+        x = cast_features(self.graph.x, DTYPES[self.task.precision])
+        sparse = isinstance(x, SparseFeatures)
+        if sparse and takes_edge_index(self._model):
+            return self._try(x.to_dense())
+        try:
+            return self._try(x)
+        except SpecError as error:
+            if not sparse or self.task.model in MODELS or error.__cause__ is None:
+                raise
+            self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
+            return self._try(x.to_dense())
+
+    def _try(self, x: Tensor | SparseFeatures) -> Forward:
+        first = first_aggregate(self._model, x, self.graph.adj) if self.plan.first_layer == "once" else None
+        call = bind(self._model, self.graph, x, first)
         self._model.eval()
-        model = self._model
-        if self._dtype != torch.float32:
-            return call  # the weights are still float32 here; the first epoch tries the model
-        with torch.no_grad():
-            check_logits(self.task.label, model, call(), self.graph.num_nodes, self.graph.num_classes)
-        return call
+        try:
+            with torch.no_grad():
+                if any(nn.parameter.is_lazy(p) for p in self._model.parameters()):
+                    call()  # lazy layers learn their sizes
+                forward = self._flatten(call)
+                logits = forward(self._flat, training=False)
+        except (WeftError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise SpecError(
+                f"task {self.task.label!r}: model {self.task.model_name} failed on graph "
+                f"{self.graph.name!r}: {type(error).__name__}: {error}"
+            ) from error
+        check_logits(self.task.label, self._model, logits, self.graph.num_nodes, self.graph.num_classes)
+        return forward
+
+    def _flatten(self, call: Callable[[], Tensor]) -> Forward:
+        """Lay the model's parameters out in one buffer; a second try finds them where the first put them."""
+        if self._layout is None:
+            self._layout = layout_of(self._model, self.task.decay)
+            self._flat = self._layout.flatten(dict(self._model.named_parameters()))
+            if not self._layout.names:
+                raise SpecError(f"task {self.task.label!r}: model {self.task.model_name} has no trainable parameters")
+        return Forward(self._model, self._layout, call, DTYPES[self.task.precision])
 
     # ---- advancing -----------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class SoloRun:
     def best_model(self) -> nn.Module:
         """The model with the best weights of its own, in evaluation mode. The run is over after this."""
         flat = self.state.best_flat.clone()
-        self._slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
+        self._forward.slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
         self._buffer_slots.fill({name: b.clone() for name, b in self.state.best_buffers.items()})
         detach_clock(self._model)
         return self._model.eval()

@@ -33,9 +33,7 @@ class State:
     best_buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def new(
-        cls, flat: Tensor, buffers: dict[str, Tensor], moments: int, seed: int, epochs: int, columns: int
-    ) -> State:
+    def new(cls, flat: Tensor, buffers: dict[str, Tensor], moments: int, seed: int, epochs: int, columns: int) -> State:
         """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over."""
         device = flat.device
         return cls(

@@ -29,12 +29,12 @@ class Forward:
         self, model: nn.Module, layout: Layout, call: Callable[[], Tensor], dtype: torch.dtype = torch.float32
     ) -> None:
         self._model, self._layout, self._call, self._dtype = model, layout, call, dtype
-        self._slots = Slots(model, layout.names)
+        self.slots = Slots(model, layout.names)
 
     def __call__(self, flat: Tensor, training: bool) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         self._model.train(training)
-        self._slots.fill(self._layout.views(flat.to(self._dtype)))
+        self.slots.fill(self._layout.views(flat.to(self._dtype)))
         return self._call()
 
 
