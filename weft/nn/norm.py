@@ -46,14 +46,17 @@ class BatchNorm(Parametrised):
         return self._train(x, weight, bias, b) if self.training else self._evaluate(x, weight, bias, b)
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
-        if b is not None:
-            # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still
-            # shifts the running mean, and has a gradient: zero.
-            bias = bias + 0.0 * b
-        out = F.batch_norm(x, self.running_mean, self.running_var, weight, bias, True, self.momentum, self.eps)
-        if b is not None:
-            self.running_mean.add_(b.detach(), alpha=self.momentum)
+        if b is None:
+            return self._normalise(x, self.running_mean, weight, bias)
+        # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still shifts
+        # the running mean, and has a gradient: zero.
+        without_b = self.running_mean - b.detach()
+        out = self._normalise(x, without_b, weight, bias + 0.0 * b)
+        self.running_mean.copy_(without_b + b.detach())
         return out
+
+    def _normalise(self, x: Tensor, mean: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.batch_norm(x, mean, self.running_var, weight, bias, True, self.momentum, self.eps)
 
     def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
         scale = weight * (self.running_var + self.eps).rsqrt()

@@ -223,7 +223,7 @@ def _gin_from(theirs: Any) -> GINConv:
         second.weight.shape[0],
         hidden=first.weight.shape[0],
         activation=activation_name(act),
-        eps=float(theirs.eps),
+        eps=theirs.eps.item(),
         train_eps=isinstance(theirs.eps, nn.Parameter),
         bias=second.bias is not None,
     )
@@ -286,8 +286,9 @@ def _gin_to(ours: GINConv) -> nn.Module:
     act = None if ours.inner.activation == "none" else ours.inner.activation
     widths = [ours.in_features, ours.hidden, ours.out_features]
     mlp = pyg.MLP(widths, act=act, norm=None, bias=[True, ours.bias is not None])
-    mlp.norms[0] = norm_to_pyg(ours.inner.norm)
-    return pyg.GINConv(mlp, eps=ours.initial_eps, train_eps=ours.eps is not None)
+    theirs = pyg.GINConv(mlp, eps=ours.initial_eps, train_eps=ours.eps is not None)
+    mlp.norms[0] = norm_to_pyg(ours.inner.norm)  # only now: GINConv has just reset what stands inside
+    return theirs
 
 
 def _shared_options(ours: AttentionConv) -> dict[str, Any]:

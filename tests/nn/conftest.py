@@ -1,0 +1,29 @@
+"""Fixtures over the graphs of ``examples.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .examples import Example, make_example
+
+
+@pytest.fixture(params=["directed", "symmetric", "empty"])
+def graph(request: pytest.FixtureRequest) -> Example:
+    return make_example(request.param)
+
+
+@pytest.fixture
+def directed() -> Example:
+    return make_example("directed")
+
+
+@pytest.fixture
+def weighted() -> Example:
+    return make_example("weighted")
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> None:
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
