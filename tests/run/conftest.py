@@ -1,0 +1,29 @@
+"""Runs on the tiny graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_graph
+
+from weft.core.task import Task
+from weft.plan.solo import choose
+from weft.run.randomness import seeded
+from weft.run.solo import SoloRun
+
+
+@pytest.fixture
+def graph():
+    return tiny_graph()
+
+
+@pytest.fixture
+def start():
+    """``start(graph, **settings)``: a run that has not trained yet, as the engine would make it."""
+
+    def make(graph, device="cpu", **settings):
+        task = Task(**{"graph": graph, "hidden": 8, "epochs": 20, "dropout": 0.0, "heads": 2, **settings})
+        with seeded(task.seed, torch.device(device)):
+            return SoloRun(task, graph, choose(task, graph.stats(), device), torch.device(device))
+
+    return make

@@ -1,0 +1,30 @@
+"""A graph small enough to train on in milliseconds, in its variants."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.graph.features import SparseFeatures
+from weft.graph.graph import Graph
+
+NODES, FEATURES, CLASSES = 60, 9, 3
+
+
+def tiny_graph(seed: int = 0, sparse: bool = False, multilabel: bool = False, weighted: bool = False) -> Graph:
+    """60 nodes, classes that features and edges tell something about, 24/16/20 nodes in the splits."""
+    random = torch.Generator().manual_seed(seed)
+    y = torch.arange(NODES) % CLASSES
+    src, dst = (torch.randint(0, NODES, (240,), generator=random) for _ in range(2))
+    kept = (y[src] == y[dst]) | (torch.rand(240, generator=random) < 0.3)
+    x = torch.randn(NODES, FEATURES, generator=random)
+    x[torch.arange(NODES), y] += 1.5
+    if sparse:
+        x = SparseFeatures.from_torch(torch.where(x > 0.8, x, torch.zeros(())))
+    labels = y
+    if multilabel:
+        labels = torch.stack([(y == c) | (torch.rand(NODES, generator=random) < 0.2) for c in range(4)], 1).float()
+    weight = torch.rand(int(kept.sum()), generator=random) if weighted else None
+    graph = Graph.from_edges(
+        src[kept], dst[kept], NODES, x=x, y=labels, edge_weight=weight, directed=False, name="tiny"
+    )
+    return graph.random_split(train=24, val=16, seed=seed)
