@@ -1,0 +1,10 @@
+"""Generated graphs: deterministic by seed, built in torch on any device, the same on each.
+
+:func:`citation` plants classes in a power-law graph, :func:`sbm` joins blocks, :func:`rmat` recurses.
+"""
+
+from weft.graph.generate.citation import citation
+from weft.graph.generate.rmat import rmat
+from weft.graph.generate.sbm import sbm
+
+__all__ = ["citation", "rmat", "sbm"]
