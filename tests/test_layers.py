@@ -80,7 +80,7 @@ def test_imports_point_down(path):
         return
     for name in imports(path):
         if name.split(".")[0] == "weft":
-            target = (name.split(".") + [""])[1]
+            target = ([*name.split("."), ""])[1]
             assert target == layer or target in BELOW[layer], f"{layer} must not import {name}"
 
 

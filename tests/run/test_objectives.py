@@ -47,7 +47,7 @@ def test_multilabel(logits):
 def test_an_objective_that_does_not_suit_the_labels():
     with pytest.raises(SpecError, match="objective='multilabel' does not suit graph 'g', which has one class"):
         objective_for(Task(graph="g", objective="multilabel"), multilabel=False)
-    with pytest.raises(SpecError, match="label_smoothing=0.1 is for multiclass"):
+    with pytest.raises(SpecError, match=r"label_smoothing=0\.1 is for multiclass"):
         objective_for(Task(graph="g", label_smoothing=0.1), multilabel=True)
 
 

@@ -138,7 +138,7 @@ def test_dense_only_modules_get_dense_features_and_a_note(start):
     assert "features made dense" in run.notes[0]
     dense = graph._changed(x=graph.x.to_dense())
     _, losses, _ = plain_loop(run.task, dense, model=build_model(run.task, dense.num_features, 3))
-    assert [row[0] for row in run.look().rows][0] == pytest.approx(losses[0], abs=1e-5)
+    assert next(row[0] for row in run.look().rows) == pytest.approx(losses[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

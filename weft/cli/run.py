@@ -63,9 +63,7 @@ def _print_line(event: Event) -> None:
     print(event.to_json(), flush=True)
 
 
-def _say_how_to_resume(
-    interruption: Interrupted, spec: Path, device: str, folder: Path, changes: list[str]
-) -> None:
+def _say_how_to_resume(interruption: Interrupted, spec: Path, device: str, folder: Path, changes: list[str]) -> None:
     command = ["weft", "run", str(spec), "--out", str(folder), "--resume"]
     if device != "auto":
         command += ["--device", device]

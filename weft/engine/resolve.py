@@ -19,8 +19,6 @@ def resolve_graph(task: Task) -> Graph:
 
 def find_graph(task: Task) -> Graph:
     """The graph that ``task.graph`` names."""
-    from weft.graph.catalog import load
-
     if not isinstance(task.graph, str):
         raise SpecError(
             f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
@@ -28,6 +26,8 @@ def find_graph(task: Task) -> Graph:
         )
     if Path(task.graph).exists():
         return read(task.graph)
+    from weft.graph.catalog import load
+
     return load(task.graph)
 
 

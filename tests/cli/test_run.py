@@ -1,0 +1,180 @@
+"""``weft run`` as a user meets it: output, exit codes, Ctrl-C, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import tiny_graph
+
+from weft.cli.main import main
+from weft.core.version import __version__
+from weft.run.checkpoint import read_checkpoint
+
+SPEC = """
+graph = "tiny"
+[model]
+name = "gcn"
+hidden = 8
+[train]
+epochs = 12
+"""
+
+
+@pytest.fixture
+def spec(tmp_path, monkeypatch):
+    """A spec beside a saved graph, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    tiny_graph().save(tmp_path / "tiny")
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture
+def weft(monkeypatch, capsys):
+    """``weft("run", ...)``: exit code, stdout and stderr of the command, in this process."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        code = leaving.value.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def events(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_prints_events_and_leaves_files(weft, spec):
+    code, out, err = weft("run", spec, "--device", "cpu")
+    assert (code, err) == (0, "")
+    lines = events(out)
+    assert lines[0]["event"] == "start"
+    assert lines[-1]["event"] == "finish"
+    assert lines[-1]["metrics"]["epochs_run"] == 12
+    saved = json.loads(Path("runs/spec/result.json").read_text())
+    assert saved["metrics"] == lines[-1]["metrics"]
+    assert saved["task"]["name"] == "spec"
+
+
+def test_overrides_and_folder(weft, spec, tmp_path):
+    code, out, _ = weft(
+        "run", spec, "--json", "--out", tmp_path / "o", "--set", "train.epochs=3", "--set", "model.name=sage"
+    )
+    assert code == 0
+    assert (tmp_path / "o" / "report.html").exists()
+    settings = events(out)[0]["settings"]
+    assert (settings["epochs"], settings["model"]) == (3, "sage")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "none.toml"], "weft: error: none.toml: no such file"),
+        (["run", "spec.toml", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
+        (["run", "spec.toml", "--set", "model.hidden=0"], "weft: error: task 'spec': hidden=0 must be at least 1"),
+        (["run", "spec.toml", "--set", "seed=[0, 1]"], "a spec describes one task"),
+        (["run", "spec.toml", "--set", "graph=nothing-like-it"], "nothing-like-it"),
+        (["run", "spec.toml", "--device", "abacus"], "device 'abacus'"),
+        (["run"], "Missing argument"),
+        (["run", "spec.toml", "--no-such-option"], "No such option"),
+        (["jump"], "No such command"),
+    ],
+)
+def test_mistakes_exit_with_2_and_no_traceback(weft, spec, arguments, message):
+    code, _, err = weft(*arguments)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_failed_training_exits_with_3(weft, spec):
+    code, out, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=1e12")
+    assert code == 3
+    assert "became" in err
+    assert "lower lr" in err
+    assert events(out)[-1]["event"] == "failed"
+
+
+def test_faults_of_our_own_exit_with_1_and_ask_for_a_report(weft, spec, monkeypatch):
+    monkeypatch.setattr("weft.cli.run.read_spec", lambda *_: 1 / 0)
+    code, _, err = weft("run", spec)
+    assert code == 1
+    assert "ZeroDivisionError" in err
+    assert "report" in err
+    assert "Traceback" not in err
+    code, _, err = weft("--debug", "run", spec)
+    assert code == 1
+    assert "Traceback" in err
+
+
+def test_help_and_version(weft):
+    assert weft("--version")[:2] == (0, f"weft {__version__}\n")
+    code, out, _ = weft("run", "--help")
+    assert code == 0
+    for word in ("--device", "--out", "--json", "--resume", "--set", "Exit codes"):
+        assert word in out
+
+
+def test_a_finished_run_is_reported_by_resume(weft, spec):
+    weft("run", spec)
+    code, out, _ = weft("run", spec, "--resume")
+    assert code == 0
+    assert [line["event"] for line in events(out)] == ["start", "note", "finish"]
+
+
+def test_resume_with_other_settings_is_refused(weft, spec):
+    weft("run", spec)
+    code, _, err = weft("run", spec, "--resume", "--set", "train.lr=0.5")
+    assert code == 2
+    assert "was trained with lr=0.01" in err
+
+
+def test_a_terminal_gets_a_live_line_and_a_summary(weft, spec, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, err = weft("run", spec)
+    assert code == 0
+    assert "12/12" in err
+    assert "tiny (60 nodes" in err
+    assert "best epoch" in out
+    assert "report.html" in out
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, number, code):
+    change = "train.epochs=100000"
+    command = [sys.executable, "-m", "weft.cli.main", "run", str(spec), "--out", "my run", "--set", change]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        for line in child.stdout:
+            if json.loads(line)["event"] == "progress":
+                break
+        child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == code, err
+    epoch = read_checkpoint(Path("my run")).about["epoch"]
+    assert json.loads(out.splitlines()[-1]) | {"time": 0} == {
+        "event": "interrupted",
+        "task": "spec",
+        "time": 0,
+        "epoch": epoch,
+    }
+    assert f"interrupted after epoch {epoch}" in err
+    resume = shlex.split(err.splitlines()[-1])
+    assert resume == ["weft", "run", str(spec), "--out", "my run", "--resume", "--set", change]

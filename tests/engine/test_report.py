@@ -1,0 +1,55 @@
+"""The report: round axis numbers, and pages that hold whatever they are given."""
+
+from __future__ import annotations
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+from tiny import tiny_graph
+
+from weft.core.task import Task
+from weft.engine.curves import Curve, chart, nice_ticks
+from weft.engine.report import render_report
+from weft.engine.train import run
+
+
+@pytest.mark.parametrize("span", [(0.0, 1.0), (0.31, 0.87), (-3.0, 1e6), (0.5, 0.5), (0.0, 0.0), (1e-9, 3e-9)])
+def test_ticks_are_round_and_cover_the_values(span):
+    ticks = nice_ticks(*span)
+    assert ticks[0] <= span[0] + 1e-12
+    assert ticks[-1] >= span[1] - 1e-12
+    assert 2 <= len(ticks) <= 12
+
+
+def test_charts_leave_out_what_was_not_measured():
+    svg = chart("loss", [Curve("a", [1.0, math.nan, 0.5], "train")], marked=3)
+    assert "nan" not in svg
+    assert chart("loss", [Curve("a", [math.nan], "train")]) == ""
+
+
+class Balance(HTMLParser):
+    """Counts tags that were opened and not closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "line", "polyline"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in ("line", "polyline"):
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7])
+def test_the_page_is_well_formed_and_escapes(epochs):
+    task = Task(graph=tiny_graph(), hidden=4, epochs=epochs, eval_every=2, name="<b>&")
+    page = render_report(run(task, progress=False))
+    checker = Balance()
+    checker.feed(page)
+    assert checker.open == []
+    assert "<b>&" not in page
+    assert "&lt;b&gt;&amp;" in page
