@@ -34,9 +34,7 @@ from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
 
-def coefficient_mask(
-    rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int
-) -> Tensor | None:
+def coefficient_mask(rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int) -> Tensor | None:
     """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``; element = edge * heads + head."""
     if rate is None:
         return None
@@ -45,9 +43,7 @@ def coefficient_mask(
     return torch.where(keep, scale, 0.0).unflatten(-1, (num_edges, heads))
 
 
-def attention_torch(
-    x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk
-) -> Tensor:
+def attention_torch(x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk) -> Tensor:
     """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
     cols, rows = walk.indices.long(), walk.rows()
     acc = accumulate_dtype(x.dtype)
@@ -72,16 +68,12 @@ def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Wal
     positive = (argument > 0).to(acc)
     gathered = x.index_select(-3, cols).to(acc)
     out = segment_sum((kept[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
-    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), walk).unflatten(
-        -1, x.shape[-2:]
-    )
+    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
     alpha_plus = segment_sum(alpha * positive, walk)
     return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, walk)
 
 
-def attention_backward_torch(
-    grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk
-):
+def attention_backward_torch(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
     """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
     cols, rows = walk.indices.long(), walk.rows()
     acc = accumulate_dtype(x.dtype)
@@ -126,9 +118,7 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
 def _backward_op(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
     opened, opened_back = unpack(walk), unpack(back)
     if use_triton(x):
-        return attention_backward_triton(
-            grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened_back
-        )
+        return attention_backward_triton(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened_back)
     if cpu.serves(x, a_src, a_dst):
         return cpu.attention_backward(
             grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
@@ -183,9 +173,7 @@ def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, walk, back):
 
 
 @_backward_op.register_vmap
-def _backward_vmap(
-    info, in_dims, grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back
-):
+def _backward_vmap(info, in_dims, grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
     tensors = (grad, x, a_src, a_dst, delta, log_sum)
     lead = [_lead(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
     rate, clock = _lead(rate, in_dims[7], info.batch_size), _lead(clock, in_dims[8], info.batch_size)

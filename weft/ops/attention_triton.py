@@ -155,9 +155,7 @@ def _forward_kernel(
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        dst = tl.load(
-            a_dst + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0
-        ).to(ACC)
+        dst = tl.load(a_dst + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0).to(ACC)
         for step in range(tl.max(length, 0)):
             top, total, total_plus, acc, acc_plus = _meet_edge(
                 x, a_src, indices, start + step, step < length, dst, h, d, H, D, slope, key, fraction,
@@ -214,9 +212,7 @@ def merge_hubs_kernel(
         total = total * fade + gain * tl.load(part_stats + size_h + at_h, mask=mask_h, other=0.0)
         acc = acc * fade[:, :, None] + gain[:, :, None] * tl.load(part_acc + at_d, mask=mask_d, other=0.0)
         if PLUS:
-            total_plus = total_plus * fade + gain * tl.load(
-                part_stats + 2 * size_h + at_h, mask=mask_h, other=0.0
-            )
+            total_plus = total_plus * fade + gain * tl.load(part_stats + 2 * size_h + at_h, mask=mask_h, other=0.0)
             plus = tl.load(part_acc + size_h * D + at_d, mask=mask_d, other=0.0)
             acc_plus = acc_plus * fade[:, :, None] + gain[:, :, None] * plus
         top = higher

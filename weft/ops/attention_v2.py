@@ -25,14 +25,10 @@ from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
 
-def _edge_scores(
-    x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: Walk
-) -> tuple[Tensor, Tensor]:
+def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: Walk) -> tuple[Tensor, Tensor]:
     """``(argument [..., E, H, D], score [..., E, H])`` in the accumulation type."""
     acc = accumulate_dtype(x_src.dtype)
-    argument = x_src.index_select(-3, walk.indices.long()).to(acc) + x_dst.index_select(-3, walk.rows()).to(
-        acc
-    )
+    argument = x_src.index_select(-3, walk.indices.long()).to(acc) + x_dst.index_select(-3, walk.rows()).to(acc)
     return argument, (leaky_relu(argument, slope) * att[..., None, :, :].to(acc)).sum(-1)
 
 
@@ -54,9 +50,7 @@ def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, walk
     return out, segment_log_sum_exp(scores, walk)
 
 
-def attention_v2_backward_torch(
-    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: Walk
-):
+def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: Walk):
     """``(grad_x_src, grad_x_dst, grad_att)``: reference for the two passes of the backward."""
     cols, rows = walk.indices.long(), walk.rows()
     argument, scores = _edge_scores(x_src, x_dst, att, slope, walk)
@@ -111,9 +105,7 @@ def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, si
         return cpu.attention_v2_backward(
             grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack(back)
         )
-    return attention_v2_backward_torch(
-        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened
-    )
+    return attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened)
 
 
 @_op.register_fake
@@ -139,9 +131,7 @@ def _backward(ctx, grad, _):
     grad = grad.contiguous()
     acc = accumulate_dtype(out.dtype)
     delta = (grad.to(acc) * out.to(acc)).sum(-1)
-    grads = _backward_op(
-        grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back
-    )
+    grads = _backward_op(grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
     return *grads, None, None, None, None, [None] * len(ctx.walk), [None] * len(ctx.back)
 
 
@@ -156,9 +146,7 @@ def _vmap(info, in_dims, x_src, x_dst, att, slope, rate, clock, site, walk, back
 
 
 @_backward_op.register_vmap
-def _backward_vmap(
-    info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back
-):
+def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
     tensors = (grad, x_src, x_dst, att, delta, log_sum)
     lead = [_lead(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
     rate, clock = _lead(rate, in_dims[7], info.batch_size), _lead(clock, in_dims[8], info.batch_size)

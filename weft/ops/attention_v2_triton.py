@@ -68,9 +68,7 @@ def _forward_kernel(
     x_dst += task * N * H * D
     out += task * N * H * D
     log_sum += task * N * H
-    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
-        None, :, :
-    ]
+    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
@@ -119,9 +117,7 @@ def _forward_kernel(
                 x_src, indices, start + step, step < length, dst, vector, h, d, H, D, slope, key, fraction,
                 top, total, acc, DROP, ACC,
             )  # fmt: skip
-        finish_rows(
-            out, out, log_sum, log_sum, row, valid, h, d, H, D, top, total, total, acc, acc, True, False
-        )
+        finish_rows(out, out, log_sum, log_sum, row, valid, h, d, H, D, top, total, total, acc, acc, True, False)
 
 
 @triton.jit
@@ -185,9 +181,7 @@ def _backward_kernel(
     grad += task * num_rows * H * D
     stats += task * num_rows * H * 2
     grad_near += task * num_near * H * D
-    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
-        None, :, :
-    ]
+    vector = tl.load(att + task * stride_att + h[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[None, :, :]
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
@@ -303,15 +297,11 @@ def attention_v2_backward_triton(
     grad_dst, part_att = _walk_backward(dst_T, src_T, *shared, walk, transposed=False)
     grad_src, _ = _walk_backward(src_T, dst_T, *shared, back, transposed=True)
     grad_att = part_att.sum(1)
-    grad_att = (
-        grad_att.reshape(att.shape) if att.numel() == grad_att.numel() else grad_att.sum(0).reshape(att.shape)
-    )
+    grad_att = grad_att.reshape(att.shape) if att.numel() == grad_att.numel() else grad_att.sum(0).reshape(att.shape)
     return grad_src.reshape(x_src.shape), grad_dst.reshape(x_dst.shape), grad_att.to(att.dtype)
 
 
-def _walk_backward(
-    near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool
-):
+def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool):
     """One pass; ``near`` are the rows of ``walk``. Returns their gradient and the parts of att's."""
     work = walk.work
     tasks, num_near, H, D = near.shape

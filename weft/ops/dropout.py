@@ -15,6 +15,7 @@ from torch.nn.functional import elu, relu
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.backend import use_triton
+from weft.ops.column_sum import column_sum
 from weft.ops.dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.random import keep_mask
 
@@ -116,7 +117,7 @@ def _backward(ctx, grad):
         grad_x = _backward_op(grad, out, ctx.act, rate, clock, ctx.site)
     if ctx.needs_input_grad[1]:
         lead = len(ctx.bias_shape) - 1
-        grad_bias = grad_x.flatten(lead, -2).sum(lead)
+        grad_bias = column_sum(grad_x.flatten(lead, -2))
     return grad_x, grad_bias, None, None, None, None
 
 

@@ -31,9 +31,7 @@ def edge_softmax_backward_torch(grad: Tensor, out: Tensor, walk: Walk) -> Tensor
     return (product - out.to(acc) * segment_sum(product, walk).index_select(-2, walk.rows())).to(out.dtype)
 
 
-@torch.library.custom_op(
-    "weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] walk) -> Tensor"
-)
+@torch.library.custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] walk) -> Tensor")
 def _edge_softmax_op(scores, walk):
     opened = unpack(walk)
     if use_triton(scores):
@@ -87,9 +85,7 @@ def _vmap(info, in_dims, scores, walk):
 
 @_edge_softmax_backward_op.register_vmap
 def _backward_vmap(info, in_dims, grad, out, walk):
-    grad = (
-        grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    )
+    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
     out = out.movedim(in_dims[1], 0) if in_dims[1] is not None else out.expand(info.batch_size, *out.shape)
     return _edge_softmax_backward_op(grad, out, walk), 0
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import use_triton
+from weft.ops.column_sum import column_sum
 from weft.ops.weight_grad_triton import weight_grad_triton
 
 
@@ -38,16 +39,12 @@ def _weight_grad_fake(grad, x):
 
 @weight_grad.register_vmap
 def _weight_grad_vmap(info, in_dims, grad, x):
-    grad = (
-        grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    )
+    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
     x = x.movedim(in_dims[1], 0) if in_dims[1] is not None else x.expand(info.batch_size, *x.shape)
     return weight_grad(grad, x), 0
 
 
-@torch.library.custom_op(
-    "weft::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
-)
+@torch.library.custom_op("weft::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
 def _linear_op(x, weight, bias):
     if bias is None:
         return x @ weight.transpose(-2, -1)
@@ -71,7 +68,7 @@ def _linear_backward(ctx, grad):
     grad = grad.contiguous()
     grad_x = grad @ weight if ctx.needs_input_grad[0] else None
     grad_weight = weight_grad(grad, x) if ctx.needs_input_grad[1] else None
-    grad_bias = grad.sum(-2) if ctx.needs_input_grad[2] else None
+    grad_bias = column_sum(grad) if ctx.needs_input_grad[2] else None
     return grad_x, grad_weight, grad_bias
 
 

@@ -28,9 +28,7 @@ def _cross_entropy_kernel(
     total = tl.where(listed, tl.sum(exps, 1), 1.0)
     chosen = c[None, :] == label[:, None]
     log_p = tl.sum(tl.where(chosen & mask, shifted, 0.0), 1) - tl.log(total)
-    tl.store(
-        losses + task * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(listed, -log_p, 0.0), 0) / M
-    )
+    tl.store(losses + task * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(listed, -log_p, 0.0), 0) / M)
     slope = (exps / total[:, None] - tl.where(chosen, 1.0, 0.0)) / M
     tl.store(grad + at, slope.to(grad.dtype.element_ty), mask=mask)
 

@@ -27,7 +27,7 @@ def mix_key(clock, site):
     """64-bit key of the (seed, step) pair at ``clock``."""
     seed = tl.load(clock).to(tl.uint64, bitcast=True)
     step = tl.load(clock + 1).to(tl.uint64, bitcast=True)
-    return _splitmix(_splitmix(_splitmix(seed) + step) + site.to(tl.uint64))
+    return _splitmix(_splitmix(_splitmix(seed) + step) + site)
 
 
 @triton.jit

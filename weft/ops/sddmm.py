@@ -85,9 +85,7 @@ def sddmm(adj: Adjacency, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
     """Dot products ``[..., E, heads]`` of ``a [..., N, heads*D]`` at each edge's destination and
     ``b [..., M, heads*D]`` at its source, in CSR order. Differentiable in both."""
     if a.shape[-1] != b.shape[-1] or a.shape[-1] % heads:
-        raise InputError(
-            f"sddmm: widths {a.shape[-1]} and {b.shape[-1]} must be equal and divisible by heads={heads}"
-        )
+        raise InputError(f"sddmm: widths {a.shape[-1]} and {b.shape[-1]} must be equal and divisible by heads={heads}")
     if a.shape[-2] != adj.num_rows or b.shape[-2] != adj.num_cols:
         raise InputError(
             f"sddmm: a has {a.shape[-2]} rows and b {b.shape[-2]}; the adjacency is {adj.num_rows} x {adj.num_cols}"

@@ -111,9 +111,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     Rows without edges give zeros.
     """
     if x.shape[-2] != adj.num_cols:
-        raise InputError(
-            f"spmm: x has {x.shape[-2]} rows, the adjacency has {adj.num_cols} columns; they must agree"
-        )
+        raise InputError(f"spmm: x has {x.shape[-2]} rows, the adjacency has {adj.num_cols} columns; they must agree")
     if reduce == "max":
         from weft.ops.spmm_max import spmm_max
 

@@ -36,9 +36,7 @@ def spmm_max_torch(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor
     return torch.where(winner < 0, 0.0, top).to(x.dtype), winner.to(walk.indptr.dtype)
 
 
-def spmm_max_backward_torch(
-    grad: Tensor, winner: Tensor, weight: Tensor | None, walk: Walk, num_cols: int
-) -> Tensor:
+def spmm_max_backward_torch(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: Walk, num_cols: int) -> Tensor:
     """Reference: send every gradient to the source of its winning edge."""
     edge = winner.long().clamp(min=0)
     value = torch.where(winner < 0, 0.0, grad.to(accumulate_dtype(grad.dtype)))
@@ -111,9 +109,7 @@ def _vmap(info, in_dims, x, weight, walk, back):
 
 @_spmm_max_backward_op.register_vmap
 def _backward_vmap(info, in_dims, grad, winner, weight, walk, back):
-    grad = (
-        grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    )
+    grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
     winner = winner.movedim(in_dims[1], 0)
     return _spmm_max_backward_op(grad, winner, weight, walk, back), 0
 

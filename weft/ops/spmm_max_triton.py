@@ -93,9 +93,7 @@ def _forward_kernel(
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
         for step in range(tl.max(length, 0)):
-            best, winner = _meet_edge(
-                x, w, indices, start + step, step < length, f, in_f, F, best, winner, HAS_W, ACC
-            )
+            best, winner = _meet_edge(x, w, indices, start + step, step < length, f, in_f, F, best, winner, HAS_W, ACC)
         at = (task * N + row)[:, None] * F + f[None, :]
         _store(out, winners, at, best, winner, valid[:, None] & in_f[None, :])
 

@@ -29,9 +29,7 @@ def _row_sum(
 ):
     """Rows of x at the sources of a vector of edges, scaled: [len(edge), BF]."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    value = tl.load(x + col[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(
-        ACC
-    )
+    value = tl.load(x + col[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(ACC)
     if HAS_W:
         value *= tl.load(w + edge, mask=inside, other=0.0).to(ACC)[:, None]
     if HAS_CS:
@@ -151,22 +149,28 @@ class SpmmLaunch:
     num_warps: int = 4
 
 
-def choose_launch(num_cols: int, num_features: int, itemsize: int) -> SpmmLaunch:
-    """Feature tile: the whole row when it is short, else the widest tile whose columns stay in the L2."""
-    block_features = min(next_power_of_2(num_features), 128)
-    while (
-        block_features > 32
-        and num_features > block_features // 2
-        and num_cols * block_features * itemsize > L2_BYTES
-    ):
-        if num_cols * 32 * itemsize > L2_BYTES:
-            break  # no useful tile fits: keep whole cache lines
-        block_features //= 2
-    block_rows = max(1, 1024 // block_features)
-    return SpmmLaunch(block_rows, block_rows, block_features)
+L2_BYTES = 48 * 2**20  # of an H200's 60 MB, leaving room for indices and output
 
 
-L2_BYTES = 40 * 2**20  # of an H200's 60 MB, leaving room for indices and output
+def choose_launch(num_cols: int, num_features: int, itemsize: int, mean_degree: float) -> SpmmLaunch:
+    """Launch parameters by the width of a row and whether a tile of every column stays in the L2.
+
+    Tiles over features are walked one after another, so while ``num_cols * block_features`` fits the L2 each column is
+    read from memory once. Measured on an H200 for F = 16, 64, 256, 1024 over pubmed, arxiv, reddit, products shapes.
+    """
+    width = next_power_of_2(num_features)
+    if width <= 16:
+        return SpmmLaunch(128, 128, width, 2, 4) if mean_degree > 64 else SpmmLaunch(32, 32, width, 4, 2)
+    if width == 32:
+        return SpmmLaunch(16, 16, 32, 4, 2)
+    if width == 64:
+        return SpmmLaunch(8, 8, 64, 4, 4)
+    tile_bytes = num_cols * 64 * itemsize
+    if tile_bytes <= L2_BYTES:
+        return SpmmLaunch(8, 8, 128 if 2 * tile_bytes <= L2_BYTES else 64, 4, 4)
+    if width == 128 or tile_bytes <= 2 * L2_BYTES:
+        return SpmmLaunch(4, 4, 128, 4, 2)
+    return SpmmLaunch(8, 8, 256, 2, 4)
 
 
 def spmm_triton(
@@ -186,7 +190,7 @@ def spmm_triton(
     out_TNF = x.new_empty(tasks, walk.num_rows, num_features)
     if out_TNF.numel() == 0:
         return out_TNF.reshape(*lead, walk.num_rows, num_features)
-    launch = launch or choose_launch(num_cols, num_features, x.element_size())
+    launch = launch or choose_launch(num_cols, num_features, x.element_size(), walk.num_edges / max(walk.num_rows, 1))
     acc = tl.float64 if x.dtype == torch.float64 else tl.float32
     num_partial = work.hub_of_partial.numel()
     partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))

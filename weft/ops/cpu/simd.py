@@ -1,0 +1,168 @@
+"""Short vectors for numba kernels, so that a row being summed stays in registers.
+
+Numba keeps such a row in memory, because it cannot prove that it does not overlap the input; every edge then
+waits for the store before it (measured on one core, facebook's graph, F = 64: 45 ms as plain loops, 3.6 ms
+with vectors, 5.6 ms in MKL).
+
+A vector is an ordinary value inside a kernel: ``v = zeros(x, 16)``, ``v = madd(v, load(x, at, 16), fill(v, w))``.
+``array`` arguments are one-dimensional and contiguous, positions count elements, ``lanes`` is a constant.
+Products and sums may be contracted to a fused multiply-add; nothing else is relaxed, so NaN and infinity pass.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic, models, register_model
+
+CONTRACT = ("contract",)
+
+
+class Vector(types.Type):
+    """Numba's type of a vector of ``lanes`` numbers."""
+
+    def __init__(self, dtype: types.Float, lanes: int) -> None:
+        self.dtype = dtype
+        self.lanes = lanes
+        super().__init__(name=f"Vector({dtype}, {lanes})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager, vector) -> None:
+        lane = ir.FloatType() if vector.dtype.bitwidth == 32 else ir.DoubleType()
+        super().__init__(manager, vector, ir.VectorType(lane, vector.lanes))
+
+
+def _splat(builder, value, vector_type):
+    undefined = ir.Constant(vector_type, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    order = ir.VectorType(ir.IntType(32), vector_type.count)
+    return builder.shuffle_vector(first, undefined, ir.Constant(order, [0] * vector_type.count))
+
+
+def _data(context, builder, array_type, array, position):
+    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
+    return builder.gep(data, [position])
+
+
+@intrinsic(prefer_literal=True)
+def zeros(typing, array, lanes):
+    """A vector of zeros in the type of ``array``."""
+    vector = Vector(array.dtype, lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        return ir.Constant(context.get_value_type(vector), [0.0] * vector.lanes)
+
+    return vector(array, lanes), generate
+
+
+@intrinsic
+def fill(typing, vector, value):
+    """A vector like ``vector`` with ``value`` in every lane."""
+
+    def generate(context, builder, signature, arguments):
+        return _splat(builder, arguments[1], context.get_value_type(vector))
+
+    return vector(vector, vector.dtype), generate
+
+
+@intrinsic(prefer_literal=True)
+def load(typing, array, position, lanes):
+    """``lanes`` numbers from ``array[position:]``."""
+    vector = Vector(array.dtype, lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        data = _data(context, builder, signature.args[0], *arguments[:2])
+        pointer = builder.bitcast(data, context.get_value_type(vector).as_pointer())
+        return builder.load(pointer, align=array.dtype.bitwidth // 8)
+
+    return vector(array, types.int64, lanes), generate
+
+
+@intrinsic
+def store(typing, array, position, value):
+    """All lanes to ``array[position:]``."""
+
+    def generate(context, builder, signature, arguments):
+        data = _data(context, builder, signature.args[0], *arguments[:2])
+        pointer = builder.bitcast(data, context.get_value_type(value).as_pointer())
+        builder.store(arguments[2], pointer, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, value), generate
+
+
+@intrinsic
+def add(typing, left, right):
+    """``left + right``."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fadd(*arguments)
+
+    return left(left, right), generate
+
+
+@intrinsic
+def mul(typing, left, right):
+    """``left * right``."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(*arguments)
+
+    return left(left, right), generate
+
+
+@intrinsic
+def madd(typing, total, left, right):
+    """``total + left * right``."""
+
+    def generate(context, builder, signature, arguments):
+        product = builder.fmul(arguments[1], arguments[2], flags=CONTRACT)
+        return builder.fadd(product, arguments[0], flags=CONTRACT)
+
+    return total(total, left, right), generate
+
+
+@intrinsic
+def where_positive(typing, sign, positive, other):
+    """``positive`` in the lanes where ``sign`` is above zero, ``other`` elsewhere."""
+
+    def generate(context, builder, signature, arguments):
+        zero = ir.Constant(arguments[0].type, [0.0] * sign.lanes)
+        above = builder.fcmp_ordered(">", arguments[0], zero)
+        return builder.select(above, arguments[1], arguments[2])
+
+    return sign(sign, positive, other), generate
+
+
+@intrinsic
+def lane_sum(typing, value):
+    """Sum of all lanes, always in the same pairs."""
+
+    def generate(context, builder, signature, arguments):
+        (total,) = arguments
+        half = value.lanes // 2
+        while half:
+            order = ir.VectorType(ir.IntType(32), total.type.count)
+            swap = ir.Constant(order, [lane ^ half for lane in range(total.type.count)])
+            total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
+            half //= 2
+        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
+
+    return value.dtype(value), generate
+
+
+@intrinsic
+def prefetch(typing, array, position):
+    """Ask for the cache line of ``array[position]``; a hint that never faults."""
+
+    def generate(context, builder, signature, arguments):
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        pointer = builder.bitcast(_data(context, builder, signature.args[0], *arguments), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
