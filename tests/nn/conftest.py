@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -24,6 +26,10 @@ def weighted() -> Example:
 
 
 @pytest.fixture(autouse=True)
-def _same_start() -> None:
-    torch.set_num_threads(2)
+def _same_start() -> Iterator[None]:
+    """One thread: on graphs this small a second one only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)

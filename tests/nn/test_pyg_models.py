@@ -46,15 +46,14 @@ def make(kind: str, norm: str = "plain", layers: int = 3, in_features: int = 6):
 @pytest.mark.parametrize("training", [True, False])
 def test_model_equals_pyg(kind: str, norm: str, training: bool, directed) -> None:
     theirs = make(kind, norm).train(training)
-    # Three layers with norms inside: gradients of order 10 meet differences of 1e-7 each.
-    assert_same(from_pyg(theirs), theirs, torch.randn(NODES, 6), directed, rtol=1e-5, atol=1e-5)
+    assert_same(from_pyg(theirs), theirs, torch.randn(NODES, 6), directed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_depths(kind: str, layers: int, graph) -> None:
     theirs = make(kind, layers=layers, in_features=11)
-    assert_same(from_pyg(theirs), theirs, torch.randn(NODES, 11), graph, atol=5e-6)
+    assert_same(from_pyg(theirs), theirs, torch.randn(NODES, 11), graph)
 
 
 def test_weighted_gcn(weighted) -> None:

@@ -12,7 +12,7 @@ from weft.nn.checks import check_choice, check_count, check_rate
 from weft.nn.conv import Conv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import ACTIVATIONS, Epilogue
-from weft.nn.inputs import Features
+from weft.nn.inputs import Features, check_features
 from weft.nn.norm import NORMS
 from weft.ops import Adjacency
 
@@ -76,6 +76,7 @@ class GNN(nn.Module):
                 f"{type(self).__name__}: first= needs the same input in every step, "
                 f"but input_dropout={self.input_dropout.p:g} changes it"
             )
+        check_features(type(self).__name__, x, self.in_features)
         x = self.input_dropout(x)
         for place, conv in enumerate(self.convs):
             epilogue = self.epilogues[place] if place < len(self.epilogues) else None
