@@ -80,7 +80,7 @@ def pyg_model(name: str, graph: Graph, setting: Setting) -> nn.Module:
         "gcn": (models.GCN, {"normalize": False}),
         "sage": (models.GraphSAGE, {}),
         "gin": (models.GIN, {}),
-        "gat": (models.GAT, {"heads": setting.heads, "add_self_loops": False}),
+        "gat": (models.GAT, {"heads": setting.heads, "add_self_loops": False, "act": "elu"}),
     }[name]
     model = build(
         graph.num_features,
@@ -106,9 +106,7 @@ def pyg_inputs(name: str, graph: Graph, edge_index: Tensor) -> tuple[Tensor, ...
     return (edge_index,)
 
 
-def pyg_epoch(
-    name: str, graph: Graph, setting: Setting, *, compiled: bool = False, order: str = "source"
-) -> Epoch:
+def pyg_epoch(name: str, graph: Graph, setting: Setting, *, compiled: bool = False, order: str = "source") -> Epoch:
     """One epoch of PyG's BasicGNN, eager or under ``torch.compile``."""
     model = pyg_model(name, graph, setting)
     x, rest = dense_features(graph), pyg_inputs(name, graph, ordered_edges(graph, order))

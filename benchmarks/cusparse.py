@@ -43,9 +43,7 @@ def library_paths() -> list[str]:
     if os.path.exists("/proc/self/maps"):
         with open("/proc/self/maps") as maps:
             loaded = sorted({line.split()[-1] for line in maps if "libcusparse.so" in line})
-    wheels = [
-        path for root in sys.path for path in glob.glob(f"{root}/nvidia/*/lib/libcusparse.so*")
-    ]
+    wheels = [path for root in sys.path for path in glob.glob(f"{root}/nvidia/*/lib/libcusparse.so*")]
     system = glob.glob("/usr/local/cuda*/lib64/libcusparse.so*")
     return [*loaded, *wheels, *system, "libcusparse.so.12", "libcusparse.so"]
 

@@ -9,6 +9,7 @@ Shapes: N nodes, E edges, F in, O out, H heads, D features of a head.
 from __future__ import annotations
 
 import warnings
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -168,12 +169,13 @@ LAYERS = {"gcn": GCNLayer, "sage": SAGELayer, "gin": GINLayer}
 
 
 class SparseGNN(nn.Module):
-    """Layers with ReLU and dropout between them, as PyG's BasicGNN has."""
+    """Layers with ReLU (GAT: ELU) and dropout between them, as PyG's BasicGNN has."""
 
     def __init__(self, name: str, sizes: list[int], heads: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        pairs = list(zip(sizes, sizes[1:], strict=False))
+        self.activation = nn.ELU() if name == "gat" else nn.ReLU()
+        pairs = list(pairwise(sizes))
         if name == "gat":
             last = len(pairs) - 1
             layers = [GATLayer(a, b, heads, i < last, dropout) for i, (a, b) in enumerate(pairs)]
@@ -184,5 +186,5 @@ class SparseGNN(nn.Module):
     def forward(self, x: Tensor, graph: SparseGraph) -> Tensor:
         """``x [N, F]`` to logits ``[N, C]``."""
         for layer in self.layers[:-1]:
-            x = self.dropout(layer(x, graph).relu())
+            x = self.dropout(self.activation(layer(x, graph)))
         return self.layers[-1](x, graph)

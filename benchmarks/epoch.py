@@ -28,7 +28,9 @@ LARGE = 20_000_000  # edges from which fewer epochs are timed, and nothing is co
 
 
 def schedule(graph: Graph, side: str) -> tuple[int, int]:
-    """Epochs to warm up and to time."""
+    """Epochs to warm up and to time; a CPU is for trying this out."""
+    if graph.device.type != "cuda":
+        return 1, 3
     if graph.num_edges >= LARGE:
         return (3, 20) if side.startswith("weft") else (3, 5)
     return (10, 50) if side.startswith("weft") else (5, 30)
@@ -117,8 +119,7 @@ def table(cells: list[dict[str, Any]], shapes: list[str], models: list[str]) -> 
             side = {name: find(cells, shape=shape, model=model, side=name) or {} for name in SIDES}
             ms = {name: side[name].get("ms") for name in SIDES}
             over = [
-                ms[name] / ms["weft"] if ms[name] and ms["weft"] else None
-                for name in ("pyg", "compiled", "cusparse")
+                ms[name] / ms["weft"] if ms[name] and ms["weft"] else None for name in ("pyg", "compiled", "cusparse")
             ]
             memory = [side[name].get("peak_gb") for name in ("weft", "pyg", "compiled", "cusparse")]
             times = [ms[name] for name in ("weft", "weft-every-step", "pyg", "compiled", "cusparse")]

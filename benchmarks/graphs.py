@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
+from weft.graph.readers import read
 from weft.ops.adjacency import Adjacency
 
 ALIASES = {"arxiv": "ogbn-arxiv", "products": "ogbn-products", "papers100m": "ogbn-papers100M"}
@@ -29,3 +33,20 @@ def fresh(graph: Graph) -> Graph:
     adj = graph.adj
     bare = Adjacency(adj.indptr, adj.indices, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric)
     return graph._changed(adj=bare)
+
+
+def row_normalised(graph: Graph) -> Graph:
+    """The same graph with every node's features divided by their sum, as citation graphs are trained."""
+    if not isinstance(graph.x, SparseFeatures):
+        total = graph.x.sum(1, keepdim=True).clamp(min=1.0)
+        return graph._changed(x=graph.x / total)
+    matrix = graph.x.matrix
+    rows = matrix.rows().long()
+    total = torch.zeros(matrix.num_rows, device=graph.device).index_add_(0, rows, graph.x.values)
+    scaled = matrix.scaled(weight=graph.x.values / total.clamp(min=1.0)[rows])
+    return graph._changed(x=SparseFeatures(scaled))
+
+
+def read_graph(folder: Path, name: str) -> Graph:
+    """``folder/name.npz`` with normalised features."""
+    return row_normalised(read(folder / f"{name}.npz"))

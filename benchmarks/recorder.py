@@ -65,8 +65,9 @@ class Recorder:
         found: list[Any] = []
         start = self.elapsed
         outcome = self._attempt(lambda: found.append(make()) or {})
-        self.say(f"{label}: {_brief(outcome, {}) if outcome['status'] != 'ok' else 'made'}"
-                 f" in {self.elapsed - start:.1f} s")
+        self.say(
+            f"{label}: {_brief(outcome, {}) if outcome['status'] != 'ok' else 'made'} in {self.elapsed - start:.1f} s"
+        )
         self.about.setdefault("prepared", {})[label] = outcome
         self._free()
         return found[0] if found else None

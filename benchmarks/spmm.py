@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -38,7 +39,8 @@ class Inputs:
     def __init__(self, matrix: Adjacency, values: Tensor, num_features: int) -> None:
         self.matrix, self.values, self.num_features = matrix, values, num_features
         size = (matrix.num_rows + matrix.num_cols) * num_features * traffic.FLOAT
-        sets = max(1, min(MOST_SETS, int(SET_BYTES / size)))
+        most = MOST_SETS if matrix.device.type == "cuda" else 1
+        sets = max(1, min(most, int(SET_BYTES / size)))
         shape = (matrix.num_cols, num_features)
         self.xs = [torch.randn(shape, device=matrix.device) for _ in range(sets)]
         self.rows = sample_rows(matrix, CHECKED_VALUES // num_features)
@@ -169,26 +171,22 @@ def measure_cell(side: str, inputs: Inputs, handle: cusparse.Handle | None, seco
 
 def run_shape(recorder: Recorder, shape: str, args: Namespace, handle: cusparse.Handle | None) -> None:
     """All widths of one shape."""
-    matrix = recorder.prepare(
-        f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale).adj.gcn()
-    )
+    matrix = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale).adj.gcn())
     if matrix is None:
         return
     values = edge_values(matrix)
     recorder.say(f"{shape}: {matrix.num_rows:,} rows, {matrix.num_edges:,} entries")
     for width in (int(text) for text in listed(args.features)):
-        cells = [side for side in SIDES if side in listed(args.sides)]
         made: list[Inputs] = []
-        for side in cells:
-            key = {"shape": shape, "features": width, "side": side}
-            recorder.cell(key, lambda side=side: _with_inputs(made, matrix, values, width, side, handle, args))
+
+        def work(side: str, width: int = width, made: list[Inputs] = made) -> dict[str, Any]:
+            if not made:
+                made.append(Inputs(matrix, values, width))
+            return measure_cell(side, made[0], handle, args.cell_seconds)
+
+        for side in (side for side in SIDES if side in listed(args.sides)):
+            recorder.cell({"shape": shape, "features": width, "side": side}, partial(work, side))
         made.clear()
-
-
-def _with_inputs(made, matrix, values, width, side, handle, args) -> dict[str, Any]:
-    if not made:
-        made.append(Inputs(matrix, values, width))
-    return measure_cell(side, made[0], handle, args.cell_seconds)
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ from benchmarks.recorder import Recorder, listed
 from benchmarks.timing import time_calls
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import next_power_of_2
-from weft.ops.spmm import SpmmLaunch, choose_launch, spmm_torch, spmm_triton
+from weft.ops.spmm import spmm_torch
+from weft.ops.spmm_triton import SpmmLaunch, choose_launch, spmm_triton
 from weft.ops.walk import Walk
 from weft.ops.worklist import LIGHT, WorkList, build_worklist, chunk_length
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
 
@@ -61,7 +62,7 @@ def _gpu_samples(fn: Callable[[], Any], repeats: int) -> list[float]:
         fn()
         mark.record()
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    return [before.elapsed_time(after) for before, after in pairwise(marks)]
 
 
 def _cpu_samples(fn: Callable[[], Any], repeats: int) -> list[float]:
