@@ -247,7 +247,7 @@ class TestTrouble:
     def test_arguments(self, arguments, message):
         with pytest.raises(SpecError, match=message):
             run(make_task(), **arguments)
-        with pytest.raises(SpecError, match="takes a weft.Task, not dict"):
+        with pytest.raises(SpecError, match=r"takes a weft\.Task, not dict"):
             run({"graph": "cora"})
 
     def test_a_folder_that_cannot_be_made(self, tmp_path):

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import torch
 
 from weft.core.errors import GraphError, SpecError
 from weft.core.task import Task
+from weft.graph.catalog import load
 from weft.graph.graph import Graph
-from weft.graph.readers import read
 
 
-def resolve_graph(task: Task) -> Graph:
-    """The graph of ``task``, checked for what training needs."""
-    graph = task.graph if isinstance(task.graph, Graph) else find_graph(task)
+def resolve_graph(task: Task, device: torch.device) -> Graph:
+    """The graph of ``task``, checked for what training needs; a generated one is made on ``device``."""
+    graph = task.graph if isinstance(task.graph, Graph) else find_graph(task, device)
     check_trainable(task, graph)
     return graph
 
 
-def find_graph(task: Task) -> Graph:
+def find_graph(task: Task, device: torch.device) -> Graph:
     """The graph that ``task.graph`` names."""
     if not isinstance(task.graph, str):
         raise SpecError(
             f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
             "(see weft.Graph.from_pyg and from_edges)"
         )
-    if Path(task.graph).exists():
-        return read(task.graph)
-    from weft.graph.catalog import load
-
-    return load(task.graph)
+    return load(task.graph, device=device)
 
 
 def check_trainable(task: Task, graph: Graph) -> None:

@@ -97,7 +97,7 @@ def _run(
 
 
 def _start(task: Task, device: torch.device, emit: Listener) -> SoloRun:
-    graph = resolve_graph(task)
+    graph = resolve_graph(task, device)
     stats = graph.stats()
     plan = choose(task, stats, device.type)
     solo = SoloRun(task, graph, plan, device)
