@@ -83,6 +83,7 @@ def run_graph(recorder: Recorder, name: str, args: Namespace, earlier: list[dict
                 recorder.cell(
                     key,
                     lambda s=side, m=model, o=settings, n=seed: {**train(s, graph, m, o, n, pyg), "settings": o},
+                    free=False,
                 )
 
 

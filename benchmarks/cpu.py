@@ -23,6 +23,7 @@ from benchmarks.pyg_training import train_pyg
 from benchmarks.recorder import Recorder, common_arguments, find, print_table
 from weft.core.task import Task
 from weft.engine.train import run as weft_run
+from weft.graph.catalog import load
 from weft.graph.graph import Graph
 
 THREADS = 2
@@ -41,8 +42,6 @@ def find_graph(folder: Path) -> Graph:
     """Cora where it lies in ``folder``, else the embedded graph."""
     if (folder / "cora.npz").exists():
         return read_graph(folder, "cora")
-    from weft.graph import load
-
     return row_normalised(load("demo"))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from weft.graph import shapes
 from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.graph.readers import read
@@ -21,18 +22,17 @@ def full_name(shape: str) -> str:
 
 def make_graph(shape: str, device: torch.device, scale: float = 1.0) -> Graph:
     """The shape on ``device``; ``scale`` below 1 shrinks its nodes and edges, to try a benchmark out."""
-    from weft.graph import shapes
-
-    if scale == 1.0:
-        return shapes.make(full_name(shape), device=device)
     return shapes.make(full_name(shape), device=device, scale=scale)
 
 
 def fresh(graph: Graph) -> Graph:
-    """The same arrays without the derived matrices that an earlier cell left on the adjacency."""
-    adj = graph.adj
-    bare = Adjacency(adj.indptr, adj.indices, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric)
-    return graph._changed(adj=bare)
+    """The same arrays without the derived matrices that an earlier cell left on them."""
+    x = SparseFeatures(_bare(graph.x.matrix)) if isinstance(graph.x, SparseFeatures) else graph.x
+    return graph._changed(adj=_bare(graph.adj), x=x)
+
+
+def _bare(adj: Adjacency) -> Adjacency:
+    return Adjacency(adj.indptr, adj.indices, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric)
 
 
 def row_normalised(graph: Graph) -> Graph:

@@ -72,14 +72,18 @@ class Recorder:
         self._free()
         return found[0] if found else None
 
-    def cell(self, key: dict[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run ``work`` and keep ``{**key, "status": ..., **result}``; never raises for what happens in it."""
+    def cell(self, key: dict[str, Any], work: Callable[[], dict[str, Any]], *, free: bool = True) -> dict[str, Any]:
+        """Run ``work`` and keep ``{**key, "status": ..., **result}``; never raises for what happens in it.
+
+        ``free=False`` spares many small cells the second it takes to give their memory back.
+        """
         label = " ".join(str(value) for value in key.values())
         found = self._attempt(work)
         cell = {**key, **found}
         self.cells.append(cell)
         self.say(f"{label}: {_brief(cell, key)}")
-        self._free()
+        if free or cell["status"] == "failed":
+            self._free()
         self.save()
         return cell
 

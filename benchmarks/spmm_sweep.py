@@ -22,16 +22,16 @@ from weft.ops.backend import next_power_of_2
 from weft.ops.spmm import spmm_torch
 from weft.ops.spmm_triton import SpmmLaunch, choose_launch, spmm_triton
 from weft.ops.walk import Walk
-from weft.ops.worklist import LIGHT, WorkList, build_worklist, chunk_length
+from weft.ops.worklist import WorkList, build_worklist, thresholds
 
-LIGHTS, CHUNKS = (16, 32, 64), (256, 512, 1024, 2048)
+LIGHTS, CHUNKS = (16, 32, 64), (256, 1024, 2048, 4096)
 SHOWN = 5
 Candidate = tuple[SpmmLaunch, int, int]  # launch, light, chunk
 
 
-def launches(num_cols: int, num_features: int) -> list[SpmmLaunch]:
+def launches(matrix: Adjacency, num_features: int) -> list[SpmmLaunch]:
     """About a dozen: the default first, then other tile sizes, warps, unrolling and feature tiles."""
-    default = choose_launch(num_cols, num_features, 4)
+    default = choose_launch(matrix.num_cols, num_features, 4, matrix.num_edges / max(matrix.num_rows, 1))
     wide = min(next_power_of_2(num_features), 128)
     shapes = [  # elements of a tile, warps, unrolling, feature tile
         (1024, 4, 2, wide), (1024, 4, 8, wide), (512, 4, 4, wide), (512, 2, 4, wide), (256, 1, 4, wide),
@@ -49,7 +49,7 @@ def launches(num_cols: int, num_features: int) -> list[SpmmLaunch]:
 
 def other_worklists(num_edges: int) -> list[tuple[int, int]]:
     """``(light, chunk)`` pairs beside the default."""
-    default = (LIGHT, chunk_length(num_edges))
+    default = thresholds(num_edges)
     return [(light, chunk) for light in LIGHTS for chunk in CHUNKS if (light, chunk) != default]
 
 
@@ -83,8 +83,8 @@ class Trial:
 def explore(recorder: Recorder, trial: Trial, num_features: int) -> dict[str, Any]:
     """The best candidates of one cell, and how the default did."""
     matrix = trial.matrix
-    light, chunk = LIGHT, chunk_length(matrix.num_edges)
-    first: list[Candidate] = [(one, light, chunk) for one in launches(matrix.num_cols, num_features)]
+    light, chunk = thresholds(matrix.num_edges)
+    first: list[Candidate] = [(one, light, chunk) for one in launches(matrix, num_features)]
     times = _times(recorder, trial, first)
     best = sorted(times, key=times.__getitem__)[:2]
     second = [(one, *pair) for one, _, _ in best for pair in other_worklists(matrix.num_edges)]

@@ -1,0 +1,168 @@
+"""The harness survives failing cells, keeps to its budget, and every benchmark runs on a tiny graph."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+
+from benchmarks import accuracy, attention, cpu, epoch, papers100m, spmm, spmm_sweep, traffic
+from benchmarks.baselines import Setting
+from benchmarks.cusparse_models import edge_values
+from benchmarks.graphs import fresh, row_normalised
+from benchmarks.recorder import Recorder, find
+from benchmarks.timing import Timing
+from weft.graph.generate import citation
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(80, 400, 10, 3, seed=2, density=0.3, name="tiny")
+
+
+def options(tmp_path, **more) -> Namespace:
+    return Namespace(out=tmp_path / "out.json", budget_seconds=math.inf, device="cpu", scale=1.0, **more)
+
+
+def test_a_failing_cell_is_recorded_and_the_next_one_runs(tmp_path):
+    recorder = Recorder("try", options(tmp_path))
+    recorder.cell({"case": 1}, lambda: {"ms": 1 / 0})
+    recorder.cell({"case": 2}, lambda: {"ms": 2.0})
+    saved = json.loads((tmp_path / "out.json").read_text())["cells"]
+    assert [cell["status"] for cell in saved] == ["failed", "ok"]
+    assert "ZeroDivisionError" in saved[0]["error"]
+    assert find(saved, case=2)["ms"] == 2.0
+    assert find(saved, case=1) is None
+
+
+def test_cells_after_the_budget_are_skipped(tmp_path):
+    args = options(tmp_path)
+    args.budget_seconds = 0.0
+    recorder = Recorder("try", args)
+    assert recorder.cell({"case": 1}, lambda: {"ms": 1.0})["status"] == "skipped"
+
+
+def test_timing_summarises():
+    timing = Timing.of([3.0, 1.0, 2.0])
+    assert (timing.ms, timing.best, timing.worst, timing.repeats) == (2.0, 1.0, 3.0, 3)
+    assert timing.scaled(0.5).ms == 1.0
+
+
+def test_bytes_of_spmm(graph):
+    adj = graph.adj
+    structure = 4 * (81 + adj.num_edges)
+    assert traffic.compulsory_bytes(adj, 8, 0) == structure + 4 * 8 * 160
+    assert traffic.gathered_bytes(adj, 8, 4) == structure + 4 + 4 * 8 * (adj.num_edges + 80)
+
+
+@pytest.mark.parametrize("side", spmm.SIDES)
+def test_spmm_sides_are_exact(side, graph):
+    matrix = graph.adj.gcn()
+    inputs = spmm.Inputs(matrix, edge_values(matrix), 5)
+    found = spmm.measure_cell(side, inputs, None, 0.01)
+    assert found["error"] < 1e-6
+    assert found["ms"] > 0
+
+
+def test_spmm_notices_what_was_not_written(graph):
+    matrix = graph.adj.gcn()
+    inputs = spmm.Inputs(matrix, edge_values(matrix), 5)
+    out = torch.zeros(80, 5)
+    out[3, 2] = math.nan
+    assert math.isnan(inputs.error(out))
+    assert inputs.error(torch.zeros(80, 5)) == pytest.approx(1.0)
+
+
+def test_sweep_ranks_candidates(tmp_path, graph):
+    recorder = Recorder("try", options(tmp_path))
+    found = spmm_sweep.explore(recorder, spmm_sweep.Trial(graph.adj.gcn(), 16, 1), 16)
+    assert found["best_ms"] <= found["default_ms"]
+    assert len(found["best"]) == spmm_sweep.SHOWN
+
+
+@pytest.mark.parametrize("side", ["weft", "weft-every-step", "pyg", "cusparse"])
+def test_epoch_sides_run(side, graph):
+    pytest.importorskip("torch_geometric")
+    graph = fresh(graph)
+    found = epoch.measure(side, "gcn", graph, Setting(layers=2, hidden=4), "source")
+    assert found["ms"] > 0
+    assert not graph.adj._derived.get("gcn"), "a cell must not leave derived matrices for the next one"
+
+
+def test_epoch_table_has_ratios():
+    cells = [
+        {"shape": "cora", "model": "gcn", "side": side, "status": "ok", "ms": ms}
+        for side, ms in (("weft", 1.0), ("pyg", 12.0), ("cusparse", 3.0))
+    ]
+    row = epoch.table(cells, ["cora"], ["gcn"])[0]
+    assert len(row) == len(epoch.HEADER)
+    assert row[7:10] == [12.0, None, 3.0]
+
+
+def test_attention_layers_agree(tmp_path, graph):
+    pytest.importorskip("torch_geometric")
+    args = options(tmp_path, heads=2, head_features=4, in_features=6)
+    reference: dict[str, torch.Tensor] = {}
+    for side in ("weft", "pyg"):
+        layer = attention.Layer("gat", fresh(graph), args, 0.0)
+        found = attention.measure(side, layer, "source", reference)
+        assert found["out_difference"] < 1e-5
+        assert found["grad_x_difference"] < 1e-5
+
+
+@pytest.mark.parametrize("loops", ["normalise", "normalise_apart"])
+def test_papers100m_passes_layers(tmp_path, monkeypatch, loops):
+    made = citation(60, 300, 6, 3, seed=0, directed=True)
+    monkeypatch.setattr(papers100m, "make_graph", lambda *_: made)
+    args = options(tmp_path, hidden=4, layers=2, dtype="float32")
+    torch.manual_seed(0)
+    passage = papers100m.Passage("any", torch.device("cpu"), args)
+    x = made.x
+    with torch.no_grad():
+        passage.generate()
+        expected = passage.model(x, made.adj)
+        getattr(passage, loops)()
+        for place in range(2):
+            passage.layer(place)
+    torch.testing.assert_close(passage.h, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_row_normalised_features_sum_to_one(graph):
+    x = row_normalised(graph).x.to_dense()
+    sums = x.sum(1)
+    assert torch.all((sums - 1).abs().lt(1e-5) | sums.eq(0))
+
+
+@pytest.mark.parametrize("side", ["weft", "pyg"])
+def test_cpu_training_runs(side, graph):
+    pytest.importorskip("torch_geometric")
+    task = cpu.paper_task(graph, epochs=3, eval_every=1)
+    found = cpu.measure(side, graph, graph.x.to_dense(), graph.edge_index(), task)
+    assert 0.0 <= found["test_accuracy"] <= 1.0
+
+
+@pytest.mark.parametrize("model", list(accuracy.SETTINGS))
+def test_accuracy_trains_both_sides(model, graph):
+    pytest.importorskip("torch_geometric")
+    settings = accuracy.settings_of(model, 2)
+    inputs = (graph.x.to_dense(), graph.edge_index())
+    for side in accuracy.SIDES:
+        found = accuracy.train(side, graph, model, settings, 0, inputs)
+        assert found["epochs"] == 2
+
+
+def test_accuracy_row_counts_standard_errors():
+    tests = {"weft": [0.8, 0.82], "pyg": [0.8, 0.82]}
+    cells = [
+        {"graph": "g", "model": "gcn", "side": side, "seed": seed, "status": "ok", "test": value}
+        for side, values in tests.items()
+        for seed, value in enumerate(values)
+    ]
+    found = accuracy.row(cells, "g", "gcn")
+    assert found["weft"] == pytest.approx(81.0)
+    assert found["difference"] == 0.0
