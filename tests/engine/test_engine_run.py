@@ -15,7 +15,7 @@ from weft.core.task import Task
 from weft.engine import train as engine
 from weft.engine.folder import RunFolder
 from weft.engine.train import run
-from weft.run.checkpoint import FILE, read_checkpoint
+from weft.run.checkpoint import FILE, read_checkpoint, save_atomically
 from weft.run.solo import SoloRun
 
 
@@ -263,7 +263,7 @@ class TestTrouble:
             path.write_bytes(b"half")
             raise OSError("disk full")
 
-        monkeypatch.setattr("weft.run.checkpoint.save_file", torn)
+        monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
         solo = engine._start(make_task(epochs=2), torch.device("cpu"), lambda _: None)
         with pytest.raises(OSError, match="disk full"):
             RunFolder(tmp_path).save_state(solo)

@@ -20,7 +20,7 @@ from weft.engine.train import run as train
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="TOML file that describes the task.", show_default=False)],
+    spec: Annotated[Path, typer.Argument(help="TOML file that describes the task.", metavar="SPEC.toml")],
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
     out: Annotated[
         Path | None,

@@ -58,6 +58,8 @@ def run(
         if display is not None:
             listeners.append(stack.enter_context(display))
         folder = RunFolder(Path(out)) if out is not None else None
+        if target.type == "cuda":
+            stack.enter_context(torch.cuda.device(target))
         stack.enter_context(_clear_memory_errors(task, target))
         stack.enter_context(seeded(task.seed, target))
         stack.enter_context(matmul_precision(task.precision))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.run.metrics import METRICS
+from weft.run.metrics import METRICS, accuracy, correct
 from weft.run.objectives import Objective
 
 SPLITS = ("train", "val", "test")
@@ -33,9 +33,12 @@ class Evaluation:
     def __call__(self, logits: Tensor) -> Tensor:
         """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
         chosen = logits.index_select(-2, self._rows).float()
-        losses = self._objective.per_row(chosen, self._target).split(self._sizes, -1)
-        scores = [
-            self._metric(part, target)
-            for part, target in zip(chosen.split(self._sizes, -2), self._targets, strict=True)
-        ]
-        return torch.stack([loss.mean(-1) for loss in losses] + scores, -1)
+        losses = self._objective.per_row(chosen, self._target)
+        if self._metric is accuracy:
+            # Both are means over rows: one pass for both, which counts where an epoch is all small kernels.
+            values = torch.stack([losses, correct(chosen, self._target)], -2)
+            means = [part.mean(-1) for part in values.split(self._sizes, -1)]
+            return torch.stack(means, -1).flatten(-2)
+        parts = zip(chosen.split(self._sizes, -2), self._targets, strict=True)
+        means = [part.mean(-1) for part in losses.split(self._sizes, -1)]
+        return torch.stack(means + [self._metric(part, target) for part, target in parts], -1)

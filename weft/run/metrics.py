@@ -29,11 +29,16 @@ def predicted(logits: Tensor, target: Tensor) -> Tensor:
     return best == torch.arange(logits.shape[-1], device=logits.device)
 
 
+def correct(logits: Tensor, target: Tensor) -> Tensor:
+    """How right each node is ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
+    if target.dim() == 2:
+        return ((logits > 0) == (target > 0.5)).float().mean(-1)
+    return (logits.argmax(-1) == target).float()
+
+
 def accuracy(logits: Tensor, target: Tensor) -> Tensor:
     """The share of nodes (or, with many labels each, of node-label pairs) that are right ``[...]``."""
-    if target.dim() == 2:
-        return ((logits > 0) == (target > 0.5)).float().mean((-2, -1))
-    return (logits.argmax(-1) == target).float().mean(-1)
+    return correct(logits, target).mean(-1)
 
 
 def _counts(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from weft.core.task import Task
 def multiclass_rows(logits: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of every row ``[..., M]`` for ``logits [..., M, C]``, ``target [M]`` int64."""
     index = target[:, None].expand(*logits.shape[:-1], 1)
-    return torch.logsumexp(logits, -1) - logits.gather(-1, index).squeeze(-1)
+    return logits.log_softmax(-1).gather(-1, index).squeeze(-1).neg()
 
 
 def multilabel_rows(logits: Tensor, target: Tensor) -> Tensor:

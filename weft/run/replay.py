@@ -5,13 +5,15 @@ On small graphs an epoch is all launch overhead; replaying it as one graph is wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-WARMUP = 3
+WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
 
 
 class Replay:
@@ -55,6 +57,7 @@ class Replay:
     def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
         saved = [tensor.clone() for tensor in changed]
         random = torch.cuda.get_rng_state()
+        stream = torch.cuda.current_stream()
         try:
             self._warm_up(warmup)
             graph = torch.cuda.CUDAGraph()
@@ -64,6 +67,7 @@ class Replay:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a recording that broke off may not have given it back
             torch.cuda.synchronize()
             self.reason = str(error).strip().splitlines()[0]
         finally:
@@ -78,4 +82,19 @@ class Replay:
         with torch.cuda.stream(side):
             for _ in range(times):
                 self._fn()
+            with _waiting_is_an_error():
+                self._fn()
         torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Operations that wait for the device raise inside: they would break a recording in the middle."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -49,10 +49,8 @@ class State:
             best_buffers={name: buffer.clone() for name, buffer in buffers.items()},
         )
 
-    @property
-    def step(self) -> Tensor:
-        """Epochs done ``[1]``, a view of the clock."""
-        return self.clock[1:]
+    def __post_init__(self) -> None:
+        self.step = self.clock[1:]  # epochs done [1], a view
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state by a name that is stable across versions of a checkpoint."""

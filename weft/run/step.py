@@ -16,6 +16,7 @@ from weft.run.buffers import BufferSlots
 from weft.run.evaluation import Evaluation
 from weft.run.optimizers import Optimizer
 from weft.run.parameters import Layout, Slots
+from weft.run.record import Recorder
 from weft.run.state import State
 
 
@@ -53,23 +54,26 @@ class Step:
     ) -> None:
         self._forward, self._loss = forward, loss
         self._optimizer, self._evaluation = optimizer, evaluation
-        self._state, self._buffers, self._patience = state, buffers, patience
-        self._losses = len(evaluation.splits) + 1
-        has_val = "val" in evaluation.splits
-        self._watched = self._losses + evaluation.splits.index("val") if has_val else None
+        self._state, self._buffers = state, buffers
+        splits = evaluation.splits
+        watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
+        self._record = Recorder(1 + len(splits), watched, patience)
 
     def __call__(self) -> None:
         """Train one epoch and evaluate the weights it left."""
+        state = self._state
         loss = self._train()
         with torch.no_grad():
-            self._record(self._measure(loss))
-            self._state.step.add_(1)
+            measured = self._evaluation(self._forward(state.flat, training=False))
+            self._record(state, torch.cat([loss.reshape(1), measured]))
+        state.step.add_(1)
 
     def without_evaluation(self) -> None:
         """Train one epoch; only its training loss is recorded."""
+        state = self._state
         loss = self._train()
-        self._state.history[:, 0].index_copy_(0, self._state.step, loss.reshape(1))
-        self._state.step.add_(1)
+        state.history[:, 0].index_copy_(0, state.step, loss.reshape(1))
+        state.step.add_(1)
 
     def _train(self) -> Tensor:
         state = self._state
@@ -79,42 +83,3 @@ class Step:
         self._buffers.collect(state.buffers)
         self._optimizer.update(state.flat, grad, state.moments, state.step)
         return loss.detach()
-
-    def _measure(self, loss: Tensor) -> Tensor:
-        """The row of history ``[1, M]``: training loss, then losses and metrics of the splits."""
-        row = self._evaluation(self._forward(self._state.flat, training=False))
-        return torch.cat([loss.reshape(1), row]).unsqueeze(0)
-
-    def _record(self, row: Tensor) -> None:
-        """Write the row, keep the weights if they are the best so far, and see whether to stop."""
-        state = self._state
-        state.history.index_copy_(0, state.step, row)
-        running = state.step < state.end
-        healthy = row[:, : self._losses].isfinite().all(1)
-        better = running & healthy
-        if self._watched is not None:
-            # A metric can be undefined (NaN) on a split; such a row ranks below every defined one.
-            score = row[:, self._watched].nan_to_num(nan=-1.0)
-            better &= score > state.best_score
-            state.best_score.copy_(torch.where(better, score, state.best_score))
-        state.best_epoch.copy_(torch.where(better, state.step, state.best_epoch))
-        self._keep(better)
-        over = ~healthy
-        if self._patience is not None:
-            over |= state.step - state.best_epoch >= self._patience
-        state.end.copy_(torch.where(running & over, state.step + 1, state.end))
-
-    def _keep(self, better: Tensor) -> None:
-        state = self._state
-        if not better.is_cuda:
-            # Asking costs nothing on a CPU, copying all weights every epoch does.
-            if not bool(better):
-                return
-            state.best_flat.copy_(state.flat)
-            for name, buffer in state.buffers.items():
-                state.best_buffers[name].copy_(buffer)
-            return
-        state.best_flat.copy_(torch.where(better, state.flat, state.best_flat))
-        for name, buffer in state.buffers.items():
-            best = state.best_buffers[name]
-            best.copy_(torch.where(better, buffer, best))
