@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.backend import use_triton
+from weft.run.evaluation_triton import Scores
 from weft.run.metrics import METRICS, accuracy, correct
 from weft.run.objectives import Objective
 
@@ -27,11 +29,16 @@ class Evaluation:
         self._target = graph.y.index_select(0, self._rows)
         self._targets = self._target.split(self._sizes)
         self._objective, self._metric = objective, METRICS[metric]
+        self._scores = None
+        if self._metric is accuracy and not graph.multilabel and use_triton(self._rows):
+            self._scores = Scores(self._rows, self._target, self._sizes, graph.num_classes)
         self.columns = [f"{split}_loss" for split in self.splits]
         self.columns += [f"{split}_{metric}" for split in self.splits]
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
+        if self._scores is not None and logits.dim() == 2:
+            return self._scores(logits).t().flatten()
         chosen = logits.index_select(-2, self._rows).float()
         losses = self._objective.per_row(chosen, self._target)
         if self._metric is accuracy:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.ops.backend import use_triton
+from weft.run.record_triton import record_triton
 from weft.run.state import State
 
 
@@ -61,6 +63,16 @@ class Recorder:
 
     def on_device(self, state: State, row: Tensor) -> None:
         """With tensors alone."""
+        better = self._compare_triton(state, row) if use_triton(row) else self.compare(state, row)
+        torch.where(better, state.flat, state.best_flat, out=state.best_flat)
+        for name, buffer in state.buffers.items():
+            torch.where(better, buffer, state.best_buffers[name], out=state.best_buffers[name])
+
+    def _compare_triton(self, state: State, row: Tensor) -> Tensor:
+        return record_triton(state, row, self.losses, self.watched, self.patience)
+
+    def compare(self, state: State, row: Tensor) -> Tensor:
+        """Write the row and find the best and the end; returns whether it is the best so far ``[1]`` bool."""
         step = state.step
         state.history.index_copy_(0, step, row.unsqueeze(0))
         running = step < state.end
@@ -71,10 +83,8 @@ class Recorder:
             better = better & (score > state.best_score)
             torch.where(better, score, state.best_score, out=state.best_score)
         torch.where(better, step, state.best_epoch, out=state.best_epoch)
-        torch.where(better, state.flat, state.best_flat, out=state.best_flat)
-        for name, buffer in state.buffers.items():
-            torch.where(better, buffer, state.best_buffers[name], out=state.best_buffers[name])
         over = ~healthy
         if self.patience is not None:
             over = over | (step - state.best_epoch >= self.patience)
         torch.where(running & over, step + 1, state.end, out=state.end)
+        return better

@@ -1,0 +1,49 @@
+"""The Triton kernels of this layer: the same as torch under the interpreter, and real sm_90 code compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_interpreted_kernels_equal_torch():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(Path(__file__).with_name("interpreted_kernels.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "equal"
+
+
+def compiled(kernel, types, constants):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = dict(types) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_kernels_compile_for_hopper():
+    from weft.run.evaluation_triton import _score_kernel
+    from weft.run.record_triton import _record_kernel
+
+    scores = {
+        "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "sums": "*fp32",
+        "C": "i32", "stride": "i32",
+    }  # fmt: skip
+    assert compiled(_score_kernel, scores, {"BM": 256, "BC": 8}).asm["ptx"]
+    pointers = dict.fromkeys(("step_at", "end_at", "epoch_at"), "*i64")
+    record = {"row": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*i32", "M": "i32"}
+    constants = {"LOSSES": 4, "WATCHED": 5, "PATIENCE": 10, "BLOCK": 8}
+    ordered = {name: (record | dict.fromkeys(constants, "constexpr"))[name] for name in _record_kernel.arg_names}
+    plain = {name: kind for name, kind in ordered.items() if kind != "constexpr"}
+    assert compiled(_record_kernel, plain, constants).asm["ptx"]

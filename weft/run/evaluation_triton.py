@@ -1,0 +1,61 @@
+"""Triton kernel of ``evaluation.py``: cross-entropy and hits of every split in one pass over the logits.
+
+On small graphs an epoch is all kernel launches, and a dozen of them would go into two numbers per split.
+Shapes: M nodes of all splits together, S splits, C classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.backend import next_power_of_2
+from weft.ops.lang import tl, triton
+
+
+@triton.jit
+def _score_kernel(
+    logits, target, rows, starts, sums, C, stride, BM: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    split = tl.program_id(1)
+    start, stop = tl.load(starts + split), tl.load(starts + split + 1)
+    m = start + tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.arange(0, BC)
+    listed = m < stop
+    row = tl.load(rows + m, mask=listed, other=0)
+    label = tl.load(target + m, mask=listed, other=0)
+    inside = listed[:, None] & (c < C)[None, :]
+    value = tl.load(logits + row[:, None] * stride + c[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    top = tl.where(listed, tl.max(value, 1), 0.0)
+    total = tl.sum(tl.exp(value - top[:, None]), 1)
+    chosen = tl.sum(tl.where((c[None, :] == label[:, None]) & inside, value, 0.0), 1)
+    loss = tl.log(tl.where(listed, total, 1.0)) + top - chosen
+    # The first of equal maxima wins, as torch.argmax has it; NaN equals nothing and never hits.
+    guess = tl.min(tl.where(value == top[:, None], c[None, :], BC), 1)
+    hit = listed & (guess == label)
+    at = sums + (split * tl.num_programs(0) + tl.program_id(0)) * 2
+    tl.store(at, tl.sum(tl.where(listed, loss, 0.0), 0))
+    tl.store(at + 1, tl.sum(hit.to(tl.float32), 0))
+
+
+class Scores:
+    """Sums for the splits that lie one after the other in ``rows [M]`` with classes ``target [M]``."""
+
+    def __init__(self, rows: Tensor, target: Tensor, sizes: list[int], classes: int) -> None:
+        device = rows.device
+        self._rows, self._target, self._splits = rows, target, len(sizes)
+        self._starts = torch.tensor([0, *sizes], device=device).cumsum(0)
+        self._share = 1.0 / torch.tensor(sizes, dtype=torch.float32, device=device)[:, None]
+        self._block_c = next_power_of_2(classes)
+        self._block_m = max(1, 2048 // self._block_c)
+        self._programs = -(-max(sizes) // self._block_m)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """``logits [N, C]`` to the mean loss and accuracy of every split ``[S, 2]``."""
+        logits = logits.contiguous()
+        sums = torch.empty(self._splits, self._programs, 2, device=logits.device)
+        _score_kernel[(self._programs, self._splits)](
+            logits, self._target, self._rows, self._starts, sums, logits.shape[1], logits.stride(0),
+            BM=self._block_m, BC=self._block_c,
+        )  # fmt: skip
+        return sums.sum(1) * self._share
