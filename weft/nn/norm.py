@@ -51,7 +51,7 @@ class BatchNorm(Parametrised):
         # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still shifts
         # the running mean, and has a gradient: zero.
         without_b = self.running_mean - b.detach()
-        out = self._normalise(x, without_b, weight, bias + 0.0 * b)
+        out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
         self.running_mean.copy_(without_b + b.detach())
         return out
 
