@@ -216,8 +216,10 @@ class TestTrouble:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr(SoloRun, "advance", full)
+        events = []
         with pytest.raises(OutOfMemoryError, match="task 't': the memory of the device was not enough"):
-            run(make_task(), progress=False)
+            run(make_task(), progress=False, on_event=events.append)
+        assert (events[-1].kind, events[-1].data["status"]) == ("failed", "out of memory")
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -99,6 +99,17 @@ def test_the_first_aggregation_is_done_once_without_changing_the_numbers(start, 
     )
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_divided_by_their_sum(start, sparse):
+    graph = tiny_graph(sparse=sparse)
+    dense = graph.x.to_dense() if sparse else graph.x
+    scaled = dense / dense.abs().sum(1, keepdim=True).clamp(min=1e-9)
+    run = start(graph, feature_norm="row", epochs=5)
+    run.advance(5)
+    by_hand, losses, _ = plain_loop(run.task, graph._changed(x=scaled))
+    assert_same(run, by_hand, losses)
+
+
 class Plain(nn.Module):
     """A user's module: BatchNorm, torch's own dropout, dense features."""
 

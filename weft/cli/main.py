@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in what was asked, 3 tr
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -63,7 +64,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("weft: interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader (| head) has gone; nothing is left to say
+        # The reader (| head) has gone: nothing is left to say, not even at the last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         _fail(f"weft: internal error: {type(error).__name__}: {error}\n{_PLEASE_REPORT}", 1)

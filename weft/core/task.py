@@ -53,6 +53,7 @@ class Task:
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
 
+    feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 

@@ -49,6 +49,11 @@ class Session:
         return self.progress is not None and self.run.epoch >= self.progress.end
 
     @property
+    def stopped_early(self) -> bool:
+        """Whether it ran out of patience before it ran out of epochs."""
+        return self.progress is not None and self.progress.end < self.run.task.epochs
+
+    @property
     def seconds_per_epoch(self) -> float:
         """Mean seconds of an epoch, set-up and the first look left out where there were others."""
         if self._steady_epochs:
@@ -72,9 +77,13 @@ class Session:
         self.seconds = seconds
         self.progress = self.run.look(0)
         self.rows = list(self.progress.rows)
+        message = f"resumed after epoch {self.run.epoch} of {self.run.task.epochs}"
+        self._emit(Event("note", self.run.task.label, {"message": message}))
 
     def train(self) -> None:
         """Train to the end, or save what there is and raise DivergedError or Interrupted."""
+        if self.finished:
+            return
         saved_at = time.monotonic()
         with Interruption() as interruption:
             while not self.finished:

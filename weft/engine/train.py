@@ -60,7 +60,6 @@ def run(
         folder = RunFolder(Path(out)) if out is not None else None
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        stack.enter_context(_clear_memory_errors(task, target))
         stack.enter_context(seeded(task.seed, target))
         stack.enter_context(matmul_precision(task.precision))
         return _run(task, target, folder, resume, listeners, checkpoint_every)
@@ -78,22 +77,27 @@ def _run(
     if folder is not None and checkpoint is None:
         folder.start_afresh()
     emit = _broadcast(listeners + ([folder.journal] if folder else []))
-    solo = _start(task, device, emit)
-    session = Session(solo, emit, folder, checkpoint_every)
-    if checkpoint is not None:
-        session.resume(checkpoint.tensors, float(checkpoint.about.get("seconds", 0.0)))
-        emit(Event("note", task.label, {"message": f"resumed after epoch {solo.epoch} of {task.epochs}"}))
-    elif resume:
+    if resume and checkpoint is None:
         emit(Event("note", task.label, {"message": "no checkpoint to resume from; starting afresh"}))
     try:
-        if not session.finished:
-            session.train()
+        with _clear_memory_errors(task, device):
+            session = Session(_start(task, device, emit), emit, folder, checkpoint_every)
+            if checkpoint is not None:
+                session.resume(checkpoint.tensors, float(checkpoint.about.get("seconds", 0.0)))
+            return _train(session, folder, emit)
+    except OutOfMemoryError as error:
+        emit(Event("failed", task.label, {"status": "out of memory", "message": str(error)}))
+        raise
+
+
+def _train(session: Session, folder: RunFolder | None, emit: Listener) -> Result:
+    try:
+        session.train()
     except DivergedError as error:
         result = _result(session, "diverged")
         _conclude(result, folder, emit, "failed", {"message": str(error)})
         raise
-    early = session.progress is not None and session.progress.end < task.epochs
-    result = _result(session, "stopped" if early else "finished")
+    result = _result(session, "stopped" if session.stopped_early else "finished")
     _conclude(result, folder, emit, "finish", {})
     return result
 

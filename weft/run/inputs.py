@@ -29,6 +29,17 @@ def cast_features(x: Features, dtype: torch.dtype) -> Features:
     return x.to(dtype)
 
 
+def row_normalised(x: Features) -> Features:
+    """Every row divided by the sum of its magnitudes; rows of zeros stay zeros."""
+    if isinstance(x, Tensor):
+        total = x.abs().sum(1, keepdim=True)
+        return x / torch.where(total > 0, total, 1.0)
+    rows = x.matrix.rows().long()
+    total = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device).index_add_(0, rows, x.values.abs())
+    share = x.values / torch.where(total > 0, total, 1.0)[rows]
+    return SparseFeatures(x.matrix.scaled(weight=share))
+
+
 def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
     """The first layer's aggregation of the features, or None where the model does not offer one."""
     if not hasattr(model, "first_aggregate") or "first" not in _parameters(model):

@@ -19,7 +19,14 @@ from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.run.buffers import BufferSlots, attach_clock, detach_clock, take_buffers
 from weft.run.evaluation import Evaluation
-from weft.run.inputs import bind, cast_features, check_logits, first_aggregate, takes_edge_index
+from weft.run.inputs import (
+    bind,
+    cast_features,
+    check_logits,
+    first_aggregate,
+    row_normalised,
+    takes_edge_index,
+)
 from weft.run.models import build_model
 from weft.run.objectives import metric_name, objective_for
 from weft.run.optimizers import Optimizer
@@ -82,7 +89,8 @@ class SoloRun:
 
     def _tried_forward(self) -> Forward:
         """The model as a function of flat weights, tried once so that misfits show before training."""
-        x = cast_features(self.graph.x, DTYPES[self.task.precision])
+        x = row_normalised(self.graph.x) if self.task.feature_norm == "row" else self.graph.x
+        x = cast_features(x, DTYPES[self.task.precision])
         sparse = isinstance(x, SparseFeatures)
         if sparse and takes_edge_index(self._model):
             return self._try(x.to_dense())
