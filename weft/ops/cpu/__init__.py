@@ -1,10 +1,43 @@
-"""CPU kernels: what serves a CPU tensor, chosen by measurement (benchmarks/cpu_ops.py)."""
+"""CPU kernels for float32 and float64, compiled by numba; the torch references serve every other type.
+
+Chosen by measurement (``benchmarks/cpu_ops.py``, figures in ``benchmarks/results/cpu_ops.json``). Every kernel
+gives the same bits whatever the number of threads: a row is summed by one thread, in the order of its edges.
+The functions here take tensors of any leading dimensions, as the references do, and hand addresses to kernels.
+Numba is imported by the first call, not with the package.
+
+Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+from weft.ops.cpu.calls import (
+    attention_backward,
+    attention_forward,
+    attention_v2_backward,
+    attention_v2_forward,
+    bias_act_dropout,
+    bias_act_dropout_backward,
+    edge_softmax,
+    edge_softmax_backward,
+    sddmm,
+    serves,
+    spmm,
+    spmm_max,
+    spmm_max_backward,
+)
 
-
-def serves(*tensors: Tensor | None) -> bool:
-    """Whether the compiled CPU kernels take these tensors; the torch reference serves the rest."""
-    return False
+__all__ = [
+    "attention_backward",
+    "attention_forward",
+    "attention_v2_backward",
+    "attention_v2_forward",
+    "bias_act_dropout",
+    "bias_act_dropout_backward",
+    "edge_softmax",
+    "edge_softmax_backward",
+    "sddmm",
+    "serves",
+    "spmm",
+    "spmm_max",
+    "spmm_max_backward",
+]

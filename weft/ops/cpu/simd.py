@@ -5,7 +5,7 @@ waits for the store before it (measured on one core, facebook's graph, F = 64: 4
 with vectors, 5.6 ms in MKL).
 
 A vector is an ordinary value inside a kernel: ``v = zeros(x, 16)``, ``v = madd(v, load(x, at, 16), fill(v, w))``.
-``array`` arguments are one-dimensional and contiguous, positions count elements, ``lanes`` is a constant.
+``array`` arguments are pointers (:func:`weft.ops.cpu.kernel.pointer`), positions count elements, ``lanes`` is a constant.
 Products and sums may be contracted to a fused multiply-add; nothing else is relaxed, so NaN and infinity pass.
 """
 
@@ -41,11 +41,6 @@ def _splat(builder, value, vector_type):
     return builder.shuffle_vector(first, undefined, ir.Constant(order, [0] * vector_type.count))
 
 
-def _data(context, builder, array_type, array, position):
-    data = cgutils.create_struct_proxy(array_type)(context, builder, value=array).data
-    return builder.gep(data, [position])
-
-
 @intrinsic(prefer_literal=True)
 def zeros(typing, array, lanes):
     """A vector of zeros in the type of ``array``."""
@@ -55,6 +50,16 @@ def zeros(typing, array, lanes):
         return ir.Constant(context.get_value_type(vector), [0.0] * vector.lanes)
 
     return vector(array, lanes), generate
+
+
+@intrinsic
+def zero(typing, array):
+    """The number 0 in the type of ``array``."""
+
+    def generate(context, builder, signature, arguments):
+        return ir.Constant(context.get_value_type(array.dtype), 0.0)
+
+    return array.dtype(array), generate
 
 
 @intrinsic
@@ -73,7 +78,7 @@ def load(typing, array, position, lanes):
     vector = Vector(array.dtype, lanes.literal_value)
 
     def generate(context, builder, signature, arguments):
-        data = _data(context, builder, signature.args[0], *arguments[:2])
+        data = builder.gep(arguments[0], [arguments[1]])
         pointer = builder.bitcast(data, context.get_value_type(vector).as_pointer())
         return builder.load(pointer, align=array.dtype.bitwidth // 8)
 
@@ -85,7 +90,7 @@ def store(typing, array, position, value):
     """All lanes to ``array[position:]``."""
 
     def generate(context, builder, signature, arguments):
-        data = _data(context, builder, signature.args[0], *arguments[:2])
+        data = builder.gep(arguments[0], [arguments[1]])
         pointer = builder.bitcast(data, context.get_value_type(value).as_pointer())
         builder.store(arguments[2], pointer, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -159,7 +164,7 @@ def prefetch(typing, array, position):
 
     def generate(context, builder, signature, arguments):
         byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        pointer = builder.bitcast(_data(context, builder, signature.args[0], *arguments), byte)
+        pointer = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
         kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         builder.call(function, [pointer, word(0), word(3), word(1)])
