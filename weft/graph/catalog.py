@@ -27,6 +27,7 @@ from weft.graph.graph import Graph
 from weft.graph.nearest import nearest_names
 
 DEMO = Path(__file__).parent / "embedded" / "demo.npz"
+DEMO_SIZES = (2_400, 9_600, 800, 7)
 DATA_VARIABLE = "WEFT_DATA"
 
 FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
@@ -80,7 +81,7 @@ def data_folders(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
     """Everything that can be loaded by name: embedded, in the data folders, generated, downloadable."""
-    listed = [Entry("demo", "embedded", note="small citation-like graph, always there")]
+    listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
     listed += _found_entries(root)
     listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
     listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in datasets.PLANETOID]

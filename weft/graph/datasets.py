@@ -161,7 +161,8 @@ def _instead(what: str) -> str:
     name = what.partition(":")[2].lower()
     shape = next((known for known in SHAPES if known.lower() == name), None)
     generated = f'use the generated "shape:{shape}"' if shape else 'use the embedded "demo"'
-    return f"connect to the internet, put {name.replace('/', '-')}.npz into the data folder, or {generated}"
+    file = f"{name.replace('/', '-')}.npz"
+    return f"connect to the internet, put {file} into $WEFT_DATA or ~/.cache/weft/data, or {generated}"
 
 
 def _from_dataset(dataset: Any, name: str) -> Graph:

@@ -58,9 +58,9 @@ def citation(
     one. The count is exact, there are no self loops and no edge is stored twice. No node is isolated where
     there are enough edges for that (undirected: two entries a node; directed: one, counting in-edges).
 
-    - ``exponent``, ``max_degree``: tail of the degrees and the largest of them. In-degrees of a directed graph
-      follow it exactly, its out-degrees are milder. The degrees of an undirected graph scatter about it, and
-      a hub larger than its class comes out up to a third smaller.
+    - ``exponent``, ``max_degree``: tail of the degrees and the largest of them, at most 3/4 of the nodes.
+      In-degrees of a directed graph follow it exactly, its out-degrees are milder. The degrees of an
+      undirected graph scatter about it, and a hub larger than its class comes out up to a third smaller.
     - ``homophily``: share of edges that join equal labels. Hubs larger than their class lower it a little.
     - ``feature_signal``: dense features: distance of two class centres in noise deviations (default 2.0);
       sparse ones: share of words that are of the class's topic for sure (default 0.2).
