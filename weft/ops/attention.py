@@ -26,9 +26,13 @@ from torch.nn.functional import leaky_relu
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
-from weft.ops.attention_triton import attention_backward_triton, attention_forward_triton
+from weft.ops.attention_triton import (
+    attention_backward_triton,
+    attention_forward_triton,
+    attention_row_gradient_triton,
+)
 from weft.ops.backend import accumulate_dtype, use_triton
-from weft.ops.dropout import _as_rate, _lead
+from weft.ops.dropout import as_rate, lead_task
 from weft.ops.random import keep_mask
 from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.walk import Walk, pack, pack_backward, unpack
@@ -73,8 +77,21 @@ def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Wal
     return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, walk)
 
 
-def attention_backward_torch(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
+def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope: float):
+    """``(stats [..., N, H, 3], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta.
+
+    Side by side, the three numbers an edge needs of its destination cost one cache line, not three.
+    """
+    acc = log_sum.dtype
+    delta = (grad.to(acc) * out.to(acc)).sum(-1)
+    plus = (grad.to(acc) * out_plus.to(acc)).sum(-1)
+    stats = torch.stack([a_dst.to(acc), log_sum, delta], -1)
+    return stats, ((1.0 - slope) * (plus - delta * alpha_plus)).to(a_dst.dtype)
+
+
+def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk):
     """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
+    a_dst, log_sum, delta = stats.unbind(-1)
     cols, rows = walk.indices.long(), walk.rows()
     acc = accumulate_dtype(x.dtype)
     argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
@@ -108,24 +125,36 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
 
 
 @torch.library.custom_op(
+    "weft::graph_attention_row_gradient",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor a_dst, Tensor log_sum, float slope)"
+        " -> (Tensor, Tensor)"
+    ),
+)
+def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    serve = attention_row_gradient_triton if use_triton(grad) else attention_row_gradient_torch
+    return serve(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+
+
+@torch.library.custom_op(
     "weft::graph_attention_backward",
     mutates_args=(),
     schema=(
-        "(Tensor grad, Tensor x, Tensor a_src, Tensor a_dst, Tensor delta, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
+        "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
+        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
     ),
 )
-def _backward_op(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
+def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
     opened, opened_back = unpack(walk), unpack(back)
     if use_triton(x):
-        return attention_backward_triton(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened_back)
-    if cpu.serves(x, a_src, a_dst):
+        return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, opened_back)
+    if cpu.serves(x, a_src):
+        a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-1))
         return cpu.attention_backward(
             grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
         )
-    return attention_backward_torch(
-        grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
-    )
+    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, opened)
 
 
 @_op.register_fake
@@ -136,8 +165,13 @@ def _fake(x, a_src, a_dst, slope, rate, clock, site, walk, back):
     return out, torch.empty_like(out), stats, torch.empty_like(stats)
 
 
+@_row_gradient_op.register_fake
+def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    return log_sum.new_empty(*log_sum.shape, 3), torch.empty_like(a_dst, memory_format=torch.contiguous_format)
+
+
 @_backward_op.register_fake
-def _backward_fake(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
+def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
     contiguous = torch.contiguous_format
     return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
 
@@ -151,13 +185,8 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
     grad = grad.contiguous()
-    acc = accumulate_dtype(x.dtype)
-    delta = (grad.to(acc) * out.to(acc)).sum(-1)
-    positive = (grad.to(acc) * out_plus.to(acc)).sum(-1)
-    grad_a_dst = ((1.0 - ctx.slope) * (positive - delta * alpha_plus)).to(a_dst.dtype)
-    grad_x, grad_a_src = _backward_op(
-        grad, x, a_src, a_dst, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back
-    )
+    stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
+    grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
     nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
     return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
 
@@ -167,16 +196,22 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 @_op.register_vmap
 def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, walk, back):
-    lead = [_lead(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
-    rate, clock = _lead(rate, in_dims[4], info.batch_size), _lead(clock, in_dims[5], info.batch_size)
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
+    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
     return _op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0, 0)
 
 
+@_row_gradient_op.register_vmap
+def _row_gradient_vmap(info, in_dims, grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    tensors = (grad, out, out_plus, alpha_plus, a_dst, log_sum)
+    lead = [lead_task(v, d, info.batch_size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
+    return _row_gradient_op(*lead, slope), (0, 0)
+
+
 @_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back):
-    tensors = (grad, x, a_src, a_dst, delta, log_sum)
-    lead = [_lead(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
-    rate, clock = _lead(rate, in_dims[7], info.batch_size), _lead(clock, in_dims[8], info.batch_size)
+def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip((grad, x, a_src, stats), in_dims[:4], strict=True)]
+    rate, clock = lead_task(rate, in_dims[5], info.batch_size), lead_task(clock, in_dims[6], info.batch_size)
     return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0)
 
 
@@ -199,7 +234,7 @@ def graph_attention(
             f"graph_attention: x has {x.shape[-3]} rows and a_dst {a_dst.shape[-2]};"
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    rate = _as_rate(dropout, x.device) if clock is not None else None
+    rate = as_rate(dropout, x.device) if clock is not None else None
     clock = None if rate is None else clock
     walk, back = pack(adj), pack_backward(adj)
     return _op(x, a_src, a_dst, slope, rate, clock, site, walk, back)[0]

@@ -20,7 +20,7 @@ from weft.ops.adjacency import Adjacency
 from weft.ops.attention import coefficient_mask
 from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.backend import accumulate_dtype, use_triton
-from weft.ops.dropout import _as_rate, _lead
+from weft.ops.dropout import as_rate, lead_task
 from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
@@ -140,16 +140,16 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 @_op.register_vmap
 def _vmap(info, in_dims, x_src, x_dst, att, slope, rate, clock, site, walk, back):
-    lead = [_lead(v, d, info.batch_size) for v, d in zip((x_src, x_dst, att), in_dims[:3], strict=True)]
-    rate, clock = _lead(rate, in_dims[4], info.batch_size), _lead(clock, in_dims[5], info.batch_size)
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x_src, x_dst, att), in_dims[:3], strict=True)]
+    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
     return _op(*lead, slope, rate, clock, site, walk, back), (0, 0)
 
 
 @_backward_op.register_vmap
 def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
     tensors = (grad, x_src, x_dst, att, delta, log_sum)
-    lead = [_lead(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
-    rate, clock = _lead(rate, in_dims[7], info.batch_size), _lead(clock, in_dims[8], info.batch_size)
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
+    rate, clock = lead_task(rate, in_dims[7], info.batch_size), lead_task(clock, in_dims[8], info.batch_size)
     return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0)
 
 
@@ -172,6 +172,6 @@ def graph_attention_v2(
             f"graph_attention_v2: x_src has {x_src.shape[-3]} rows and x_dst {x_dst.shape[-3]};"
             f" the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    rate = _as_rate(dropout, x_src.device) if clock is not None else None
+    rate = as_rate(dropout, x_src.device) if clock is not None else None
     clock = None if rate is None else clock
     return _op(x_src, x_dst, att, slope, rate, clock, site, pack(adj), pack_backward(adj))[0]

@@ -55,8 +55,8 @@ def _forward_kernel(
     x_src, x_dst, att, rate, clock, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
     out, log_sum, part_stats, part_acc,
-    num_heavy, num_light, num_partial, M, N, H, D, slope, site, stride_att, stride_rate, stride_clock,
-    DROP: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    num_heavy, num_light, num_partial, M, N, slope, site, stride_att, stride_rate, stride_clock,
+    H: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -164,8 +164,8 @@ def _backward_kernel(
     near_x, far_x, grad, stats, att, rate, clock, indices, perm,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
     grad_near, part_near, part_att,
-    num_heavy, num_light, num_partial, num_near, num_far, H, D, slope, site, stride_att, stride_rate, stride_clock,
-    TRANSPOSED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
+    num_heavy, num_light, num_partial, num_near, num_far, slope, site, stride_att, stride_rate, stride_clock,
+    H: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
     L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Forward walk: gradient of x_dst and of att. TRANSPOSED: gradient of x_src."""
@@ -268,15 +268,15 @@ def attention_v2_forward_triton(
             src_T, dst_T, att, out if rate is None else rate.contiguous(), out if clock is None else clock.contiguous(),
             walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
             work.light_start, work.light_len, work.light_row, work.hub_row, work.hub_of_partial,
-            out, log_sum, part_stats, part_acc, num_heavy, num_light, partials, M, N, H, D, slope, site,
+            out, log_sum, part_stats, part_acc, num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(att, tasks, H * D), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            DROP=rate is not None, ACC=triton_acc(x_src.dtype),
+            H=H, D=D, DROP=rate is not None, ACC=triton_acc(x_src.dtype),
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
             merge_hubs_kernel[(work.hub_row.numel(), heads, tasks)](
-                part_stats, part_acc, work.hub_ptr, work.hub_row, out, out, log_sum, log_sum, partials, N, H, D,
-                LOG=True, PLUS=False, ACC=triton_acc(x_src.dtype),
+                part_stats, part_acc, work.hub_ptr, work.hub_row, out, out, log_sum, log_sum, partials, N,
+                H=H, D=D, LOG=True, PLUS=False, ACC=triton_acc(x_src.dtype),
                 L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
             )  # fmt: skip
     return out.reshape(x_dst.shape), log_sum.reshape(x_dst.shape[:-1])
@@ -318,9 +318,9 @@ def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch
             near if clock is None else clock.contiguous(), walk.indices, walk.perm if transposed else walk.indices,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
             work.hub_row, work.hub_of_partial, grad_near, part_near, part_att if part_att.numel() else part_near,
-            num_heavy, num_light, partials, num_near, far.shape[1], H, D, slope, site,
+            num_heavy, num_light, partials, num_near, far.shape[1], slope, site,
             per_task_stride(att, tasks, H * D), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            TRANSPOSED=transposed, DROP=rate is not None, ACC=triton_acc(near.dtype),
+            H=H, D=D, TRANSPOSED=transposed, DROP=rate is not None, ACC=triton_acc(near.dtype),
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:

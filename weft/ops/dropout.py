@@ -8,6 +8,8 @@ task, so every task of a group has its own seed and its own rate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, relu
@@ -16,7 +18,11 @@ from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.backend import use_triton
 from weft.ops.column_sum import column_sum
-from weft.ops.dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
+from weft.ops.dropout_triton import (
+    bias_act_dropout_backward_bias_triton,
+    bias_act_dropout_backward_triton,
+    bias_act_dropout_triton,
+)
 from weft.ops.random import keep_mask
 
 ACTIVATIONS = ("none", "relu", "elu")
@@ -110,21 +116,67 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad):
     out, rate, clock = ctx.saved_tensors
-    grad_x = grad_bias = None
-    if ctx.act == "none" and rate is None:
-        grad_x = grad
-    else:
-        grad_x = _backward_op(grad, out, ctx.act, rate, clock, ctx.site)
-    if ctx.needs_input_grad[1]:
-        lead = len(ctx.bias_shape) - 1
-        grad_bias = column_sum(grad_x.flatten(lead, -2))
+    bias_shape = ctx.bias_shape if ctx.needs_input_grad[1] else None
+    grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site)
     return grad_x, grad_bias, None, None, None, None
+
+
+def epilogue_gradients(
+    grad: Tensor,
+    out: Tensor,
+    bias_shape: Sequence[int] | None,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients to what the epilogue was given and to its bias, in as few passes as possible."""
+    changes = act != "none" or rate is not None
+    if bias_shape is None:
+        return _backward_op(grad, out, act, rate, clock, site) if changes else grad, None
+    if changes and grad.is_cuda:
+        return _backward_bias_op(grad, out, list(bias_shape), act, rate, clock, site)
+    grad_x = _backward_op(grad, out, act, rate, clock, site) if changes else grad
+    return grad_x, column_sum(grad_x.flatten(len(bias_shape) - 1, -2))
+
+
+@torch.library.custom_op(
+    "weft::bias_act_dropout_backward_bias",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site) -> (Tensor, Tensor)"
+    ),
+)
+def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site):
+    shape = torch.Size(bias_shape)
+    if use_triton(grad):
+        return bias_act_dropout_backward_bias_triton(grad, out, shape, act, rate, clock, site)
+    return bias_act_dropout_backward_bias_torch(grad, out, shape, act, rate, clock, site)
+
+
+def bias_act_dropout_backward_bias_torch(grad, out, bias_shape, act, rate, clock, site) -> tuple[Tensor, Tensor]:
+    """Reference: the gradient to ``x``, and its sum over everything that shares a bias."""
+    grad_x = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site)
+    return grad_x.clone(), grad_x.flatten(len(bias_shape) - 1, -2).sum(-2)
+
+
+@_backward_bias_op.register_fake
+def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site):
+    return torch.empty_like(grad, memory_format=torch.contiguous_format), grad.new_empty(bias_shape)
+
+
+@_backward_bias_op.register_vmap
+def _backward_bias_vmap(info, in_dims, grad, out, bias_shape, act, rate, clock, site):
+    size = info.batch_size
+    grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
+    rate, clock = lead_task(rate, in_dims[4], size), lead_task(clock, in_dims[5], size)
+    return _backward_bias_op(grad.contiguous(), out.contiguous(), [size, *bias_shape], act, rate, clock, site), (0, 0)
 
 
 _op.register_autograd(_backward, setup_context=_setup)
 
 
-def _lead(value, dim, size):
+def lead_task(value, dim, size):
     """Bring the batch dimension of a tensor (or None) to the front, adding it where it is missing."""
     if value is None:
         return None
@@ -134,16 +186,20 @@ def _lead(value, dim, size):
 @_op.register_vmap
 def _vmap(info, in_dims, x, bias, act, rate, clock, site):
     size = info.batch_size
-    x, rate, clock = _lead(x, in_dims[0], size), _lead(rate, in_dims[3], size), _lead(clock, in_dims[4], size)
-    bias = _lead(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
+    x, rate, clock = (
+        lead_task(x, in_dims[0], size),
+        lead_task(rate, in_dims[3], size),
+        lead_task(clock, in_dims[4], size),
+    )
+    bias = lead_task(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
     return _op(x.contiguous(), bias, act, rate, clock, site), 0
 
 
 @_backward_op.register_vmap
 def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site):
     size = info.batch_size
-    grad, out = _lead(grad, in_dims[0], size), _lead(out, in_dims[1], size)
-    rate, clock = _lead(rate, in_dims[3], size), _lead(clock, in_dims[4], size)
+    grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
+    rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
     return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site), 0
 
 
@@ -162,7 +218,7 @@ def bias_act_dropout(
     """
     if act not in ACTIVATIONS:
         raise InputError(f"bias_act_dropout: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
-    rate = _as_rate(p, x.device) if clock is not None else None
+    rate = as_rate(p, x.device) if clock is not None else None
     if rate is None:
         clock = None
         if bias is None and act == "none":
@@ -170,7 +226,7 @@ def bias_act_dropout(
     return _op(x, bias, act, rate, clock, site)
 
 
-def _as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
+def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
     """The rate as a float32 tensor, or None where nothing is dropped."""
     if isinstance(p, Tensor):
         return p

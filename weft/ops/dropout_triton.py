@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.random_triton import keep_scale, mix_key
 
 BLOCK = 1024
+PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 
 @triton.jit
@@ -61,13 +63,13 @@ def _backward_kernel(
     tl.store(grad_x + task * count + element, value.to(grad_x.dtype.element_ty), mask=inside)
 
 
-def _tasks(x: Tensor, rate: Tensor | None, clock: Tensor | None, bias: Tensor | None) -> int:
-    """How many leading elements of ``x`` are tasks: what the clock or the bias says."""
+def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
+    """How many tasks there are: what the clock or the bias says."""
     lead = clock.shape[:-1] if clock is not None else bias.shape[:-1] if bias is not None else ()
     return int(torch.Size(lead).numel())
 
 
-def _stride(value: Tensor | None, tasks: int, width: int) -> int:
+def per_task(value: Tensor | None, tasks: int, width: int) -> int:
     """Elements between two tasks' values, 0 where they share one."""
     return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
 
@@ -78,13 +80,13 @@ def bias_act_dropout_triton(
     """Launch the forward over ``x [..., N, F]``."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    tasks = _tasks(x, rate, clock, bias)
+    tasks = _tasks(clock, bias)
     count, width = x.numel() // max(tasks, 1), x.shape[-1]
     if x.numel():
         _forward_kernel[(-(-count // BLOCK), tasks)](
             x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
             x if clock is None else clock.contiguous(), out, count, width, site,
-            _stride(bias, tasks, width), _stride(rate, tasks, 1), _stride(clock, tasks, 2),
+            per_task(bias, tasks, width), per_task(rate, tasks, 1), per_task(clock, tasks, 2),
             HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
             ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
         )  # fmt: skip
@@ -97,13 +99,73 @@ def bias_act_dropout_backward_triton(
     """Launch the backward; the mask is recomputed from the clock."""
     grad, out = grad.contiguous(), out.contiguous()
     grad_x = torch.empty_like(grad)
-    tasks = _tasks(grad, rate, clock, None)
+    tasks = _tasks(clock, None)
     count = grad.numel() // max(tasks, 1)
     if grad.numel():
         _backward_kernel[(-(-count // BLOCK), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count, site, _stride(rate, tasks, 1), _stride(clock, tasks, 2),
+            grad_x, count, site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
             ACT=act, DROP=rate is not None,
             ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
         )  # fmt: skip
     return grad_x
+
+
+@triton.jit
+def _backward_bias_kernel(
+    grad, out, rate, clock, grad_x, partial, N, rows_per_program, site, stride_rate, stride_clock,
+    F: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """The backward of a range of rows, and on the way the sum of its columns."""
+    part = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    first = part * rows_per_program
+    last = tl.minimum(first + rows_per_program, N)
+    scale = tl.full([], 1.0, ACC)
+    if DROP:
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+        scale = (1.0 / (1.0 - fraction)).to(ACC)
+    total = tl.zeros([BN, BF], ACC)
+    for base in range(first, last, BN):
+        n = base + tl.arange(0, BN)
+        mask = (n < last)[:, None] & (f < F)[None, :]
+        element = n.to(tl.int64)[:, None] * F + f[None, :]
+        at = task * N * F + element
+        value = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
+        if ACT == "relu":
+            # A kept and active element is a positive output: no need to draw the mask again.
+            value = tl.where(tl.load(out + at, mask=mask, other=0.0) > 0.0, value * scale, 0.0)
+        else:
+            if DROP:
+                key = mix_key(clock + task * stride_clock, site)
+                value *= keep_scale(key, fraction, element).to(ACC)
+            if ACT == "elu":
+                activated = tl.load(out + at, mask=mask, other=0.0).to(ACC) / scale
+                value = tl.where(activated > 0.0, value, value * (activated + 1.0))
+        total += value
+        tl.store(grad_x + at, value.to(grad_x.dtype.element_ty), mask=mask)
+    tl.store(partial + (task * tl.num_programs(0) + part) * F + f, tl.sum(total, 0), mask=f < F)
+
+
+def bias_act_dropout_backward_bias_triton(
+    grad: Tensor, out: Tensor, bias_shape: torch.Size, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+) -> tuple[Tensor, Tensor]:
+    """``(grad_x, grad_bias)`` in one pass: the columns are summed while they are at hand."""
+    grad, out = grad.contiguous(), out.contiguous()
+    tasks, F = bias_shape[:-1].numel(), bias_shape[-1]
+    N = grad.numel() // max(1, tasks * F)
+    grad_x = torch.empty_like(grad)
+    block_f = min(128, next_power_of_2(F))
+    block_n = max(1, 2048 // block_f)
+    rows = max(block_n, -(-N // PROGRAMS))
+    parts = max(1, -(-N // rows))
+    partial = grad.new_empty(tasks, parts, F, dtype=accumulate_dtype(grad.dtype))
+    if grad.numel():
+        _backward_bias_kernel[(parts, -(-F // block_f), tasks)](
+            grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
+            grad_x, partial, N, rows, site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            F=F, ACT=act, DROP=rate is not None,
+            ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BN=block_n, BF=block_f, num_warps=4,
+        )  # fmt: skip
+    return grad_x, partial.sum(1).to(grad.dtype).reshape(bias_shape)

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import use_triton
-from weft.ops.column_sum import column_sum
+from weft.ops.dropout import as_rate, bias_act_dropout, bias_act_dropout_torch, epilogue_gradients, lead_task
+from weft.ops.dropout_triton import bias_act_dropout_triton
+from weft.ops.linear_triton import linear_triton
 from weft.ops.weight_grad_triton import weight_grad_triton
 
 
@@ -44,49 +46,120 @@ def _weight_grad_vmap(info, in_dims, grad, x):
     return weight_grad(grad, x), 0
 
 
-@torch.library.custom_op("weft::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-def _linear_op(x, weight, bias):
-    if bias is None:
-        return x @ weight.transpose(-2, -1)
-    if x.dim() == 2:
-        return torch.addmm(bias, x, weight.t())
-    return x @ weight.transpose(-2, -1) + (bias.unsqueeze(-2) if bias.dim() > 1 else bias)
+def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
+    """Reference: ``dropout(act(x W^T + bias + add))``."""
+    out = x @ weight.transpose(-2, -1)
+    if add is not None:
+        out = out + add
+    return bias_act_dropout_torch(out, bias, act, rate, clock, site)
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x W^T`` by whatever is fastest for the shape."""
+    return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
+
+
+def _suits_triton(x: Tensor, weight: Tensor) -> bool:
+    """Many rows of float32 through a narrow layer; the library is better at everything else."""
+    rows = x.shape[-2] * max(1, x.shape[:-2].numel())
+    return use_triton(x) and x.dtype == torch.float32 and rows >= MANY_ROWS and max(weight.shape[-2:]) <= NARROW
+
+
+MANY_ROWS = 16384
+NARROW = 512
+
+
+@torch.library.custom_op(
+    "weft::linear",
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor weight, Tensor? bias, Tensor? add, str act, Tensor? rate, Tensor? clock, int site) -> Tensor"
+    ),
+)
+def _linear_op(x, weight, bias, add, act, rate, clock, site):
+    if _suits_triton(x, weight):
+        return linear_triton(x, weight, bias, add, act, rate, clock, site)
+    if x.is_cuda and act == "none" and rate is None and add is None and x.dim() == 2 and weight.dim() == 2:
+        return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+    if not use_triton(x):
+        return linear_torch(x, weight, bias, add, act, rate, clock, site)
+    out = x @ weight.transpose(-2, -1)
+    return bias_act_dropout_triton(out if add is None else out + add, bias, act, rate, clock, site)
 
 
 @_linear_op.register_fake
-def _linear_fake(x, weight, bias):
-    return x.new_empty(*x.shape[:-1], weight.shape[-2])
+def _linear_fake(x, weight, bias, add, act, rate, clock, site):
+    lead = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+    return x.new_empty(*lead, x.shape[-2], weight.shape[-2])
 
 
 def _linear_setup(ctx, inputs, output):
-    x, weight, ctx.bias = inputs
-    ctx.save_for_backward(x, weight)
+    x, weight, bias, _, ctx.act, rate, clock, ctx.site = inputs
+    ctx.bias_shape = None if bias is None else bias.shape
+    plain = ctx.act == "none" and rate is None
+    ctx.save_for_backward(x, weight, None if plain else output, rate, clock)
 
 
 def _linear_backward(ctx, grad):
-    x, weight = ctx.saved_tensors
-    grad = grad.contiguous()
-    grad_x = grad @ weight if ctx.needs_input_grad[0] else None
-    grad_weight = weight_grad(grad, x) if ctx.needs_input_grad[1] else None
-    grad_bias = column_sum(grad) if ctx.needs_input_grad[2] else None
-    return grad_x, grad_weight, grad_bias
+    x, weight, out, rate, clock = ctx.saved_tensors
+    wants_x, wants_weight, wants_bias, wants_add = ctx.needs_input_grad[:4]
+    bias_shape = ctx.bias_shape if wants_bias else None
+    grad, grad_bias = epilogue_gradients(grad.contiguous(), out, bias_shape, ctx.act, rate, clock, ctx.site)
+    grad_x = product(grad, weight.transpose(-2, -1).contiguous()) if wants_x else None
+    grad_weight = weight_grad(grad, x) if wants_weight else None
+    return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
 
 
 _linear_op.register_autograd(_linear_backward, setup_context=_linear_setup)
 
 
 @_linear_op.register_vmap
-def _linear_vmap(info, in_dims, x, weight, bias):
-    size = info.batch_size
-    x = x.movedim(in_dims[0], 0) if in_dims[0] is not None else x.expand(size, *x.shape)
-    weight = weight.movedim(in_dims[1], 0) if in_dims[1] is not None else weight.expand(size, *weight.shape)
-    if bias is not None:
-        bias = bias.movedim(in_dims[2], 0) if in_dims[2] is not None else bias.expand(size, *bias.shape)
-    return _linear_op(x, weight, bias), 0
+def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
+    tensors = (x, weight, bias, add, rate, clock)
+    dims = (*in_dims[:4], in_dims[5], in_dims[6])
+    x, weight, bias, add, rate, clock = (
+        lead_task(value, dim, info.batch_size) for value, dim in zip(tensors, dims, strict=True)
+    )
+    return _linear_op(x, weight, bias, add, act, rate, clock, site), 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x [..., N, I]`` through ``weight [..., O, I]`` and ``bias [..., O]`` to ``[..., N, O]``."""
+@torch.library.custom_op("weft::product", mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
+def product(x, weight):
+    """``x [..., N, I]`` times ``weight [..., O, I]`` transposed, ``[..., N, O]``; serves backward passes."""
+    return _product(x, weight)
+
+
+@product.register_fake
+def _product_fake(x, weight):
+    return x.new_empty(*x.shape[:-1], weight.shape[-2])
+
+
+@product.register_vmap
+def _product_vmap(info, in_dims, x, weight):
+    x, weight = lead_task(x, in_dims[0], info.batch_size), lead_task(weight, in_dims[1], info.batch_size)
+    return product(x, weight), 0
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    add: Tensor | None = None,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """``dropout(act(x W^T + bias + add))`` in one pass over ``x [..., N, I]``: ``[..., N, O]``.
+
+    ``weight [..., O, I]``, ``bias [..., O]``, ``add [..., N, O]``; ``act`` and dropout as in
+    :func:`weft.ops.bias_act_dropout`.
+    """
     if not x.is_cuda and weight.dim() == 2:
-        return torch.nn.functional.linear(x, weight, bias)
-    return _linear_op(x, weight, bias)
+        fused_bias = bias if act == "none" and clock is None else None
+        out = torch.nn.functional.linear(x, weight, fused_bias)
+        out = out if add is None else out + add
+        return out if fused_bias is not None else bias_act_dropout(out, bias, act, p, clock, site)
+    rate = as_rate(p, x.device) if clock is not None else None
+    return _linear_op(x, weight, bias, add, act, rate, None if rate is None else clock, site)

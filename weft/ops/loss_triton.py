@@ -1,4 +1,4 @@
-"""Triton kernel of ``loss.py``: softmax, loss and gradient of the labelled rows in one pass."""
+"""Triton kernel of ``loss.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.ops.lang import tl, triton
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits, labels, rows, grad, losses, M, C, stride_task,
-    ACC: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    logits, labels, rows, grad_loss, losses, grad, M, stride_task,
+    C: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -27,24 +27,40 @@ def _cross_entropy_kernel(
     exps = tl.exp(shifted)
     total = tl.where(listed, tl.sum(exps, 1), 1.0)
     chosen = c[None, :] == label[:, None]
-    log_p = tl.sum(tl.where(chosen & mask, shifted, 0.0), 1) - tl.log(total)
-    tl.store(losses + task * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(listed, -log_p, 0.0), 0) / M)
-    slope = (exps / total[:, None] - tl.where(chosen, 1.0, 0.0)) / M
-    tl.store(grad + at, slope.to(grad.dtype.element_ty), mask=mask)
+    if GRADIENT:
+        scale = tl.load(grad_loss + task).to(ACC) / M
+        slope = (exps / total[:, None] - tl.where(chosen, 1.0, 0.0)) * scale
+        tl.store(grad + at, slope.to(grad.dtype.element_ty), mask=mask)
+    else:
+        log_p = tl.sum(tl.where(chosen & mask, shifted, 0.0), 1) - tl.log(total)
+        loss = tl.sum(tl.where(listed, -log_p, 0.0), 0) / M
+        tl.store(losses + task * tl.num_programs(0) + tl.program_id(0), loss)
 
 
-def cross_entropy_rows_triton(logits: Tensor, labels: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``(loss [...], gradient [..., N, C])``; rows that are not listed have gradient 0."""
-    lead, (N, C) = logits.shape[:-2], logits.shape[-2:]
-    logits_TNC = logits.reshape(-1, N, C).contiguous()
-    tasks = logits_TNC.shape[0]
-    grad = torch.zeros_like(logits_TNC)
+def _launch(logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor | None, grad: Tensor | None) -> Tensor:
+    """Partial losses ``[T, programs]``, or (with ``grad``) the gradient written into it."""
+    tasks, N, C = logits_TNC.shape
     block_c = next_power_of_2(C)
-    block_m = max(1, 2048 // block_c)
+    block_m = max(1, 1024 // block_c)
     programs = -(-rows.numel() // block_m)
-    losses = torch.empty(tasks, programs, dtype=accumulate_dtype(logits.dtype), device=logits.device)
+    losses = torch.empty(tasks, programs, dtype=accumulate_dtype(logits_TNC.dtype), device=logits_TNC.device)
     _cross_entropy_kernel[(programs, tasks)](
-        logits_TNC, labels, rows, grad, losses, rows.numel(), C, N * C,
-        ACC=tl.float64 if logits.dtype == torch.float64 else tl.float32, BM=block_m, BC=block_c, num_warps=4,
+        logits_TNC, labels, rows, losses if grad_loss is None else grad_loss, losses,
+        losses if grad is None else grad, rows.numel(), N * C, C=C, GRADIENT=grad is not None,
+        ACC=tl.float64 if logits_TNC.dtype == torch.float64 else tl.float32, BM=block_m, BC=block_c, num_warps=2,
     )  # fmt: skip
-    return losses.sum(1).reshape(lead), grad.reshape(logits.shape)
+    return losses
+
+
+def cross_entropy_rows_triton(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Loss ``[...]`` of ``logits [..., N, C]``."""
+    logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
+    return _launch(logits_TNC, labels, rows, None, None).sum(1).reshape(logits.shape[:-2])
+
+
+def cross_entropy_rows_backward_triton(grad_loss: Tensor, logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Gradient ``[..., N, C]``; rows that are not listed get 0."""
+    logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
+    grad = torch.zeros_like(logits_TNC)
+    _launch(logits_TNC, labels, rows, grad_loss.contiguous(), grad)
+    return grad.reshape(logits.shape)

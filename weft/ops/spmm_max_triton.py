@@ -49,8 +49,8 @@ def _store(out, winners, at, best, winner, mask):
 @triton.jit
 def _forward_kernel(
     x, w, indices, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    out, winners, part, part_winner, num_heavy, num_light, num_partial, M, N, F,
-    HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
+    out, winners, part, part_winner, num_heavy, num_light, num_partial, M, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -100,8 +100,8 @@ def _forward_kernel(
 
 @triton.jit
 def _merge_hubs_kernel(
-    part, part_winner, hub_ptr, hub_row, out, winners, num_partial, N, F,
-    ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
+    part, part_winner, hub_ptr, hub_row, out, winners, num_partial, N,
+    F: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     hub = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -142,8 +142,8 @@ def _collect_edge(
 @triton.jit
 def _backward_kernel(
     grad, winners, w, indices, perm, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    grad_x, part, num_heavy, num_light, num_partial, M, N, F,
-    HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
+    grad_x, part, num_heavy, num_light, num_partial, M, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Walks the transpose: rows are sources (M of them), columns destinations (N)."""
     piece = tl.program_id(0)
@@ -206,13 +206,13 @@ def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tenso
         _forward_kernel[(num_heavy + -(-num_light // lanes), -(-F // block), tasks)](
             x_T, x_T if weight is None else weight.contiguous(), walk.indices,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
-            out, winners, part, part_winner, num_heavy, num_light, partials, M, N, F,
-            HAS_W=weight is not None, ACC=acc, L=lanes, BF=block, num_warps=4,
+            out, winners, part, part_winner, num_heavy, num_light, partials, M, N,
+            F=F, HAS_W=weight is not None, ACC=acc, L=lanes, BF=block, num_warps=4,
         )  # fmt: skip
         if partials:
             _merge_hubs_kernel[(work.hub_row.numel(), -(-F // block), tasks)](
-                part, part_winner, work.hub_ptr, work.hub_row, out, winners, partials, N, F,
-                ACC=acc, L=lanes, BF=block, num_warps=4,
+                part, part_winner, work.hub_ptr, work.hub_row, out, winners, partials, N,
+                F=F, ACC=acc, L=lanes, BF=block, num_warps=4,
             )  # fmt: skip
     shape = (*x.shape[:-2], N, F)
     return out.reshape(shape), winners.reshape(shape)
@@ -233,8 +233,8 @@ def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None
         _backward_kernel[(num_heavy + -(-num_light // lanes), -(-F // block), tasks)](
             grad_T, winner_T, grad_T if weight is None else weight.contiguous(), back.indices, back.perm,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
-            grad_x, part, num_heavy, num_light, partials, M, N, F,
-            HAS_W=weight is not None, ACC=triton_acc(grad.dtype), L=lanes, BF=block, num_warps=4,
+            grad_x, part, num_heavy, num_light, partials, M, N,
+            F=F, HAS_W=weight is not None, ACC=triton_acc(grad.dtype), L=lanes, BF=block, num_warps=4,
         )  # fmt: skip
         if partials:
             add_hub_parts(part, work, grad_x)

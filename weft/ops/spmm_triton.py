@@ -41,8 +41,8 @@ def _row_sum(
 def _spmm_kernel(
     x, w, row_scale, col_scale, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    out, partial, num_heavy, num_light, num_partial, F, stride_x, stride_w, stride_out, stride_partial,
-    HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
+    out, partial, num_heavy, num_light, num_partial, stride_x, stride_w, stride_out, stride_partial,
+    F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
     BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
@@ -116,8 +116,8 @@ def _spmm_kernel(
 
 @triton.jit
 def _add_partials_kernel(
-    partial, hub_ptr, hub_row, row_scale, out, F, stride_partial, stride_out,
-    HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
+    partial, hub_ptr, hub_row, row_scale, out, stride_partial, stride_out,
+    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Add the partial rows of one hub, BP at a time and always in the same order."""
     hub = tl.program_id(0)
@@ -205,16 +205,16 @@ def spmm_triton(
         row_scale if row_scale is not None else x_TMF, col_scale if col_scale is not None else x_TMF,
         walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
         work.light_start, work.light_len, work.light_row, out_TNF, partial,
-        num_heavy, num_light, num_partial, num_features,
+        num_heavy, num_light, num_partial,
         x_TMF.stride(0), walk.num_edges if per_task_weight else 0, out_TNF.stride(0), partial.stride(0),
-        HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
+        F=num_features, HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
         BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features, UNROLL=launch.unroll,
         num_warps=launch.num_warps,
     )  # fmt: skip
     if num_partial:
         _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
             partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
-            num_features, partial.stride(0), out_TNF.stride(0),
-            HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
+            partial.stride(0), out_TNF.stride(0),
+            F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
         )  # fmt: skip
     return out_TNF.reshape(*lead, walk.num_rows, num_features)
