@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from weft.ops.walk import Walk
 
 COMPILED = (torch.float32, torch.float64)
 ACTIVATION_CODE = {"none": 0, "relu": 1, "elu": 2}
-NO_DROPOUT = (0, 0, 0, 0, 0, False)
+NO_DROPOUT = (0, 0, 0, 0, 0)
 
 
 def serves(*tensors: Tensor | None) -> bool:
@@ -44,18 +43,18 @@ def _factors(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     return (_one(x.dtype), 0) if values is None else (values.to(x.dtype).contiguous(), 1)
 
 
-def _dropout(rate: Tensor | None, clock: Tensor | None, site: int, lead: torch.Size) -> tuple[Any, ...]:
-    """``(tensors to keep alive, kernel arguments)`` of the dropout of a group of tasks."""
-    if rate is None:
-        return None, NO_DROPOUT
-    rate = rate.to(torch.float32)
-    if rate.dim():
-        rate = rate.expand(lead).contiguous()
-    if clock.dim() > 1:
-        clock = clock.expand(*lead, 2)
-    clock = clock.contiguous()
-    steps = min(rate.dim(), 1), 2 * min(clock.dim() - 1, 1)
-    return (rate, clock), (rate.data_ptr(), steps[0], clock.data_ptr(), steps[1], site, True)
+class Dropout:
+    """The dropout of a group of tasks: what kernels take, and the tensors behind their addresses."""
+
+    def __init__(self, rate: Tensor | None, clock: Tensor | None, site: int, lead: torch.Size) -> None:
+        self.active, self.arguments = rate is not None, NO_DROPOUT
+        if rate is None:
+            return
+        rate = rate.to(torch.float32)
+        self.rate = rate.expand(lead).contiguous() if rate.dim() else rate
+        self.clock = (clock.expand(*lead, 2) if clock.dim() > 1 else clock).contiguous()
+        steps = min(self.rate.dim(), 1), 2 * min(clock.dim() - 1, 1)
+        self.arguments = (self.rate.data_ptr(), steps[0], self.clock.data_ptr(), steps[1], site)
 
 
 def spmm(x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: Walk) -> Tensor:
@@ -174,14 +173,13 @@ def bias_act_dropout(
     x = x.contiguous()
     out = torch.empty_like(x)
     lead = x.shape[:0] if clock is None else clock.shape[:-1]
-    alive, random = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     B, has_bias = math.prod(lead), bias is not None
     bias = bias.contiguous() if has_bias else x
     groups = math.prod(bias.shape[:-1]) if has_bias else 1
-    *random, has_mask = random
     arguments = (
-        out.data_ptr(), x.data_ptr(), bias.data_ptr(), *random, B, x.numel() // max(B, 1), groups, x.shape[-1],
-        ACTIVATION_CODE[act], has_bias, has_mask, _like(x.dtype),
+        out.data_ptr(), x.data_ptr(), bias.data_ptr(), *random.arguments, B, x.numel() // max(B, 1), groups,
+        x.shape[-1], ACTIVATION_CODE[act], has_bias, random.active, _like(x.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(forward_share, arguments, count_shares(WORK_OF_ACT[act] * x.numel()))
@@ -200,11 +198,11 @@ def bias_act_dropout_backward(
     grad, out = grad.contiguous(), out.contiguous()
     result = torch.empty_like(grad)
     lead = grad.shape[:0] if clock is None else clock.shape[:-1]
-    alive, (*random, has_mask) = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     B = math.prod(lead)
     arguments = (
-        result.data_ptr(), grad.data_ptr(), out.data_ptr(), *random, B, grad.numel() // max(B, 1),
-        ACTIVATION_CODE[act], has_mask, _like(grad.dtype),
+        result.data_ptr(), grad.data_ptr(), out.data_ptr(), *random.arguments, B, grad.numel() // max(B, 1),
+        ACTIVATION_CODE[act], random.active, _like(grad.dtype),
     )  # fmt: skip
     if result.numel():
         run_shares(backward_share, arguments, count_shares(WORK_OF_ACT[act] * grad.numel()))
@@ -219,12 +217,12 @@ def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
     out, log_sum = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H)
     out_plus, alpha_plus = torch.empty_like(out), torch.empty_like(log_sum)
-    alive, random = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
         out.data_ptr(), out_plus.data_ptr(), alpha_plus.data_ptr(), log_sum.data_ptr(), x.data_ptr(),
-        a_src.data_ptr(), a_dst.data_ptr(), walk.indptr.data_ptr(), walk.indices.data_ptr(), *random, slope,
-        T, N, M, E, H, D, _like(x.dtype), _like(walk.indptr.dtype),
+        a_src.data_ptr(), a_dst.data_ptr(), walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments,
+        random.active, slope, T, N, M, E, H, D, _like(x.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(forward_share, arguments, count_shares(T * E * H * (2 * D + 16)))
@@ -239,11 +237,11 @@ def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
     grad_x = x.new_empty(x.shape)
     grad_a_src = a_src.new_empty(a_src.shape)
-    alive, random = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
         grad_x.data_ptr(), grad_a_src.data_ptr(), *(value.data_ptr() for value in given), back.indptr.data_ptr(),
-        back.indices.data_ptr(), back.perm.data_ptr(), *random, slope, T, N, M, E, H, D,
+        back.indices.data_ptr(), back.perm.data_ptr(), *random.arguments, random.active, slope, T, N, M, E, H, D,
         _like(x.dtype), _like(back.indptr.dtype),
     )  # fmt: skip
     if grad_x.numel():
@@ -258,12 +256,12 @@ def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Walk
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     x_src, x_dst, att = x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     out, log_sum = x_src.new_empty(*lead, N, H, D), x_src.new_empty(*lead, N, H)
-    alive, random = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
         out.data_ptr(), log_sum.data_ptr(), x_src.data_ptr(), x_dst.data_ptr(), att.data_ptr(),
-        H * D if att.dim() > 2 else 0, walk.indptr.data_ptr(), walk.indices.data_ptr(), *random, slope,
-        T, N, M, E, H, D, _like(x_src.dtype), _like(walk.indptr.dtype),
+        H * D if att.dim() > 2 else 0, walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments,
+        random.active, slope, T, N, M, E, H, D, _like(x_src.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(forward_share, arguments, count_shares(T * E * H * (3 * D + 16)))
@@ -277,7 +275,7 @@ def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, 
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     grad, x_src, x_dst, att = grad.contiguous(), x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     delta, log_sum = delta.contiguous(), log_sum.contiguous()
-    alive, random = _dropout(rate, clock, site, lead)
+    random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     shares = count_shares(T * E * H * (4 * D + 16))
     d_score = grad.new_empty(T, E, H)
@@ -290,7 +288,7 @@ def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, 
     if grad_dst.numel():
         arguments = (
             grad_dst.data_ptr(), partial_att.data_ptr(), *edges, *inputs, delta.data_ptr(), log_sum.data_ptr(),
-            *(array.data_ptr() for array in forward), *random, *sizes,
+            *(array.data_ptr() for array in forward), *random.arguments, random.active, *sizes,
         )  # fmt: skip
         run_shares(target_share, arguments, shares)
     if grad_src.numel():

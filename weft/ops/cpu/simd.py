@@ -5,7 +5,7 @@ waits for the store before it (measured on one core, facebook's graph, F = 64: 4
 with vectors, 5.6 ms in MKL).
 
 A vector is an ordinary value inside a kernel: ``v = zeros(x, 16)``, ``v = madd(v, load(x, at, 16), fill(v, w))``.
-``array`` arguments are pointers (:func:`weft.ops.cpu.kernel.pointer`), positions count elements, ``lanes`` is a constant.
+``array`` arguments are pointers (``kernel.pointer``), positions count elements, ``lanes`` is a constant.
 Products and sums may be contracted to a fused multiply-add; nothing else is relaxed, so NaN and infinity pass.
 """
 
