@@ -29,14 +29,28 @@ class Forward:
     def __init__(
         self, model: nn.Module, layout: Layout, call: Callable[[], Tensor], dtype: torch.dtype = torch.float32
     ) -> None:
-        self._model, self._layout, self._call, self._dtype = model, layout, call, dtype
+        self._layout, self._call, self._dtype = layout, call, dtype
+        self._set_mode = mode_switch(model)
         self.slots = Slots(model, layout.names)
 
     def __call__(self, flat: Tensor, training: bool) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
-        self._model.train(training)
+        self._set_mode(training)
         self.slots.fill(self._layout.views(flat.to(self._dtype)))
         return self._call()
+
+
+def mode_switch(model: nn.Module) -> Callable[[bool], object]:
+    """What ``model.train(mode)`` does, without the traversal: that costs 4 us a module, twice an epoch."""
+    if any(type(module).train is not nn.Module.train for module in model.modules()):
+        return model.train
+    tables = [module.__dict__ for module in model.modules()]
+
+    def set_mode(training: bool) -> None:
+        for table in tables:
+            table["training"] = training
+
+    return set_mode
 
 
 class Step:
