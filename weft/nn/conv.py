@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.nn.checks import check_count
+from weft.nn.ending import Ending
 from weft.nn.epilogue import Epilogue
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.nn.inputs import Features, check_features, transform
@@ -41,13 +42,11 @@ class Conv(Parametrised):
         ``epilogue`` takes the result and the bias, so that norm, activation and dropout cost no pass more.
         """
         check_features(type(self).__name__, x, self.in_features)
-        out = self.propagate(x, adj, first, self.bias if epilogue is None else None)
-        if self.weight_residual is not None:
-            out = out + transform(x, self.weight_residual)
-        return out if epilogue is None else epilogue(out, self.bias)
+        residual = None if self.weight_residual is None else transform(x, self.weight_residual)
+        return self.propagate(x, adj, first, Ending(self.bias, epilogue, residual))
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
-        """The convolution with ``bias`` added where it is given, ``[N, out_features]``."""
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
+        """The convolution, finished by ``ending``, ``[N, out_features]``."""
         raise NotImplementedError
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor | None:

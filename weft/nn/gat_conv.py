@@ -7,6 +7,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.attention_conv import AttentionConv
+from weft.nn.ending import Ending
 from weft.nn.initial import ZEROS, glorot
 from weft.nn.inputs import Features, transform
 from weft.ops import Adjacency
@@ -40,7 +41,7 @@ class GATConv(AttentionConv):
         self.declare("attention", (2, self.heads, self.head_features), glorot(self.heads, self.head_features))
         self.declare_ends(ZEROS if bias else None, residual)
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """One product for z, one narrow product for all scores, then the fused attention."""
         z = transform(x, self.weight)
         a_src, a_dst = ops.linear(z, self._score_weight()).split(self.heads, -1)
@@ -48,7 +49,7 @@ class GATConv(AttentionConv):
         out = ops.graph_attention(
             adj.with_self_loops(), self.split(z), a_src, a_dst, self.slope, rate, clock, self.dropout.site
         )
-        return ops.bias_act_dropout(self.join(out), bias)
+        return ending.apply(self.join(out))
 
     def _score_weight(self) -> Tensor:
         """``[2 H, H D]``: row (s, h) holds the s-th attention vector of head h, and zeros for other heads.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.attention_conv import AttentionConv
+from weft.nn.ending import Ending
 from weft.nn.initial import ZEROS, glorot, kaiming
 from weft.nn.inputs import Features, transform
 from weft.ops import Adjacency
@@ -44,7 +45,7 @@ class GATv2Conv(AttentionConv):
         self.declare("attention", (self.heads, self.head_features), glorot(self.heads, self.head_features))
         self.declare_ends(ZEROS if bias else None, residual)
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """Two products (one product of both would have to be copied apart), then the fused attention."""
         z = q = transform(x, self.weight_src, self.bias_src)
         if not self.share_weights:
@@ -60,4 +61,4 @@ class GATv2Conv(AttentionConv):
             clock,
             self.dropout.site,
         )
-        return ops.bias_act_dropout(self.join(out), bias)
+        return ending.apply(self.join(out))

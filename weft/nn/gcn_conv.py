@@ -6,6 +6,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.conv import Conv, aggregates_first
+from weft.nn.ending import Ending
 from weft.nn.initial import ZEROS, glorot
 from weft.nn.inputs import Features, transform
 from weft.ops import Adjacency
@@ -31,14 +32,14 @@ class GCNConv(Conv):
         self.declare("weight", (out_features, in_features), glorot(in_features, out_features))
         self.declare_ends(ZEROS if bias else None, residual)
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """Aggregate on the narrower side; sparse features are transformed first."""
         widths = self.in_features, self.out_features
         if first is None and isinstance(x, Tensor) and aggregates_first(*widths, self.constant_input):
             first = self.aggregate(x, adj)
         if first is not None:
-            return ops.linear(first, self.weight, bias)
-        return ops.bias_act_dropout(ops.spmm(adj.gcn(), transform(x, self.weight)), bias)
+            return ending.linear(first, self.weight)
+        return ending.apply(ops.spmm(adj.gcn(), transform(x, self.weight)))
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """``D^-1/2 (A + I) D^-1/2 X``, ``[N, in_features]``."""

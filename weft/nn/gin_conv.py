@@ -8,6 +8,7 @@ from torch import Tensor
 from weft import ops
 from weft.nn.checks import check_count
 from weft.nn.conv import Conv, aggregates_first
+from weft.nn.ending import Ending
 from weft.nn.epilogue import Epilogue
 from weft.nn.forms import plus_identity, unweighted
 from weft.nn.initial import Initial, kaiming
@@ -46,16 +47,16 @@ class GINConv(Conv):
         self.declare("eps", (1,), Initial(self.initial_eps, self.initial_eps) if train_eps else None)
         self.declare_ends(kaiming(self.hidden) if bias else None, residual)
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """The first product comes before the aggregation where its result is the narrower side."""
         if first is not None:
             summed = first if self.eps is None else self._weigh_self(first, x)
-            inner = ops.linear(summed, self.weight_in)
+            inner = Ending(self.bias_in, self.inner).linear(summed, self.weight_in)
         elif isinstance(x, Tensor) and aggregates_first(self.in_features, self.hidden, self.constant_input):
-            inner = ops.linear(self._sum(x, adj), self.weight_in)
+            inner = Ending(self.bias_in, self.inner).linear(self._sum(x, adj), self.weight_in)
         else:
-            inner = self._sum(transform(x, self.weight_in), adj)
-        return ops.linear(self.inner(inner, self.bias_in), self.weight_out, bias)
+            inner = self.inner(self._sum(transform(x, self.weight_in), adj), self.bias_in)
+        return ending.linear(inner, self.weight_out)
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """``(A + (1 + eps) I) X``, or ``A X`` where eps is learned, ``[N, in_features]``."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from weft import ops
 from weft.nn.checks import check_choice
 from weft.nn.conv import Conv, aggregates_first
+from weft.nn.ending import Ending
 from weft.nn.forms import unweighted
 from weft.nn.initial import kaiming
 from weft.nn.inputs import Features, as_dense, transform
@@ -40,18 +41,21 @@ class SAGEConv(Conv):
         self.declare("weight_self", (out_features, in_features), initial)
         self.declare_ends(initial if bias else None, residual)
 
-    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, bias: Tensor | None) -> Tensor:
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """One product over both halves where the input is known, else one product for each.
 
         One product with the two weights side by side would need the result's halves apart again (to aggregate
         one of them), which copies as much as the second reading of ``x`` costs.
         """
         if first is not None:
-            return ops.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1), bias)
-        own = transform(x, self.weight_self, bias)
+            return ending.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1))
         if self._aggregates_first(x):
-            return ops.linear(self._reduce(as_dense(x), adj), self.weight_neighbour) + own
-        return self._reduce(transform(x, self.weight_neighbour), adj) + own
+            own = transform(x, self.weight_self)
+            return ending.linear(self._reduce(as_dense(x), adj), self.weight_neighbour, own)
+        neighbours = self._reduce(transform(x, self.weight_neighbour), adj)
+        if isinstance(x, Tensor):
+            return ending.linear(x, self.weight_self, neighbours)
+        return ending.apply(neighbours, transform(x, self.weight_self))
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """The aggregated and the own features side by side, ``[N, 2 in_features]``.
