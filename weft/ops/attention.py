@@ -180,6 +180,7 @@ def _setup(ctx, inputs, output):
     x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
 
 
 def _backward(ctx, grad, *_):

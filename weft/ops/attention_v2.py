@@ -124,6 +124,7 @@ def _setup(ctx, inputs, output):
     x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(x_src, x_dst, att, rate, clock, *output)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
 
 
 def _backward(ctx, grad, _):

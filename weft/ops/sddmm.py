@@ -59,7 +59,7 @@ def _sddmm_backward(ctx, grad):
     if ctx.needs_input_grad[0]:
         grad_a = _per_head_spmm(b, grad, ctx.heads, walk, back)
     if ctx.needs_input_grad[1]:
-        grad_back = grad.index_select(-2, unpack(back).perm.long())
+        grad_back = grad.index_select(-2, unpack(back).perm)
         grad_b = _per_head_spmm(a, grad_back, ctx.heads, back, walk)
     return grad_a, grad_b, None, [None] * len(walk), [None] * len(back)
 

@@ -72,7 +72,7 @@ def _spmm_backward(ctx, grad):
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
         if weight is not None and weight_back is None:
-            weight_back = weight.index_select(-1, unpack(back).perm.long())
+            weight_back = weight.index_select(-1, unpack(back).perm)
         grad_x = _spmm_op(grad, weight_back, col_scale, row_scale, back, walk, weight)
     if ctx.wants_weight:
         grad_weight = _grad_weight(grad, x, weight, row_scale, col_scale, walk, back)
@@ -84,8 +84,7 @@ def _grad_weight(grad, x, weight, row_scale, col_scale, walk, back):
     left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
     right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
     dots = edge_dot(left, right, 1, walk, back).squeeze(-1)
-    extra = dots.dim() - weight.dim()
-    return (dots.sum(tuple(range(extra))) if extra else dots).to(weight.dtype)
+    return dots.sum_to_size(weight.shape).to(weight.dtype)
 
 
 _spmm_op.register_autograd(_spmm_backward, setup_context=_spmm_setup)
@@ -97,10 +96,16 @@ def _spmm_vmap(info, in_dims, x, weight, row_scale, col_scale, walk, back, weigh
     x_dim, weight_dim, weight_back_dim = in_dims[0], in_dims[1], in_dims[6]
     x = x.movedim(x_dim, 0) if x_dim is not None else x.expand(info.batch_size, *x.shape)
     if weight_dim is not None:
-        weight = weight.movedim(weight_dim, 0)
+        weight = _under_tasks(weight.movedim(weight_dim, 0), x)
     if weight_back_dim is not None:
-        weight_back = weight_back.movedim(weight_back_dim, 0)
+        weight_back = _under_tasks(weight_back.movedim(weight_back_dim, 0), x)
     return _spmm_op(x, weight, row_scale, col_scale, walk, back, weight_back), 0
+
+
+def _under_tasks(weight: Tensor, x: Tensor) -> Tensor:
+    """``weight [T, E]`` as ``[T, 1, ..., E]``: inner tasks of ``x [T, ..., M, F]`` share it."""
+    shared = (1,) * (x.dim() - 1 - weight.dim())
+    return weight.reshape(weight.shape[0], *shared, *weight.shape[1:])
 
 
 def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:

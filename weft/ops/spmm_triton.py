@@ -196,7 +196,7 @@ def spmm_triton(
     partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))
     per_task_weight = weight is not None and weight.dim() > 1
     if weight is not None:
-        weight = weight.reshape(-1, walk.num_edges).contiguous()
+        weight = (weight.expand(*lead, walk.num_edges) if per_task_weight else weight).contiguous()
     num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
     feature_tiles = -(-num_features // launch.block_features)
     grid = (num_heavy + -(-num_light // launch.block_rows), feature_tiles, tasks)
