@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.data import app as data
 from weft.cli.run import run
 from weft.core.errors import WeftError
 from weft.core.version import __version__
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.add_typer(data, name="data")
 
 
 def _show_version(wanted: bool) -> None:
@@ -44,19 +46,8 @@ def _options(
     pass
 
 
-def _mount_data() -> None:
-    try:
-        from weft.cli.data import app as data
-    except ModuleNotFoundError as error:
-        if error.name != "weft.cli.data":
-            raise
-    else:
-        app.add_typer(data, name="data")
-
-
 def main() -> None:
     """Run the command line and exit with its code."""
-    _mount_data()
     try:
         app()
     except WeftError as error:

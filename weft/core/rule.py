@@ -28,9 +28,7 @@ class Rule:
         if value is None and self.optional:
             return None
         if isinstance(value, (list, tuple, set, range)):
-            raise SpecError(
-                f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting"
-            )
+            raise SpecError(f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting")
         value = self._typed(label, name, value)
         complaint = self._complaint(value)
         if complaint:

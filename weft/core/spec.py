@@ -40,9 +40,7 @@ def parse_spec(
     values = _flatten(data, where)
     for key, value in values.items():
         if isinstance(value, list) and key != "betas":
-            raise SpecError(
-                f"{where}: {key} = {value!r} is a list; a spec describes one task, so give one value"
-            )
+            raise SpecError(f"{where}: {key} = {value!r} is a list; a spec describes one task, so give one value")
     if "graph" not in values:
         raise SpecError(f'{where}: no graph; add a line such as graph = "cora"')
     values.setdefault("name", default_name)
