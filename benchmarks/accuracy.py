@@ -65,8 +65,17 @@ def train(side: str, graph: Graph, model: str, settings: dict[str, Any], seed: i
     return {**found, "train_seconds": round(time.perf_counter() - start, 3)}
 
 
-def run_graph(recorder: Recorder, name: str, args: Namespace, earlier: list[dict[str, Any]]) -> None:
-    """Every model, seed and side on one graph."""
+def earlier_cells(args: Namespace) -> list[dict[str, Any]]:
+    """The trainings in ``--out`` that went well with the settings of today."""
+    if args.out is None or not args.out.exists():
+        return []
+    cells = json.loads(args.out.read_text())["cells"]
+    good = [cell for cell in cells if cell["status"] == "ok"]
+    return [cell for cell in good if cell["settings"] == settings_of(cell["model"], args.epochs)]
+
+
+def run_graph(recorder: Recorder, name: str, args: Namespace) -> None:
+    """Every model, seed and side on one graph, save what is done already."""
     graph = recorder.prepare(f"graph {name}", lambda: read_graph(args.data, name).to(recorder.device))
     if graph is None:
         return
@@ -76,9 +85,7 @@ def run_graph(recorder: Recorder, name: str, args: Namespace, earlier: list[dict
         for seed in range(args.seeds):
             for side in listed(args.sides):
                 key = {"graph": name, "model": model, "side": side, "seed": seed}
-                done = find(earlier, **key, settings=settings)
-                if done:
-                    recorder.cells.append(done)
+                if find(recorder.cells, **key):
                     continue
                 recorder.cell(
                     key,
@@ -143,12 +150,10 @@ def main() -> None:
     """Train everything that is not done yet and print the table."""
     args = arguments()
     recorder = Recorder("accuracy", args)
-    earlier: list[dict[str, Any]] = []
-    if args.out is not None and args.out.exists():
-        earlier = json.loads(args.out.read_text())["cells"]
-        recorder.say(f"{len(earlier)} trainings in {args.out.name} are kept")
+    recorder.cells += earlier_cells(args)
+    recorder.say(f"{len(recorder.cells)} trainings are done already")
     for name in listed(args.graphs):
-        run_graph(recorder, name, args, earlier)
+        run_graph(recorder, name, args)
     print_report(recorder, args)
 
 

@@ -166,3 +166,12 @@ def test_accuracy_row_counts_standard_errors():
     found = accuracy.row(cells, "g", "gcn")
     assert found["weft"] == pytest.approx(81.0)
     assert found["difference"] == 0.0
+
+
+def test_accuracy_continues_where_it_stopped(tmp_path):
+    args = options(tmp_path, epochs=None)
+    cell = {"graph": "g", "model": "gcn", "side": "weft", "seed": 0, "test": 0.8}
+    good = {**cell, "status": "ok", "settings": accuracy.settings_of("gcn", None)}
+    old = {**cell, "status": "ok", "settings": {"hidden": 7}}
+    args.out.write_text(json.dumps({"cells": [good, old, {**cell, "status": "failed"}]}))
+    assert accuracy.earlier_cells(args) == [good]
