@@ -185,10 +185,12 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, *_):
     x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
+    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    if grad is None:
+        return None, None, None, None, None, None, None, *nothing
     grad = grad.contiguous()
     stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
     grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
-    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
     return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
 
 

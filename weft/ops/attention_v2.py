@@ -129,11 +129,14 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, _):
     x_src, x_dst, att, rate, clock, out, log_sum = ctx.saved_tensors
+    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    if grad is None:
+        return None, None, None, None, None, None, None, *nothing
     grad = grad.contiguous()
     acc = accumulate_dtype(out.dtype)
     delta = (grad.to(acc) * out.to(acc)).sum(-1)
     grads = _backward_op(grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
-    return *grads, None, None, None, None, [None] * len(ctx.walk), [None] * len(ctx.back)
+    return *grads, None, None, None, None, *nothing
 
 
 _op.register_autograd(_backward, setup_context=_setup)

@@ -8,7 +8,8 @@ from torch import Tensor
 from weft.ops.attention_triton import (
     AttentionLaunch,
     add_hub_parts,
-    choose_launch,
+    choose_backward_launch,
+    choose_forward_launch,
     finish_rows,
     flatten_tasks,
     merge_hubs_kernel,
@@ -258,7 +259,7 @@ def attention_v2_forward_triton(
     out = torch.empty_like(dst_T)
     log_sum = out.new_empty(tasks, N, H, dtype=acc)
     if out.numel():
-        launch = launch or choose_launch(H, D)
+        launch = launch or choose_forward_launch(H, D)
         partials = work.hub_of_partial.numel()
         part_stats = out.new_empty(2, tasks, max(partials, 1), H, dtype=acc)
         part_acc = out.new_empty(tasks, max(partials, 1), H, D, dtype=acc)
@@ -289,7 +290,7 @@ def attention_v2_backward_triton(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(grad_x_src, grad_x_dst, grad_att)``: the graph for the last two, the transpose for the first."""
     H, D = x_src.shape[-2:]
-    launch = launch or choose_launch(H, D)
+    launch = launch or choose_backward_launch(H, D)
     src_T, dst_T, grad_T = flatten_tasks(x_src, 3), flatten_tasks(x_dst, 3), flatten_tasks(grad, 3)
     tasks = src_T.shape[0]
     stats = torch.stack([log_sum, delta], -1).reshape(tasks, -1, H, 2)

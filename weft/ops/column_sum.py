@@ -23,7 +23,9 @@ def column_sum_torch(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _column_sum_kernel(x, partial, N, F, rows_per_program, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr):
+def _column_sum_kernel(
+    x, partial, N, rows_per_program, F: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr
+):
     part = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -50,7 +52,7 @@ def column_sum_triton(x: Tensor, programs: int = 264) -> Tensor:
     parts = -(-N // rows)
     partial = x.new_empty(tasks, parts, F, dtype=accumulate_dtype(x.dtype))
     _column_sum_kernel[(parts, -(-F // block_f), tasks)](
-        x_TNF, partial, N, F, rows,
+        x_TNF, partial, N, rows, F=F,
         ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BN=block_n, BF=block_f, num_warps=4,
     )  # fmt: skip
     total = partial.squeeze(1) if parts == 1 else partial.sum(1)

@@ -144,7 +144,8 @@ def epilogue_gradients(
     "weft::bias_act_dropout_backward_bias",
     mutates_args=(),
     schema=(
-        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site) -> (Tensor, Tensor)"
+        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site)"
+        " -> (Tensor, Tensor)"
     ),
 )
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site):

@@ -15,11 +15,13 @@ PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 @triton.jit
 def _forward_kernel(
-    x, bias, rate, clock, out, count, F, site, stride_bias, stride_rate, stride_clock,
-    HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    x, bias, rate, clock, out, N, site, stride_bias, stride_rate, stride_clock,
+    F: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
+    count = N.to(tl.int64) * F
     inside = element < count
     value = tl.load(x + task * count + element, mask=inside, other=0.0).to(ACC)
     if HAS_BIAS:
@@ -37,11 +39,12 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    grad, out, rate, clock, grad_x, count, site, stride_rate, stride_clock,
-    ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    grad, out, rate, clock, grad_x, N, site, stride_rate, stride_clock,
+    F: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    count = N.to(tl.int64) * F
     inside = element < count
     value = tl.load(grad + task * count + element, mask=inside, other=0.0).to(ACC)
     if ACT == "relu":
@@ -85,9 +88,9 @@ def bias_act_dropout_triton(
     if x.numel():
         _forward_kernel[(-(-count // BLOCK), tasks)](
             x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
-            x if clock is None else clock.contiguous(), out, count, width, site,
+            x if clock is None else clock.contiguous(), out, count // max(width, 1), site,
             per_task(bias, tasks, width), per_task(rate, tasks, 1), per_task(clock, tasks, 2),
-            HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
+            F=width, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
             ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
         )  # fmt: skip
     return out
@@ -104,8 +107,8 @@ def bias_act_dropout_backward_triton(
     if grad.numel():
         _backward_kernel[(-(-count // BLOCK), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count, site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
-            ACT=act, DROP=rate is not None,
+            grad_x, count // max(grad.shape[-1], 1), site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            F=max(grad.shape[-1], 1), ACT=act, DROP=rate is not None,
             ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
         )  # fmt: skip
     return grad_x

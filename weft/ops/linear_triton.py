@@ -20,7 +20,7 @@ from weft.ops.random_triton import keep_scale, mix_key
 
 @triton.jit
 def _linear_kernel(
-    x, weight, bias, add, rate, clock, out, N, site, stride_x, stride_weight, stride_bias, stride_rate, stride_clock,
+    x, weight, bias, add, rate, clock, out, N, site, rows_x, rows_weight, stride_bias, stride_rate, stride_clock,
     I: tl.constexpr, O: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ACT: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -28,8 +28,9 @@ def _linear_kernel(
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     row = n.to(tl.int64)
-    x += task * stride_x
-    weight += task * stride_weight
+    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
+    x += task * rows_x * I
+    weight += task * rows_weight * I
     total = tl.zeros([BN, BO], tl.float32)
     for first in range(0, I, BK):
         k = first + tl.arange(0, BK)
@@ -95,7 +96,7 @@ def linear_triton(
         _linear_kernel[grid](
             x, weight, x if bias is None else bias.contiguous(), x if add is None else add.contiguous(),
             x if rate is None else rate.contiguous(), x if clock is None else clock.contiguous(), out, N, site,
-            per_task(x, tasks, N * I), per_task(weight, tasks, O * I), per_task(bias, tasks, O),
+            per_task(x, tasks, N * I) // max(I, 1), per_task(weight, tasks, O * I) // max(I, 1), per_task(bias, tasks, O),
             per_task(rate, tasks, 1), per_task(clock, tasks, 2),
             I=I, O=O, HAS_BIAS=bias is not None, HAS_ADD=add is not None, ACT=act, DROP=rate is not None,
             PRECISION=float32_precision() if x.dtype == torch.float32 else "tf32",

@@ -11,7 +11,7 @@ from weft.ops.lang import tl, triton
 
 @triton.jit
 def _cross_entropy_kernel(
-    logits, labels, rows, grad_loss, losses, grad, M, stride_task,
+    logits, labels, rows, grad_loss, losses, grad, M, N,
     C: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
@@ -21,7 +21,7 @@ def _cross_entropy_kernel(
     row = tl.load(rows + m, mask=listed, other=0).to(tl.int64)
     label = tl.load(labels + row, mask=listed, other=0)
     mask = listed[:, None] & (c < C)[None, :]
-    at = task * stride_task + row[:, None] * C + c[None, :]
+    at = (task * N + row)[:, None] * C + c[None, :]
     value = tl.load(logits + at, mask=mask, other=float("-inf")).to(ACC)
     shifted = value - tl.where(listed, tl.max(value, 1), 0.0)[:, None]
     exps = tl.exp(shifted)
@@ -46,7 +46,7 @@ def _launch(logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor 
     losses = torch.empty(tasks, programs, dtype=accumulate_dtype(logits_TNC.dtype), device=logits_TNC.device)
     _cross_entropy_kernel[(programs, tasks)](
         logits_TNC, labels, rows, losses if grad_loss is None else grad_loss, losses,
-        losses if grad is None else grad, rows.numel(), N * C, C=C, GRADIENT=grad is not None,
+        losses if grad is None else grad, rows.numel(), N, C=C, GRADIENT=grad is not None,
         ACC=tl.float64 if logits_TNC.dtype == torch.float64 else tl.float32, BM=block_m, BC=block_c, num_warps=2,
     )  # fmt: skip
     return losses

@@ -12,7 +12,7 @@ from weft.ops.walk import Walk
 
 @triton.jit
 def _sddmm_kernel(
-    a, b, rows, indices, out, num_edges, heads, D, stride_a, stride_b, stride_out,
+    a, b, rows, indices, out, num_edges, N, M, heads: tl.constexpr, D: tl.constexpr,
     ACC: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """One tile of edges and one head: edges of a row stand together, so ``a`` comes from the L1."""
@@ -22,8 +22,8 @@ def _sddmm_kernel(
     inside = edge < num_edges
     row = tl.load(rows + edge, mask=inside, other=0).to(tl.int64)
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    a += task * stride_a + head * D
-    b += task * stride_b + head * D
+    a += task * N * (heads * D) + head * D
+    b += task * M * (heads * D) + head * D
     total = tl.zeros([BE, BD], ACC)
     for first in range(0, D, BD):
         d = first + tl.arange(0, BD)
@@ -32,7 +32,7 @@ def _sddmm_kernel(
         right = tl.load(b + col[:, None] * (heads * D) + d[None, :], mask=mask, other=0.0).to(ACC)
         total += left * right
     dots = tl.sum(total, 1)
-    tl.store(out + task * stride_out + edge * heads + head, dots.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + (task * num_edges + edge) * heads + head, dots.to(out.dtype.element_ty), mask=inside)
 
 
 def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
@@ -48,8 +48,7 @@ def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
         block_e = max(16, 2048 // block_d)
         rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
         _sddmm_kernel[(-(-walk.num_edges // block_e), heads, tasks)](
-            a_TNF, b_TMF, rows, walk.indices, out, walk.num_edges, heads, D,
-            a_TNF.stride(0), b_TMF.stride(0), out.stride(0),
-            ACC=tl.float64 if a.dtype == torch.float64 else tl.float32, BE=block_e, BD=block_d, num_warps=4,
+            a_TNF, b_TMF, rows, walk.indices, out, walk.num_edges, a_TNF.shape[1], b_TMF.shape[1],
+            heads=heads, D=D, ACC=tl.float64 if a.dtype == torch.float64 else tl.float32, BE=block_e, BD=block_d, num_warps=4,
         )  # fmt: skip
     return out.reshape(*lead, walk.num_edges, heads)

@@ -29,7 +29,8 @@ def spmm_max_torch(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor
     top = scatter_extreme(messages.new_full(shape, -torch.inf), rows, messages, "amax")
     edge = torch.arange(walk.num_edges, device=x.device)[:, None].expand(messages.shape[-2:])
     none = walk.num_edges
-    candidate = torch.where(messages == top.index_select(-2, rows), edge, none)
+    hit = (messages == top.index_select(-2, rows)) | messages.isnan()  # the maximum of a row with NaN is NaN
+    candidate = torch.where(hit, edge, none)
     winner = torch.full(shape, none, dtype=torch.int64, device=x.device)
     winner = scatter_extreme(winner, rows, candidate, "amin")
     winner = torch.where(winner == none, -1, winner)
@@ -96,7 +97,7 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, _):
     winner, weight = ctx.saved_tensors
-    grad_x = _spmm_max_backward_op(grad.contiguous(), winner, weight, ctx.walk, ctx.back)
+    grad_x = None if grad is None else _spmm_max_backward_op(grad.contiguous(), winner, weight, ctx.walk, ctx.back)
     return grad_x, None, [None] * len(ctx.walk), [None] * len(ctx.back)
 
 

@@ -41,7 +41,7 @@ def _row_sum(
 def _spmm_kernel(
     x, w, row_scale, col_scale, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    out, partial, num_heavy, num_light, num_partial, stride_x, stride_w, stride_out, stride_partial,
+    out, partial, num_heavy, num_light, num_partial, M, N, stride_w,
     F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
     BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -49,10 +49,11 @@ def _spmm_kernel(
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
     in_f = f < F
-    x += task * stride_x
+    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
+    x += task * M * F
     w += task * stride_w
-    out += task * stride_out
-    partial += task * stride_partial
+    out += task * N * F
+    partial += task * num_partial * F
     if piece < num_heavy:
         start_one = tl.load(heavy_start + piece).to(tl.int64)
         length_one = tl.load(heavy_len + piece)
@@ -116,7 +117,7 @@ def _spmm_kernel(
 
 @triton.jit
 def _add_partials_kernel(
-    partial, hub_ptr, hub_row, row_scale, out, stride_partial, stride_out,
+    partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
     F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Add the partial rows of one hub, BP at a time and always in the same order."""
@@ -130,12 +131,12 @@ def _add_partials_kernel(
     total = tl.zeros([BP, BF], ACC)
     for base in range(first, last, BP):
         slot = base + tl.arange(0, BP)
-        at = partial + task * stride_partial + slot.to(tl.int64)[:, None] * F + f[None, :]
+        at = partial + (task * num_partial + slot)[:, None] * F + f[None, :]
         total += tl.load(at, mask=(slot < last)[:, None] & in_f[None, :], other=0.0)
     sum_f = tl.sum(total, 0)
     if HAS_RS:
         sum_f *= tl.load(row_scale + row).to(ACC)
-    tl.store(out + task * stride_out + row * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
+    tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,7 @@ def spmm_triton(
         row_scale if row_scale is not None else x_TMF, col_scale if col_scale is not None else x_TMF,
         walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
         work.light_start, work.light_len, work.light_row, out_TNF, partial,
-        num_heavy, num_light, num_partial,
-        x_TMF.stride(0), walk.num_edges if per_task_weight else 0, out_TNF.stride(0), partial.stride(0),
+        num_heavy, num_light, num_partial, num_cols, walk.num_rows, walk.num_edges if per_task_weight else 0,
         F=num_features, HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
         BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features, UNROLL=launch.unroll,
         num_warps=launch.num_warps,
@@ -214,7 +214,7 @@ def spmm_triton(
     if num_partial:
         _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
             partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
-            partial.stride(0), out_TNF.stride(0),
+            num_partial, walk.num_rows,
             F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
         )  # fmt: skip
     return out_TNF.reshape(*lead, walk.num_rows, num_features)
