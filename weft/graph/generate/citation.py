@@ -8,8 +8,8 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.features import SparseFeatures
 from weft.graph.generate.attributes import bag_of_words, dense_features
-from weft.graph.generate.counter import Stream, coin_side
-from weft.graph.generate.degrees import power_law
+from weft.graph.generate.counter import COIN_SIDES, Stream, coin_side
+from weft.graph.generate.degrees import hub_draws, power_law
 from weft.graph.generate.labels import (
     SHARES,
     Split,
@@ -59,8 +59,8 @@ def citation(
     there are enough edges for that (undirected: two entries a node; directed: one, counting in-edges).
 
     - ``exponent``, ``max_degree``: tail of the degrees and the largest of them, at most 3/4 of the nodes.
-      In-degrees of a directed graph follow it exactly, its out-degrees are milder. The degrees of an
-      undirected graph scatter about it, and a hub larger than its class comes out up to a third smaller.
+      In-degrees of a directed graph follow it exactly, its out-degrees are milder; the degrees of an
+      undirected graph scatter about it.
     - ``homophily``: share of edges that join equal labels. Hubs larger than their class lower it a little.
     - ``feature_signal``: dense features: distance of two class centres in noise deviations (default 2.0);
       sparse ones: share of words that are of the class's topic for sure (default 0.2).
@@ -139,9 +139,13 @@ def _wire_undirected(
 ) -> tuple[Tensor, Tensor]:
     num_nodes, device = classes.numel(), classes.device
     top = degree_limit(num_nodes, num_edges, max_degree)
-    # A node draws half of its edges and is drawn for the other half, in proportion to what it draws.
+    # A node draws about half of its edges and is drawn for the others, in proportion to what it draws.
+    hub = hub_draws(
+        num_nodes, num_edges // 2, exponent=exponent, max_degree=top,
+        num_classes=groups, same=same / COIN_SIDES,
+    )  # fmt: skip
     owned = power_law(
-        num_nodes, num_edges // 2, exponent=exponent, max_degree=max(1, -(-top // 2)),
+        num_nodes, num_edges // 2, exponent=exponent, max_degree=hub,
         seed=seed, stream=Stream.DEGREE, device=device,
     )  # fmt: skip
     weights = owned if num_edges // 2 >= num_nodes else owned + 1

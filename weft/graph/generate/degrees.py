@@ -98,3 +98,25 @@ def _settle(counts: np.ndarray, total: int, low: int) -> np.ndarray:
         counts[lowered] += 1
         missing += degree - lowered
     return counts
+
+
+def hub_draws(num_nodes: int, pairs: int, *, exponent: float, max_degree: int, num_classes: int, same: float) -> int:
+    """How many partners the largest hub of an undirected graph must draw to end up with ``max_degree``.
+
+    Half of them, if it were drawn as often as it draws; but a node that draws the hub twice joins it once,
+    and a hub is soon joined to most of its own class. With w draws of its own, a node that draws d partners
+    joins it with probability ``1 - exp(-d * rate * w)``: at a high rate inside its class, a low one outside.
+    """
+    half = max(1, -(-max_degree // 2))
+    counts = degree_histogram(num_nodes, pairs, exponent=exponent, max_degree=half)
+    draws = np.arange(counts.size, dtype=np.float64)
+    inside, outside = 1.0 / num_classes, 1.0 - 1.0 / num_classes
+    low, high = half, max_degree
+    while low < high:
+        middle = (low + high) // 2
+        drawn = 0.0
+        for share, part in ((inside, same), (outside, 1.0 - same)):
+            if share > 0.0:
+                drawn += share * np.dot(counts, -np.expm1(-draws * part / share * middle / max(1, pairs)))
+        low, high = (low, middle) if middle + drawn >= max_degree else (middle + 1, high)
+    return low

@@ -21,13 +21,20 @@ OwnerOf = Callable[[Tensor], Tensor]
 
 
 def distinct_keys(
-    need: Tensor, first_slot: Tensor, propose: Propose, owner_of: OwnerOf, *, tag_bits: int = 0
+    need: Tensor,
+    first_slot: Tensor,
+    propose: Propose,
+    owner_of: OwnerOf,
+    *,
+    tag_bits: int = 0,
+    pass_on: int = MAX_ROUNDS,
 ) -> Tensor:
     """Sorted keys ``[sum(need)]``: ``need[o]`` distinct ones for every owner o.
 
     ``propose(owners, slots, round)`` returns candidate keys (fewer than asked for where it rejects some);
     ``owner_of(keys)`` tells whose they are. The lowest ``tag_bits`` bits of a key do not count as identity:
-    of two keys equal but for the tag, the smaller one stays.
+    of two keys equal but for the tag, the smaller one stays. After ``pass_on`` rounds what an owner still misses
+    is asked of the next one: in a dense graph an owner may have no free place left.
     """
     total = wanted = int(need.sum())
     found: list[Tensor] = []
@@ -43,6 +50,7 @@ def distinct_keys(
         wanted -= fresh.numel()
         if wanted:
             need = need - torch.bincount(owner_of(fresh), minlength=need.numel())
+            need = need.roll(1) if attempt >= pass_on else need
     if wanted:
         raise GraphError(
             f"{wanted} of {total} edges found no free place in {MAX_ROUNDS} rounds: the graph asked for is too "

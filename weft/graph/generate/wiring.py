@@ -16,6 +16,7 @@ from weft.graph.generate.popularity import Popularity
 from weft.ops.adjacency import offset_dtype
 
 CHUNK_EDGES = 2**26  # an int64 temporary of 512 MiB; about ten of them live at once
+PASS_ON_ROUNDS = 24  # a node that all others have drawn has no place left for its own draws
 PLANTED_ROUNDS = 6  # after these, places are filled uniformly: a hub may have used up its own class
 
 Draw = Callable[[Tensor, Tensor, int], Tensor]
@@ -97,7 +98,14 @@ def undirected_csr(owned: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
         return _pair_keys(owners[keep], partners[keep], num_nodes)
 
     need = owned.to(torch.int64)
-    keys = distinct_keys(need, offsets(need)[:-1], propose, lambda keys: _pair_owner(keys, num_nodes), tag_bits=1)
+    keys = distinct_keys(
+        need,
+        offsets(need)[:-1],
+        propose,
+        lambda keys: _pair_owner(keys, num_nodes),
+        tag_bits=1,
+        pass_on=PASS_ON_ROUNDS,
+    )
     return symmetric_csr(keys.bitwise_right_shift_(1), num_nodes)
 
 
