@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 # Largest error, relative to the largest expected value. Half precision rounds the inputs of the formula too, so what
 # remains is the rounding of results and of values saved for the backward pass: 2^-11 and 2^-8, a few times over.
@@ -38,6 +39,8 @@ def value_and_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor
     leaves = [value.detach().clone().requires_grad_() for value in inputs]
     out = function(*leaves)
     grad = cotangent(out, out.dtype) if grad is None else grad.to(out)
+    if not out.requires_grad:  # a plain formula that found no edge to follow
+        return out, [torch.zeros_like(leaf) for leaf in leaves]
     return out, torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)
 
 
@@ -63,7 +66,7 @@ def assert_agrees(
 
 
 class CallsOfWeftOps(TorchDispatchMode):
-    """Collects every call of a ``weft::`` operator made inside, below autograd and vmap."""
+    """Collects the calls of ``weft::`` operators made inside: name to (operator, arguments)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,3 +76,8 @@ class CallsOfWeftOps(TorchDispatchMode):
         if function.namespace == "weft":
             self.calls[str(function)] = (function, args)
         return function(*args, **(kwargs or {}))
+
+
+def detached(arguments: tuple) -> tuple:
+    """The same arguments, none of which asks for a gradient."""
+    return tree_map_only(Tensor, Tensor.detach, arguments)

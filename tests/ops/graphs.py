@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +20,7 @@ def from_pairs(rows: Tensor, cols: Tensor, num_rows: int, num_cols: int, **facto
 
 
 def mixed(seed: int = 0, num_rows: int = 24, num_cols: int = 19) -> Adjacency:
-    """Rectangular; row 3 is joined to every column, the first and the middle row to none, a third of the entries are there."""
+    """Rectangular, a third full; row 3 is joined to every column, the first and the middle row to none."""
     random = torch.Generator().manual_seed(seed)
     there = torch.rand(num_rows, num_cols, generator=random) < 0.3
     there[3] = True
@@ -84,5 +86,5 @@ def adjacencies(draw: st.DrawFn) -> Adjacency:
 def neighbourhoods(adj: Adjacency) -> list[tuple[int, slice, Tensor]]:
     """``(row, its edges, their sources)`` of every row: the way the plain formulas of the tests walk a graph."""
     ends = adj.indptr.tolist()
-    spans = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    spans = [slice(a, b) for a, b in pairwise(ends)]
     return [(row, span, adj.indices[span].long()) for row, span in enumerate(spans)]

@@ -23,7 +23,7 @@ def plain_spmm(adj, x, weight=None, mean=False):
             messages = messages * adj.col_scale[cols, None]
         total = messages.sum(-2) / (max(len(cols), 1) if mean else 1)
         rows.append(total if adj.row_scale is None else total * adj.row_scale[row])
-    return torch.stack(rows, -2) if rows else x.new_zeros(*x.shape[:-2], 0, x.shape[-1]) + 0 * x.sum()
+    return torch.stack(rows, -2) if rows else x.new_zeros(*x.shape[:-2], 0, x.shape[-1])
 
 
 class TestSum(OperatorContract):

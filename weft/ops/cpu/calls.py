@@ -237,11 +237,12 @@ def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
     grad_x = x.new_empty(x.shape)
     grad_a_src = a_src.new_empty(a_src.shape)
+    perm = back.perm.to(back.indptr.dtype)
     random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
         grad_x.data_ptr(), grad_a_src.data_ptr(), *(value.data_ptr() for value in given), back.indptr.data_ptr(),
-        back.indices.data_ptr(), back.perm.data_ptr(), *random.arguments, random.active, slope, T, N, M, E, H, D,
+        back.indices.data_ptr(), perm.data_ptr(), *random.arguments, random.active, slope, T, N, M, E, H, D,
         _like(x.dtype), _like(back.indptr.dtype),
     )  # fmt: skip
     if grad_x.numel():
@@ -283,16 +284,20 @@ def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, 
     grad_src, grad_dst = torch.empty_like(x_src), torch.empty_like(x_dst)
     inputs = (grad.data_ptr(), x_src.data_ptr(), x_dst.data_ptr(), att.data_ptr(), H * D if att.dim() > 2 else 0)
     edges = (d_score.data_ptr(), kept.data_ptr())
-    sizes = (slope, T, N, M, E, H, D, _like(grad.dtype), _like(walk.indptr.dtype))
-    forward, backward = (walk.indptr, walk.indices), (back.indptr, back.indices, back.perm)
+    sizes = (slope, T, N, M, E, H, D, _like(grad.dtype))
     if grad_dst.numel():
         arguments = (
             grad_dst.data_ptr(), partial_att.data_ptr(), *edges, *inputs, delta.data_ptr(), log_sum.data_ptr(),
-            *(array.data_ptr() for array in forward), *random.arguments, random.active, *sizes,
+            walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments, random.active, *sizes,
+            _like(walk.indptr.dtype),
         )  # fmt: skip
         run_shares(target_share, arguments, shares)
     if grad_src.numel():
-        arguments = (grad_src.data_ptr(), *edges, *inputs, *(array.data_ptr() for array in backward), *sizes)
+        perm = back.perm.to(back.indptr.dtype)
+        arguments = (
+            grad_src.data_ptr(), *edges, *inputs, back.indptr.data_ptr(), back.indices.data_ptr(), perm.data_ptr(),
+            *sizes, _like(back.indptr.dtype),
+        )  # fmt: skip
         run_shares(source_share, arguments, shares)
     grad_att = partial_att.sum(0)
     return grad_src, grad_dst, grad_att if att.dim() > 2 else grad_att.reshape(-1, H, D).sum(0)
