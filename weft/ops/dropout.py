@@ -59,6 +59,7 @@ def bias_act_dropout_backward_torch(
     grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> Tensor:
     """Reference: gradient to ``x`` from the saved *output*; the mask is recomputed, never stored."""
+    dtype = out.dtype
     if rate is not None:
         mask = _mask(grad, rate, clock, site)
         grad = grad * mask
@@ -67,7 +68,7 @@ def bias_act_dropout_backward_torch(
         grad = torch.where(out > 0, grad, 0.0)
     elif act == "elu":
         grad = torch.where(out > 0, grad, grad * (out + 1.0))
-    return grad.to(out.dtype)
+    return grad.to(dtype)
 
 
 @torch.library.custom_op(

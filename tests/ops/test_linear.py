@@ -1,0 +1,101 @@
+"""linear and its gradients, over one task or many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.ops import linear
+from weft.ops.linear import weight_grad, weight_grad_torch
+
+from .bits import mask_of
+from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached
+from .contract import TYPES
+from .test_dropout import ACTIVATE, make
+
+
+def plain(x, weight, bias=None, add=None, act="none", mask=None):
+    out = x @ weight.transpose(-2, -1)
+    out = out if bias is None else out + bias.unsqueeze(-2)
+    out = ACTIVATE[act](out if add is None else out + add)
+    return out if mask is None else out * mask
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (3, 5), (17, 2), (64, 65), (65, 64)])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 2)], ids=str)
+def test_shapes_and_types(lead, inputs, outputs, dtype):
+    given = [make(*lead, 11, inputs) / inputs**0.5, make(*lead, outputs, inputs, seed=1), make(*lead, outputs, seed=2)]
+    assert_agrees(linear, plain, given, dtype)
+    assert_agrees(linear, plain, given[:2], dtype)
+
+
+@pytest.mark.parametrize("act", ACTIVATE)
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+def test_epilogue(lead, act):
+    x, weight, bias, add = (
+        make(*lead, 7, 4),
+        make(*lead, 5, 4, seed=1),
+        make(*lead, 5, seed=2),
+        make(*lead, 7, 5, seed=3),
+    )
+    clock = torch.tensor([[1, 2], [3, 4], [5, 6]]) if lead else torch.tensor([1, 2])
+    masks = [mask_of(one, 8, 35, 0.5).reshape(7, 5) for one in clock.reshape(-1, 2)]
+    mask = torch.stack(masks) if lead else masks[0]
+
+    def call(x, weight, bias, add):
+        return linear(x, weight, bias, add=add, act=act, p=0.5, clock=clock, site=8)
+
+    for dtype in (torch.float64, torch.float32):
+        assert_agrees(call, lambda *a: plain(*a, act, mask), [x, weight, bias, add], dtype)
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (0, 0, None), (None, None, 0)], ids=str)
+def test_vmap_equals_loop(dims):
+    full = [make(3, 6, 4), make(3, 5, 4, seed=1), make(3, 5, seed=2)]
+    given = [value if dim == 0 else value[0] for value, dim in zip(full, dims, strict=True)]
+
+    def loop(*values):
+        picked = [[v[t] if d == 0 else v for v, d in zip(values, dims, strict=True)] for t in range(3)]
+        return torch.stack([plain(*row) for row in picked])
+
+    assert_agrees(torch.vmap(linear, in_dims=dims), loop, given, torch.float64)
+
+
+def test_vmap_in_vmap():
+    given = [make(2, 3, 6, 4), make(2, 3, 5, 4, seed=1), make(2, 3, 5, seed=2)]
+    assert_agrees(torch.vmap(torch.vmap(linear)), plain, given, torch.float64)
+
+
+def test_gradcheck():
+    given = [make(2, 6, 4), make(2, 5, 4, seed=1), make(2, 5, seed=2)]
+    assert torch.autograd.gradcheck(linear, [value.requires_grad_() for value in given])
+
+
+@pytest.mark.parametrize("act", ACTIVATE)
+def test_registration(act):
+    clock = torch.tensor([[1, 2], [3, 4]])
+    given = [make(2, 6, 4), make(2, 5, 4, seed=1), make(2, 5, seed=2), make(2, 6, 5, seed=3)]
+    x, weight, bias, add = (value.float().requires_grad_() for value in given)
+    with CallsOfWeftOps() as forward:
+        out = linear(x, weight, bias, add=add, act=act, p=0.5, clock=clock, site=1)
+    with CallsOfWeftOps() as backward:
+        torch.autograd.grad(out, [x, weight, bias, add], torch.ones_like(out))
+    assert forward.calls
+    for operator, arguments in forward.calls.values():
+        torch.library.opcheck(operator, arguments)
+    for operator, arguments in backward.calls.values():
+        torch.library.opcheck(operator, detached(arguments))
+
+
+def test_weight_gradient():
+    grad, x = make(2, 9, 3), make(2, 9, 4, seed=1)
+    assert_near(weight_grad(grad, x), torch.stack([g.T @ v for g, v in zip(grad, x, strict=True)]), 1e-12)
+    assert_near(weight_grad_torch(grad, x), weight_grad(grad, x), 1e-12)
+
+
+def test_no_rows():
+    x, weight = torch.zeros(0, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    out = linear(x, weight)
+    assert out.shape == (0, 3)
+    assert torch.autograd.grad(out.sum(), weight)[0].abs().sum() == 0
