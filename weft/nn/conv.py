@@ -61,7 +61,7 @@ class Conv(Parametrised):
 def aggregates_first(in_features: int, out_features: int, constant_input: bool) -> bool:
     """Whether ``(A X) W`` costs less than ``A (X W)``: they are equal, and the narrower side is cheaper.
 
-    Equal widths transform first, since ``A X`` would have to be kept for the backward pass. An input that
+    Equal widths aggregate first, since a product takes the layer's ending into its own pass. An input that
     needs no gradient spares ``(A X) W`` its backward aggregation, which makes its side half as wide.
     """
-    return in_features < (2 * out_features if constant_input else out_features)
+    return in_features <= (2 * out_features if constant_input else out_features)

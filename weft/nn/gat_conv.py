@@ -44,7 +44,8 @@ class GATConv(AttentionConv):
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """One product for z, one narrow product for all scores, then the fused attention."""
         z = transform(x, self.weight)
-        a_src, a_dst = ops.linear(z, self._score_weight()).split(self.heads, -1)
+        scores, z = ops.linear_and_pass(z, self._score_weight())
+        a_src, a_dst = scores.split(self.heads, -1)
         rate, clock = self.dropout.draw(z.device)
         out = ops.graph_attention(
             adj.with_self_loops(), self.split(z), a_src, a_dst, self.slope, rate, clock, self.dropout.site

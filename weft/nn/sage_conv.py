@@ -49,13 +49,19 @@ class SAGEConv(Conv):
         """
         if first is not None:
             return ending.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1))
+        if not isinstance(x, Tensor):
+            return self._propagate_sparse(x, adj, ending)
         if self._aggregates_first(x):
-            own = transform(x, self.weight_self)
+            own, x = ops.linear_and_pass(x, self.weight_self)
+            return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
+        neighbours, x = ops.linear_and_pass(x, self.weight_neighbour)
+        return ending.linear(x, self.weight_self, self._reduce(neighbours, adj))
+
+    def _propagate_sparse(self, x: Features, adj: Adjacency, ending: Ending) -> Tensor:
+        own = transform(x, self.weight_self)
+        if self._aggregates_first(x):
             return ending.linear(self._reduce(as_dense(x), adj), self.weight_neighbour, own)
-        neighbours = self._reduce(transform(x, self.weight_neighbour), adj)
-        if isinstance(x, Tensor):
-            return ending.linear(x, self.weight_self, neighbours)
-        return ending.apply(neighbours, transform(x, self.weight_self))
+        return ending.apply(self._reduce(transform(x, self.weight_neighbour), adj), own)
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """The aggregated and the own features side by side, ``[N, 2 in_features]``.

@@ -8,7 +8,7 @@ from weft.ops.attention import graph_attention
 from weft.ops.attention_v2 import graph_attention_v2
 from weft.ops.dropout import bias_act_dropout, dropout
 from weft.ops.edge_softmax import edge_softmax
-from weft.ops.linear import linear
+from weft.ops.linear import linear, linear_and_pass
 from weft.ops.loss import cross_entropy_rows
 from weft.ops.optimizer import adam_
 from weft.ops.sddmm import sddmm
@@ -24,6 +24,7 @@ __all__ = [
     "graph_attention",
     "graph_attention_v2",
     "linear",
+    "linear_and_pass",
     "sddmm",
     "spmm",
 ]

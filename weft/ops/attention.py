@@ -188,7 +188,6 @@ def _backward(ctx, grad, *_):
     nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
     if grad is None:
         return None, None, None, None, None, None, None, *nothing
-    grad = grad.contiguous()
     stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
     grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
     return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing

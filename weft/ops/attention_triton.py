@@ -23,12 +23,12 @@ from weft.ops.walk import Walk
 @triton.jit
 def _meet_edge(
     x, a_src, indices, edge, inside, dst, h, d, H, D, slope, key, rate, top, total, total_plus, acc, acc_plus,
-    PLUS: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
+    S_SRC: tl.constexpr, PLUS: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One edge for every lane: fold it into the running softmax."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     heads = inside[:, None] & (h < H)[None, :]
-    argument = tl.load(a_src + col[:, None] * H + h[None, :], mask=heads, other=0.0).to(ACC) + dst
+    argument = tl.load(a_src + col[:, None] * S_SRC + h[None, :], mask=heads, other=0.0).to(ACC) + dst
     score = tl.where(heads, tl.where(argument > 0, argument, argument * slope), float("-inf"))
     higher = tl.maximum(top, score)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -94,8 +94,8 @@ def _forward_kernel(
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
     out, out_plus, alpha_plus, log_sum, part_stats, part_acc,
     num_heavy, num_light, num_partial, M, N, slope, site, stride_rate, stride_clock,
-    H: tl.constexpr, D: tl.constexpr, PLUS: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
-    L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, PLUS: tl.constexpr,
+    DROP: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -103,8 +103,8 @@ def _forward_kernel(
     d = tl.arange(0, BD)
     lane = tl.arange(0, L)
     x += task * M * H * D
-    a_src += task * M * H
-    a_dst += task * N * H
+    a_src += task * M * S_SRC
+    a_dst += task * N * S_DST
     out += task * N * H * D
     out_plus += task * N * H * D
     alpha_plus += task * N * H
@@ -125,12 +125,14 @@ def _forward_kernel(
         row_one = tl.load(heavy_row + piece).to(tl.int64)
         if piece < num_partial:
             row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-        dst_one = tl.load(a_dst + row_one * H + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        for first in range(0, length_one, L):
-            top, total, total_plus, acc, acc_plus = _meet_edge(
-                x, a_src, indices, start_one + first + lane, first + lane < length_one, dst_one, h, d, H, D, slope, key, fraction,
-                top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
-            )  # fmt: skip
+        dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, :]
+        for first in range(0, length_one, L * UNROLL):
+            for step in tl.static_range(UNROLL):
+                place = first + step * L + lane
+                top, total, total_plus, acc, acc_plus = _meet_edge(
+                    x, a_src, indices, start_one + place, place < length_one, dst_one, h, d, H, D, slope, key, fraction,
+                    top, total, total_plus, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
+                )  # fmt: skip
         top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
         if piece < num_partial:
             at_h_one = (task * num_partial + piece) * H + h
@@ -155,12 +157,15 @@ def _forward_kernel(
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        dst = tl.load(a_dst + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0).to(ACC)
-        for step in range(tl.max(length, 0)):
-            top, total, total_plus, acc, acc_plus = _meet_edge(
-                x, a_src, indices, start + step, step < length, dst, h, d, H, D, slope, key, fraction,
-                top, total, total_plus, acc, acc_plus, PLUS, DROP, ACC,
-            )  # fmt: skip
+        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0).to(
+            ACC
+        )
+        for first in range(0, tl.max(length, 0), UNROLL):
+            for step in tl.static_range(UNROLL):
+                top, total, total_plus, acc, acc_plus = _meet_edge(
+                    x, a_src, indices, start + first + step, first + step < length, dst, h, d, H, D, slope, key, fraction,
+                    top, total, total_plus, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
+                )  # fmt: skip
         finish_rows(
             out,
             out_plus,
@@ -229,7 +234,8 @@ def merge_hubs_kernel(
 @triton.jit
 def _row_gradient_kernel(
     grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows, slope,
-    H: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, S_DST: tl.constexpr, SHARED: tl.constexpr, ACC: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Per row and head: delta, d a_dst, and the three numbers that the pass over the transpose reads together."""
     item = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)  # a row and a head
@@ -237,13 +243,16 @@ def _row_gradient_kernel(
     valid = item < rows * H
     mask = valid[:, None] & (d < D)[None, :]
     at = item[:, None] * D + d[None, :]
-    g = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
+    at_grad = (item // H)[:, None] * D + d[None, :] if SHARED else at
+    g = tl.load(grad + at_grad, mask=mask, other=0.0).to(ACC)
     delta = tl.sum(g * tl.load(out + at, mask=mask, other=0.0).to(ACC), 1)
     plus = tl.sum(g * tl.load(out_plus + at, mask=mask, other=0.0).to(ACC), 1)
     share = tl.load(alpha_plus + item, mask=valid, other=0.0)
     d_dst = (1.0 - slope) * (plus - delta * share)
     tl.store(grad_a_dst + item, d_dst.to(grad_a_dst.dtype.element_ty), mask=valid)
-    tl.store(stats + item * 3, tl.load(a_dst + item, mask=valid, other=0.0).to(ACC), mask=valid)
+    tl.store(
+        stats + item * 3, tl.load(a_dst + (item // H) * S_DST + item % H, mask=valid, other=0.0).to(ACC), mask=valid
+    )
     tl.store(stats + item * 3 + 1, tl.load(log_sum + item, mask=valid, other=0.0), mask=valid)
     tl.store(stats + item * 3 + 2, delta, mask=valid)
 
@@ -251,7 +260,7 @@ def _row_gradient_kernel(
 @triton.jit
 def _edge_gradient(
     grad, stats, x_row, src, indices, perm, edge, inside, h, d, H, D, slope, key, rate, grad_x, grad_a,
-    DROP: tl.constexpr, ACC: tl.constexpr,
+    SHARED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """One edge of the transpose for every lane: fold its part of d x and d a_src."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
@@ -265,7 +274,11 @@ def _edge_gradient(
     if DROP:
         position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
         kept = alpha * keep_scale(key, rate, position[:, None] * H + h[None, :]).to(ACC)
-    value = tl.load(grad + at_h[:, :, None] * D + d[None, None, :], mask=mask_d, other=0.0).to(ACC)
+    if SHARED:
+        in_row = inside[:, None] & (d < D)[None, :]
+        value = tl.load(grad + col[:, None] * D + d[None, :], mask=in_row, other=0.0).to(ACC)[:, None, :]
+    else:
+        value = tl.load(grad + at_h[:, :, None] * D + d[None, None, :], mask=mask_d, other=0.0).to(ACC)
     d_score = kept * tl.sum(value * x_row, 2) - alpha * tl.load(stats + at_h * 3 + 2, mask=mask_h, other=0.0)
     grad_x += kept[:, :, None] * value
     grad_a += tl.where(argument > 0, d_score, d_score * slope)
@@ -278,7 +291,8 @@ def _backward_kernel(
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
     grad_x, grad_a, part_x, part_a,
     num_heavy, num_light, num_partial, M, N, slope, site, stride_rate, stride_clock,
-    H: tl.constexpr, D: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, S_SRC: tl.constexpr, SHARED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
+    UNROLL: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Walks the transpose: rows are sources (M of them), columns destinations (N)."""
     piece = tl.program_id(0)
@@ -286,10 +300,10 @@ def _backward_kernel(
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     d = tl.arange(0, BD)
     lane = tl.arange(0, L)
-    grad += task * N * H * D
+    grad += task * N * (D if SHARED else H * D)
     stats += task * N * H * 3
     x += task * M * H * D
-    a_src += task * M * H
+    a_src += task * M * S_SRC
     grad_x += task * M * H * D
     grad_a += task * M * H
     key = tl.zeros([], tl.uint64)
@@ -308,13 +322,15 @@ def _backward_kernel(
         at_h_one = row_one * H + h
         at_d_one = at_h_one[:, None] * D + d[None, :]
         mask_d_one = (h < H)[:, None] & (d < D)[None, :]
-        src_one = tl.load(a_src + at_h_one, mask=h < H, other=0.0).to(ACC)[None, :]
+        src_one = tl.load(a_src + row_one * S_SRC + h, mask=h < H, other=0.0).to(ACC)[None, :]
         x_row_one = tl.load(x + at_d_one, mask=mask_d_one, other=0.0).to(ACC)[None, :, :]
-        for first in range(0, length_one, L):
-            sum_x, sum_a = _edge_gradient(
-                grad, stats, x_row_one, src_one, indices, perm, start_one + first + lane, first + lane < length_one, h, d, H, D, slope,
-                key, fraction, sum_x, sum_a, DROP, ACC,
-            )  # fmt: skip
+        for first in range(0, length_one, L * UNROLL):
+            for step in tl.static_range(UNROLL):
+                place = first + step * L + lane
+                sum_x, sum_a = _edge_gradient(
+                    grad, stats, x_row_one, src_one, indices, perm, start_one + place, place < length_one, h, d, H, D,
+                    slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
+                )  # fmt: skip
         if piece < num_partial:
             slot_h = (task * num_partial + piece) * H + h
             tl.store(part_x + slot_h[:, None] * D + d[None, :], tl.sum(sum_x, 0), mask=mask_d_one)
@@ -332,13 +348,14 @@ def _backward_kernel(
         at_h = row[:, None] * H + h[None, :]
         at_d = at_h[:, :, None] * D + d[None, None, :]
         mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
-        src = tl.load(a_src + at_h, mask=mask_h, other=0.0).to(ACC)
+        src = tl.load(a_src + row[:, None] * S_SRC + h[None, :], mask=mask_h, other=0.0).to(ACC)
         x_row = tl.load(x + at_d, mask=mask_d, other=0.0).to(ACC)
-        for step in range(tl.max(length, 0)):
-            sum_x, sum_a = _edge_gradient(
-                grad, stats, x_row, src, indices, perm, start + step, step < length, h, d, H, D, slope,
-                key, fraction, sum_x, sum_a, DROP, ACC,
-            )  # fmt: skip
+        for first in range(0, tl.max(length, 0), UNROLL):
+            for step in tl.static_range(UNROLL):
+                sum_x, sum_a = _edge_gradient(
+                    grad, stats, x_row, src, indices, perm, start + first + step, first + step < length, h, d, H, D,
+                    slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
+                )  # fmt: skip
         tl.store(grad_x + at_d, sum_x.to(grad_x.dtype.element_ty), mask=mask_d)
         tl.store(grad_a + at_h, sum_a.to(grad_a.dtype.element_ty), mask=mask_h)
 
@@ -369,6 +386,7 @@ class AttentionLaunch:
     block_heads: int
     block_width: int
     num_warps: int = 1
+    unroll: int = 2
 
 
 def choose_forward_launch(heads: int, width: int) -> AttentionLaunch:
@@ -400,6 +418,14 @@ def flatten_tasks(value: Tensor, keep: int) -> Tensor:
     return value.reshape(-1, *value.shape[value.dim() - keep :]).contiguous()
 
 
+def strided_rows(value: Tensor) -> tuple[Tensor, int]:
+    """``[..., N, H]`` and the elements from one row to the next: columns of one task's matrix need no copy."""
+    if value.dim() == 2 and value.stride(-1) == 1:
+        return value, value.stride(0)
+    value = value.contiguous()
+    return value, value.shape[-1]
+
+
 def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
     """Elements between two tasks' values, 0 where they share one (or there is none)."""
     return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
@@ -424,7 +450,8 @@ def attention_forward_triton(
     M, H, D = x.shape[-3:]
     N = walk.num_rows
     lead = x.shape[:-3]
-    x_T, src_T, dst_T = flatten_tasks(x, 3), flatten_tasks(a_src, 2), flatten_tasks(a_dst, 2)
+    x_T = flatten_tasks(x, 3)
+    (src_T, stride_src), (dst_T, stride_dst) = strided_rows(a_src), strided_rows(a_dst)
     tasks, acc = x_T.shape[0], accumulate_dtype(x.dtype)
     out = x.new_empty(tasks, N, H, D)
     out_plus = torch.empty_like(out)
@@ -444,7 +471,8 @@ def attention_forward_triton(
             out, out_plus, alpha_plus, log_sum, part_stats, part_acc,
             num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            H=H, D=D, PLUS=training, DROP=rate is not None, ACC=triton_acc(x.dtype),
+            H=H, D=D, S_SRC=stride_src, S_DST=stride_dst, PLUS=training, DROP=rate is not None, ACC=triton_acc(x.dtype),
+            UNROLL=launch.unroll,
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if hubs:
@@ -462,6 +490,16 @@ def attention_forward_triton(
     )
 
 
+def heads_share(grad: Tensor) -> bool:
+    """Whether ``grad [..., N, H, D]`` is one row seen by every head, as it is behind a sum over heads."""
+    return grad.shape[-2] > 1 and grad.stride(-2) == 0 and grad.select(-2, 0).is_contiguous()
+
+
+def one_head(grad: Tensor) -> tuple[Tensor, bool]:
+    """``(grad [..., N, D], True)`` where all heads share it, else ``(contiguous grad, False)``."""
+    return (grad.select(-2, 0), True) if heads_share(grad) else (grad.contiguous(), False)
+
+
 def attention_row_gradient_triton(
     grad: Tensor, out: Tensor, out_plus: Tensor, alpha_plus: Tensor, a_dst: Tensor, log_sum: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
@@ -471,11 +509,13 @@ def attention_row_gradient_triton(
     grad_a_dst = torch.empty_like(a_dst, memory_format=torch.contiguous_format)
     rows = log_sum.numel() // H
     if rows:
+        grad, shared = one_head(grad)
+        a_dst, stride_dst = strided_rows(a_dst)
         block_d = next_power_of_2(D)
         block_n = max(1, 1024 // block_d)
         _row_gradient_kernel[(-(-rows * H // block_n),)](
-            grad.contiguous(), out, out_plus, alpha_plus, a_dst.contiguous(), log_sum, stats, grad_a_dst, rows, slope,
-            H=H, D=D, ACC=triton_acc(grad.dtype), BN=block_n, BD=block_d, num_warps=4,
+            grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows, slope,
+            H=H, D=D, S_DST=stride_dst, SHARED=shared, ACC=triton_acc(grad.dtype), BN=block_n, BD=block_d, num_warps=4,
         )  # fmt: skip
     return stats, grad_a_dst
 
@@ -489,10 +529,11 @@ def attention_backward_triton(
     M, H, D = x.shape[-3:]
     N = grad.shape[-3]
     acc = accumulate_dtype(x.dtype)
-    grad_T, x_T, src_T = flatten_tasks(grad, 3), flatten_tasks(x, 3), flatten_tasks(a_src, 2)
+    grad, shared = one_head(grad)
+    x_T, (src_T, stride_src) = flatten_tasks(x, 3), strided_rows(a_src)
     tasks = x_T.shape[0]
     stats = flatten_tasks(stats, 3)
-    grad_x, grad_a = torch.empty_like(x_T), torch.empty_like(src_T)
+    grad_x, grad_a = torch.empty_like(x_T), x.new_empty(tasks, M, H, dtype=a_src.dtype)
     if grad_x.numel():
         launch = launch or choose_backward_launch(H, D)
         partials = work.hub_of_partial.numel()
@@ -501,14 +542,14 @@ def attention_backward_triton(
         num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
         grid = (num_heavy + -(-num_light // launch.lanes), -(-H // launch.block_heads), tasks)
         _backward_kernel[grid](
-            grad_T, stats, x_T, src_T, x_T if rate is None else rate.contiguous(),
+            grad, stats, x_T, src_T, x_T if rate is None else rate.contiguous(),
             x_T if clock is None else clock.contiguous(), back.indices, back.perm,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
             work.hub_row, work.hub_of_partial, grad_x, grad_a, part_x, part_a,
             num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            H=H, D=D, DROP=rate is not None, ACC=triton_acc(x.dtype),
-            L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
+            H=H, D=D, S_SRC=stride_src, SHARED=shared, DROP=rate is not None, ACC=triton_acc(x.dtype),
+            UNROLL=launch.unroll, L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
             add_hub_parts(part_x, work, grad_x.view(tasks, M, H * D))

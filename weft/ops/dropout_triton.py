@@ -10,7 +10,7 @@ from weft.ops.lang import tl, triton
 from weft.ops.random_triton import keep_scale, mix_key
 
 BLOCK = 1024
-PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
+PROGRAMS = 264  # two to each of an H200's 132 multiprocessors
 
 
 @triton.jit
