@@ -179,11 +179,13 @@ class _LinearAndPass(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor, grad_passed: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx, grad: Tensor, grad_passed: Tensor) -> tuple[Tensor | None, Tensor]:
         x, weight = ctx.saved_tensors
-        turned = weight.transpose(-2, -1).contiguous()
-        grad_x = _linear_op(grad.contiguous(), turned, None, grad_passed, "none", None, None, 0)
-        return grad_x, weight_grad(grad.contiguous(), x)
+        grad, grad_x = grad.contiguous(), None
+        if ctx.needs_input_grad[0]:
+            turned = weight.transpose(-2, -1).contiguous()
+            grad_x = _linear_op(grad, turned, None, grad_passed, "none", None, None, 0)
+        return grad_x, weight_grad(grad, x)
 
 
 def linear_and_pass(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
