@@ -28,10 +28,11 @@ from weft.graph.graph import Graph
 GRAPHS = "cora,citeseer,facebook,squirrel,twitch_de"
 COMMON = {"layers": 2, "weight_decay": 5e-4}
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The papers' settings for citation graphs; GIN with batch norm, as its paper has it.
+    # The papers' settings for citation graphs. GIN's sums grow with the degree: without a norm it learns nothing
+    # on squirrel (20 %), and with batch norm little from few labels (citeseer 41 %, with layer norm 63 %).
     "gcn": {"hidden": 16, "dropout": 0.5, "input_dropout": 0.5, "lr": 0.01, "decay": "first", "epochs": 200},
     "sage": {"hidden": 64, "dropout": 0.5, "input_dropout": 0.5, "lr": 0.01, "epochs": 200},
-    "gin": {"hidden": 64, "dropout": 0.5, "input_dropout": 0.5, "lr": 0.01, "norm": "batch", "epochs": 200},
+    "gin": {"hidden": 64, "dropout": 0.5, "input_dropout": 0.5, "lr": 0.01, "norm": "layer", "epochs": 200},
     "gat": {
         "hidden": 64,
         "heads": 8,

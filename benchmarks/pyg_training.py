@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,11 @@ from benchmarks.baselines import dense_features
 from weft.core.task import Task
 from weft.graph.graph import Graph
 
-NORMS = {None: None, "batch": "batch_norm"}
+NORMS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "batch": {"norm": "batch_norm"},
+    "layer": {"norm": "layer_norm", "norm_kwargs": {"mode": "node"}},
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def pyg_net(task: Task, in_features: int, out_features: int) -> InputDropout:
     }[task.model]
     body = build(
         in_features, task.hidden, task.layers, out_features,
-        dropout=task.dropout, norm=NORMS[task.norm], **options,
+        dropout=task.dropout, **NORMS[task.norm], **options,
     )  # fmt: skip
     if task.model == "gat":
         body.convs[-1] = GATConv(task.hidden, out_features, heads=task.out_heads, concat=False, dropout=task.dropout)
