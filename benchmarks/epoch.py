@@ -83,7 +83,7 @@ def faster_order(graph: Graph, setting: Setting) -> str:
     ms = {}
     for order in ("source", "destination"):
         epoch = pyg_epoch("gcn", graph, setting, order=order)
-        ms[order] = time_calls(epoch, graph.device, warmup=2, repeats=3).ms
+        ms[order] = time_calls(epoch, graph.device, warmup=1, repeats=2 if graph.num_edges >= LARGE else 5).best
         del epoch
     return min(ms, key=ms.__getitem__)
 
@@ -95,9 +95,11 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace) -> None:
         return
     setting = Setting(layers=LAYERS.get(shape, 3), hidden=args.hidden)
     wanted = listed(args.sides)
-    order = "source"
-    if {"pyg", "compiled"} & set(wanted):
-        order = recorder.prepare(f"edge order {shape}", lambda: faster_order(graph, setting)) or order
+    order = args.edge_order
+    if order == "faster":
+        tried = {"pyg", "compiled"} & set(wanted)
+        found = recorder.prepare(f"edge order {shape}", lambda: faster_order(graph, setting)) if tried else None
+        order = found or "source"
         recorder.say(f"{shape}: PyG gets its edges by {order}")
     for model in listed(args.models):
         for side in (side for side in SIDES if side in wanted):
@@ -141,6 +143,7 @@ def arguments() -> Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    parser.add_argument("--edge-order", default="faster", choices=("faster", "source", "destination"))
     parser.add_argument("--compile-large", action="store_true", help="compile on large graphs as well")
     return parser.parse_args()
 
