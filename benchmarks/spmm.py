@@ -30,6 +30,7 @@ from weft.ops.adjacency import Adjacency
 SET_BYTES = 24e9  # inputs and outputs rotate among sets, so that a small x is not always in the cache
 MOST_SETS = 16
 CHECKED_VALUES = 2**27
+WORST_ERROR = 1e-5  # float32 sums land near 1e-7; a NaN marks an element that was not written
 SIDES = ("cusparse", "scales", "weights")
 
 
@@ -152,6 +153,8 @@ def measure_cell(side: str, inputs: Inputs, handle: cusparse.Handle | None, seco
             found = best_cusparse(handle, inputs, seconds)
         else:
             found = measure(weft_calls(inputs, side), inputs, seconds)
+    if not found["error"] < WORST_ERROR:
+        raise RuntimeError(f"wrong result: error {found['error']:.3g} against float64 on sampled rows")
     timing: Timing = found.pop("timing")
     adj, width = inputs.matrix, inputs.num_features
     scales = 2 * traffic.FLOAT * adj.num_rows
