@@ -1,8 +1,8 @@
-"""Triton kernels of ``attention.py``: an online softmax over the edges of every row.
+"""Triton kernels of ``attention.py``: the softmax's statistics from the scores alone, then the weighted sums.
 
 A tile has L *lanes*: in the light half a lane is a row that meets its edges one by one, in the heavy half a lane
-takes every L-th edge of one row. Either way a lane keeps a running maximum, a running denominator and the
-weighted sums relative to that maximum; the lanes of a heavy row, and the chunks of a hub, are merged at the end.
+takes every L-th edge of one row; the lanes of a heavy row, and the chunks of a hub, are merged at the end. The
+scores of an edge are a few bytes, so knowing the denominators first costs little and spares the sums their rescaling.
 
 Tiles are ``[L, BH, BD]``: lanes, heads, features of a head (both padded to powers of two).
 """
@@ -21,11 +21,10 @@ from weft.ops.walk import Walk
 
 
 @triton.jit
-def _meet_edge(
-    x, a_src, indices, edge, inside, dst, h, d, H, D, slope, key, rate, top, total, total_plus, acc, acc_plus,
-    S_SRC: tl.constexpr, PLUS: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """One edge for every lane: fold it into the running softmax."""
+def _fold_score(
+    a_src, indices, edge, inside, dst, h, H, slope, top, total, plus, S_SRC: tl.constexpr, ACC: tl.constexpr
+):
+    """One edge for every lane: fold its score into the running maximum, denominator and positive part."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     heads = inside[:, None] & (h < H)[None, :]
     argument = tl.load(a_src + col[:, None] * S_SRC + h[None, :], mask=heads, other=0.0).to(ACC) + dst
@@ -34,18 +33,137 @@ def _meet_edge(
     shift = tl.where(higher == float("-inf"), 0.0, higher)
     fade = tl.exp(top - shift)
     share = tl.exp(score - shift)
-    kept = share
-    if DROP:
-        kept = share * keep_scale(key, rate, edge[:, None] * H + h[None, :]).to(ACC)
+    return higher, total * fade + share, plus * fade + tl.where(argument > 0, share, 0.0)
+
+
+@triton.jit
+def _merge_scores(top, total, plus):
+    """Merge the lanes of one row: ``[L, BH]`` to ``[BH]``."""
+    best = tl.max(top, 0)
+    fade = tl.exp(top - tl.where(best == float("-inf"), 0.0, best)[None, :])
+    return best, tl.sum(total * fade, 0), tl.sum(plus * fade, 0)
+
+
+@triton.jit
+def _store_softmax(log_sum, alpha_plus, at, top, total, plus, mask):
+    """The logarithm of the denominator and the share of the positive edges; 0 for rows without edges."""
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
+    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
+    tl.store(alpha_plus + at, plus / safe, mask=mask)
+
+
+@triton.jit
+def _softmax_kernel(
+    a_src, a_dst, indices,
+    heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
+    log_sum, alpha_plus, part, num_heavy, num_light, num_partial, M, N, slope,
+    H: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """The softmax's statistics of every row, from the scores alone."""
+    piece = tl.program_id(0)
+    task = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, BH)
+    lane = tl.arange(0, L)
+    a_src += task * M * S_SRC
+    a_dst += task * N * S_DST
+    top = tl.full([L, BH], float("-inf"), ACC)
+    total = tl.zeros([L, BH], ACC)
+    plus = tl.zeros([L, BH], ACC)
+    if piece < num_heavy:
+        start_one = tl.load(heavy_start + piece).to(tl.int64)
+        length_one = tl.load(heavy_len + piece)
+        row_one = tl.load(heavy_row + piece).to(tl.int64)
+        if piece < num_partial:
+            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, :]
+        for first in range(0, length_one, L):
+            place = first + lane
+            top, total, plus = _fold_score(
+                a_src,
+                indices,
+                start_one + place,
+                place < length_one,
+                dst_one,
+                h,
+                H,
+                slope,
+                top,
+                total,
+                plus,
+                S_SRC,
+                ACC,
+            )
+        top1, total1, plus1 = _merge_scores(top, total, plus)
+        if piece < num_partial:
+            at_part = ((task * num_partial + piece) * 3) * H + h
+            tl.store(part + at_part, top1, mask=h < H)
+            tl.store(part + at_part + H, total1, mask=h < H)
+            tl.store(part + at_part + 2 * H, plus1, mask=h < H)
+        else:
+            _store_softmax(log_sum, alpha_plus, (task * N + row_one) * H + h, top1, total1, plus1, h < H)
+    else:
+        item = (piece - num_heavy) * L + lane
+        valid = item < num_light
+        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
+        length = tl.load(light_len + item, mask=valid, other=0)
+        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        heads = valid[:, None] & (h < H)[None, :]
+        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=heads, other=0.0).to(ACC)
+        for step in range(tl.max(length, 0)):
+            top, total, plus = _fold_score(
+                a_src, indices, start + step, step < length, dst, h, H, slope, top, total, plus, S_SRC, ACC
+            )
+        _store_softmax(log_sum, alpha_plus, (task * N + row)[:, None] * H + h[None, :], top, total, plus, heads)
+
+
+@triton.jit
+def _merge_softmax_kernel(
+    part, hub_ptr, hub_row, log_sum, alpha_plus, num_partial, N,
+    H: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """Merge the statistics of the chunks of one hub, L at a time and always in the same order."""
+    hub = tl.program_id(0)
+    task = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, BH)
+    top = tl.full([L, BH], float("-inf"), ACC)
+    total = tl.zeros([L, BH], ACC)
+    plus = tl.zeros([L, BH], ACC)
+    last = tl.load(hub_ptr + hub + 1)
+    for first in range(tl.load(hub_ptr + hub), last, L):
+        slot = first + tl.arange(0, L)
+        mask = (slot < last)[:, None] & (h < H)[None, :]
+        at = (task * num_partial + slot)[:, None] * (3 * H) + h[None, :]
+        new_top = tl.load(part + at, mask=mask, other=float("-inf"))
+        higher = tl.maximum(top, new_top)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, gain = tl.exp(top - shift), tl.exp(new_top - shift)
+        total = total * fade + gain * tl.load(part + at + H, mask=mask, other=0.0)
+        plus = plus * fade + gain * tl.load(part + at + 2 * H, mask=mask, other=0.0)
+        top = higher
+    top1, total1, plus1 = _merge_scores(top, total, plus)
+    row = tl.load(hub_row + hub).to(tl.int64)
+    _store_softmax(log_sum, alpha_plus, (task * N + row) * H + h, top1, total1, plus1, h < H)
+
+
+@triton.jit
+def _add_edge(
+    x, a_src, indices, edge, inside, dst, log_total, h, d, H, D, slope, key, rate, acc, acc_plus,
+    S_SRC: tl.constexpr, PLUS: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One edge for every lane: add its row by its coefficient."""
+    col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
+    heads = inside[:, None] & (h < H)[None, :]
     at = col[:, None, None] * (H * D) + h[None, :, None] * D + d[None, None, :]
     value = tl.load(x + at, mask=heads[:, :, None] & (d < D)[None, None, :], other=0.0).to(ACC)
-    acc = acc * fade[:, :, None] + kept[:, :, None] * value
-    total = total * fade + share
+    argument = tl.load(a_src + col[:, None] * S_SRC + h[None, :], mask=heads, other=0.0).to(ACC) + dst
+    alpha = tl.where(heads, tl.exp(tl.where(argument > 0, argument, argument * slope) - log_total), 0.0)
+    if DROP:
+        alpha *= keep_scale(key, rate, edge[:, None] * H + h[None, :]).to(ACC)
+    acc += alpha[:, :, None] * value
     if PLUS:
-        positive = argument > 0
-        acc_plus = acc_plus * fade[:, :, None] + tl.where(positive, kept, 0.0)[:, :, None] * value
-        total_plus = total_plus * fade + tl.where(positive, share, 0.0)
-    return higher, total, total_plus, acc, acc_plus
+        acc_plus += tl.where(argument > 0, alpha, 0.0)[:, :, None] * value
+    return acc, acc_plus
 
 
 @triton.jit
@@ -90,13 +208,13 @@ def finish_rows(
 
 @triton.jit
 def _forward_kernel(
-    x, a_src, a_dst, rate, clock, indices,
+    x, a_src, a_dst, log_sum, rate, clock, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
-    out, out_plus, alpha_plus, log_sum, part_stats, part_acc,
-    num_heavy, num_light, num_partial, M, N, slope, site, stride_rate, stride_clock,
+    out, out_plus, part, part_plus, num_heavy, num_light, num_partial, M, N, slope, site, stride_rate, stride_clock,
     H: tl.constexpr, D: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, PLUS: tl.constexpr,
-    DROP: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    DROP: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """The weighted sums, once the softmax's statistics are known."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
@@ -105,18 +223,14 @@ def _forward_kernel(
     x += task * M * H * D
     a_src += task * M * S_SRC
     a_dst += task * N * S_DST
+    log_sum += task * N * H
     out += task * N * H * D
     out_plus += task * N * H * D
-    alpha_plus += task * N * H
-    log_sum += task * N * H
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-    top = tl.full([L, BH], float("-inf"), ACC)
-    total = tl.zeros([L, BH], ACC)
-    total_plus = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
     acc_plus = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
@@ -126,65 +240,43 @@ def _forward_kernel(
         if piece < num_partial:
             row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
         dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        for first in range(0, length_one, L * UNROLL):
-            for step in tl.static_range(UNROLL):
-                place = first + step * L + lane
-                top, total, total_plus, acc, acc_plus = _meet_edge(
-                    x, a_src, indices, start_one + place, place < length_one, dst_one, h, d, H, D, slope, key, fraction,
-                    top, total, total_plus, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
-                )  # fmt: skip
-        top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
-        if piece < num_partial:
-            at_h_one = (task * num_partial + piece) * H + h
-            at_d_one = at_h_one[:, None] * D + d[None, :]
-            mask_d_one = (h < H)[:, None] & (d < D)[None, :]
-            size_h = tl.num_programs(2) * num_partial.to(tl.int64) * H
-            tl.store(part_stats + at_h_one, top1, mask=h < H)
-            tl.store(part_stats + size_h + at_h_one, total1, mask=h < H)
-            tl.store(part_acc + at_d_one, acc1, mask=mask_d_one)
-            if PLUS:
-                tl.store(part_stats + 2 * size_h + at_h_one, plus1, mask=h < H)
-                tl.store(part_acc + size_h * D + at_d_one, acc_plus1, mask=mask_d_one)
-        else:
-            one = tl.zeros([1], tl.int64)
-            finish_rows(
-                out, out_plus, alpha_plus, log_sum, one + row_one, one == 0, h, d, H, D, top1[None, :], total1[None, :],
-                plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], PLUS, PLUS,
+        log_one = tl.load(log_sum + row_one * H + h, mask=h < H, other=0.0)[None, :]
+        for first in range(0, length_one, L):
+            place = first + lane
+            acc, acc_plus = _add_edge(
+                x, a_src, indices, start_one + place, place < length_one, dst_one, log_one, h, d, H, D, slope, key,
+                fraction, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
             )  # fmt: skip
+        mask_one = (h < H)[:, None] & (d < D)[None, :]
+        if piece < num_partial:
+            at_part = ((task * num_partial + piece) * H + h)[:, None] * D + d[None, :]
+            tl.store(part + at_part, tl.sum(acc, 0), mask=mask_one)
+            if PLUS:
+                tl.store(part_plus + at_part, tl.sum(acc_plus, 0), mask=mask_one)
+        else:
+            at_one = (row_one * H + h)[:, None] * D + d[None, :]
+            tl.store(out + at_one, tl.sum(acc, 0).to(out.dtype.element_ty), mask=mask_one)
+            if PLUS:
+                tl.store(out_plus + at_one, tl.sum(acc_plus, 0).to(out.dtype.element_ty), mask=mask_one)
     else:
         item = (piece - num_heavy) * L + lane
         valid = item < num_light
         start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
         length = tl.load(light_len + item, mask=valid, other=0)
         row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
-        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0).to(
-            ACC
-        )
-        for first in range(0, tl.max(length, 0), UNROLL):
-            for step in tl.static_range(UNROLL):
-                top, total, total_plus, acc, acc_plus = _meet_edge(
-                    x, a_src, indices, start + first + step, first + step < length, dst, h, d, H, D, slope, key, fraction,
-                    top, total, total_plus, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
-                )  # fmt: skip
-        finish_rows(
-            out,
-            out_plus,
-            alpha_plus,
-            log_sum,
-            row,
-            valid,
-            h,
-            d,
-            H,
-            D,
-            top,
-            total,
-            total_plus,
-            acc,
-            acc_plus,
-            PLUS,
-            PLUS,
-        )
+        heads = valid[:, None] & (h < H)[None, :]
+        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=heads, other=0.0).to(ACC)
+        log_total = tl.load(log_sum + row[:, None] * H + h[None, :], mask=heads, other=0.0)
+        for step in range(tl.max(length, 0)):
+            acc, acc_plus = _add_edge(
+                x, a_src, indices, start + step, step < length, dst, log_total, h, d, H, D, slope, key,
+                fraction, acc, acc_plus, S_SRC, PLUS, DROP, ACC,
+            )  # fmt: skip
+        at = (row[:, None] * H + h[None, :])[:, :, None] * D + d[None, None, :]
+        mask = heads[:, :, None] & (d < D)[None, None, :]
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
+        if PLUS:
+            tl.store(out_plus + at, acc_plus.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -274,11 +366,10 @@ def _edge_gradient(
     if DROP:
         position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
         kept = alpha * keep_scale(key, rate, position[:, None] * H + h[None, :]).to(ACC)
-    if SHARED:
-        in_row = inside[:, None] & (d < D)[None, :]
-        value = tl.load(grad + col[:, None] * D + d[None, :], mask=in_row, other=0.0).to(ACC)[:, None, :]
-    else:
-        value = tl.load(grad + at_h[:, :, None] * D + d[None, None, :], mask=mask_d, other=0.0).to(ACC)
+    # A gradient that all heads share is addressed by the same tile with no step from head to head: the first-level
+    # cache serves the repeats. A narrower tile, broadcast, would have to change its layout (measured 6x slower).
+    at_grad = (col[:, None] * D + h[None, :] * 0)[:, :, None] if SHARED else at_h[:, :, None] * D
+    value = tl.load(grad + at_grad + d[None, None, :], mask=mask_d, other=0.0).to(ACC)
     d_score = kept * tl.sum(value * x_row, 2) - alpha * tl.load(stats + at_h * 3 + 2, mask=mask_h, other=0.0)
     grad_x += kept[:, :, None] * value
     grad_a += tl.where(argument > 0, d_score, d_score * slope)
@@ -292,7 +383,7 @@ def _backward_kernel(
     grad_x, grad_a, part_x, part_a,
     num_heavy, num_light, num_partial, M, N, slope, site, stride_rate, stride_clock,
     H: tl.constexpr, D: tl.constexpr, S_SRC: tl.constexpr, SHARED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
-    UNROLL: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Walks the transpose: rows are sources (M of them), columns destinations (N)."""
     piece = tl.program_id(0)
@@ -324,13 +415,12 @@ def _backward_kernel(
         mask_d_one = (h < H)[:, None] & (d < D)[None, :]
         src_one = tl.load(a_src + row_one * S_SRC + h, mask=h < H, other=0.0).to(ACC)[None, :]
         x_row_one = tl.load(x + at_d_one, mask=mask_d_one, other=0.0).to(ACC)[None, :, :]
-        for first in range(0, length_one, L * UNROLL):
-            for step in tl.static_range(UNROLL):
-                place = first + step * L + lane
-                sum_x, sum_a = _edge_gradient(
-                    grad, stats, x_row_one, src_one, indices, perm, start_one + place, place < length_one, h, d, H, D,
-                    slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
-                )  # fmt: skip
+        for first in range(0, length_one, L):
+            place = first + lane
+            sum_x, sum_a = _edge_gradient(
+                grad, stats, x_row_one, src_one, indices, perm, start_one + place, place < length_one, h, d, H, D,
+                slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
+            )  # fmt: skip
         if piece < num_partial:
             slot_h = (task * num_partial + piece) * H + h
             tl.store(part_x + slot_h[:, None] * D + d[None, :], tl.sum(sum_x, 0), mask=mask_d_one)
@@ -350,12 +440,11 @@ def _backward_kernel(
         mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
         src = tl.load(a_src + row[:, None] * S_SRC + h[None, :], mask=mask_h, other=0.0).to(ACC)
         x_row = tl.load(x + at_d, mask=mask_d, other=0.0).to(ACC)
-        for first in range(0, tl.max(length, 0), UNROLL):
-            for step in tl.static_range(UNROLL):
-                sum_x, sum_a = _edge_gradient(
-                    grad, stats, x_row, src, indices, perm, start + first + step, first + step < length, h, d, H, D,
-                    slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
-                )  # fmt: skip
+        for step in range(tl.max(length, 0)):
+            sum_x, sum_a = _edge_gradient(
+                grad, stats, x_row, src, indices, perm, start + step, step < length, h, d, H, D,
+                slope, key, fraction, sum_x, sum_a, SHARED, DROP, ACC,
+            )  # fmt: skip
         tl.store(grad_x + at_d, sum_x.to(grad_x.dtype.element_ty), mask=mask_d)
         tl.store(grad_a + at_h, sum_a.to(grad_a.dtype.element_ty), mask=mask_h)
 
@@ -386,7 +475,6 @@ class AttentionLaunch:
     block_heads: int
     block_width: int
     num_warps: int = 1
-    unroll: int = 2
 
 
 def choose_forward_launch(heads: int, width: int) -> AttentionLaunch:
@@ -415,7 +503,8 @@ def triton_acc(dtype: torch.dtype):
 
 def flatten_tasks(value: Tensor, keep: int) -> Tensor:
     """``[..., a, b]`` to contiguous ``[T, a, b]``, ``keep`` trailing dimensions kept."""
-    return value.reshape(-1, *value.shape[value.dim() - keep :]).contiguous()
+    lead = value.dim() - keep
+    return value.reshape(value.shape[:lead].numel(), *value.shape[lead:]).contiguous()
 
 
 def strided_rows(value: Tensor) -> tuple[Tensor, int]:
@@ -445,49 +534,60 @@ def attention_forward_triton(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
     walk: Walk, training: bool, launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(out, out_plus, alpha_plus, log_sum)``; the last three are left unwritten unless ``training``."""
+    """``(out, out_plus, alpha_plus, log_sum)``; ``out_plus`` is left unwritten unless ``training``."""
     work = walk.work
     M, H, D = x.shape[-3:]
-    N = walk.num_rows
-    lead = x.shape[:-3]
+    N, lead = walk.num_rows, x.shape[:-3]
     x_T = flatten_tasks(x, 3)
     (src_T, stride_src), (dst_T, stride_dst) = strided_rows(a_src), strided_rows(a_dst)
     tasks, acc = x_T.shape[0], accumulate_dtype(x.dtype)
     out = x.new_empty(tasks, N, H, D)
     out_plus = torch.empty_like(out)
-    alpha_plus = x.new_empty(tasks, N, H, dtype=acc)
-    log_sum = torch.empty_like(alpha_plus)
+    alpha_plus, log_sum = x.new_empty(tasks, N, H, dtype=acc), x.new_empty(tasks, N, H, dtype=acc)
     if out.numel():
+        _launch_softmax(src_T, dst_T, stride_src, stride_dst, slope, M, walk, log_sum, alpha_plus)
         launch = launch or choose_forward_launch(H, D)
-        partials, hubs = work.hub_of_partial.numel(), work.hub_row.numel()
-        part_stats = x.new_empty(3, tasks, max(partials, 1), H, dtype=acc)
-        part_acc = x.new_empty(2, tasks, max(partials, 1), H, D, dtype=acc)
-        heads = -(-H // launch.block_heads)
+        partials = work.hub_of_partial.numel()
+        part = x.new_empty(2, tasks, max(partials, 1), H * D, dtype=acc)
         num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
-        _forward_kernel[(num_heavy + -(-num_light // launch.lanes), heads, tasks)](
-            x_T, src_T, dst_T, x_T if rate is None else rate.contiguous(), x_T if clock is None else clock.contiguous(),
-            walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
-            work.light_start, work.light_len, work.light_row, work.hub_row, work.hub_of_partial,
-            out, out_plus, alpha_plus, log_sum, part_stats, part_acc,
-            num_heavy, num_light, partials, M, N, slope, site,
+        _forward_kernel[(num_heavy + -(-num_light // launch.lanes), -(-H // launch.block_heads), tasks)](
+            x_T, src_T, dst_T, log_sum, x_T if rate is None else rate.contiguous(),
+            x_T if clock is None else clock.contiguous(), walk.indices, work.heavy_start, work.heavy_len,
+            work.heavy_row, work.light_start, work.light_len, work.light_row, work.hub_row, work.hub_of_partial,
+            out, out_plus, part[0], part[1], num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            H=H, D=D, S_SRC=stride_src, S_DST=stride_dst, PLUS=training, DROP=rate is not None, ACC=triton_acc(x.dtype),
-            UNROLL=launch.unroll,
-            L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
+            H=H, D=D, S_SRC=stride_src, S_DST=stride_dst, PLUS=training, DROP=rate is not None,
+            ACC=triton_acc(x.dtype), L=launch.lanes, BH=launch.block_heads, BD=launch.block_width,
+            num_warps=launch.num_warps,
         )  # fmt: skip
-        if hubs:
-            merge_hubs_kernel[(hubs, heads, tasks)](
-                part_stats, part_acc, work.hub_ptr, work.hub_row, out, out_plus, alpha_plus, log_sum,
-                partials, N, H=H, D=D, LOG=training, PLUS=training, ACC=triton_acc(x.dtype),
-                L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
-            )  # fmt: skip
+        if partials:
+            add_hub_parts(part[0], work, out.view(tasks, N, H * D))
+            if training:
+                add_hub_parts(part[1], work, out_plus.view(tasks, N, H * D))
     shape_d, shape_h = (*lead, N, H, D), (*lead, N, H)
-    return (
-        out.reshape(shape_d),
-        out_plus.reshape(shape_d),
-        alpha_plus.reshape(shape_h),
-        log_sum.reshape(shape_h),
-    )
+    return out.reshape(shape_d), out_plus.reshape(shape_d), alpha_plus.reshape(shape_h), log_sum.reshape(shape_h)
+
+
+def _launch_softmax(src_T, dst_T, stride_src, stride_dst, slope, M, walk: Walk, log_sum, alpha_plus) -> None:
+    """Fill the softmax's statistics ``[T, N, H]`` of every row."""
+    work = walk.work
+    tasks, N, H = log_sum.shape
+    block_heads = next_power_of_2(H)
+    lanes = max(8, 256 // block_heads)
+    partials, num_heavy, num_light = work.hub_of_partial.numel(), work.heavy_row.numel(), work.light_row.numel()
+    part = log_sum.new_empty(tasks, max(partials, 1), 3, H)
+    acc = triton_acc(log_sum.dtype)
+    _softmax_kernel[(num_heavy + -(-num_light // lanes), tasks)](
+        src_T, dst_T, walk.indices, work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len,
+        work.light_row, work.hub_row, work.hub_of_partial, log_sum, alpha_plus, part,
+        num_heavy, num_light, partials, M, N, slope,
+        H=H, S_SRC=stride_src, S_DST=stride_dst, ACC=acc, L=lanes, BH=block_heads, num_warps=2,
+    )  # fmt: skip
+    if partials:
+        _merge_softmax_kernel[(work.hub_row.numel(), tasks)](
+            part, work.hub_ptr, work.hub_row, log_sum, alpha_plus, partials, N,
+            H=H, ACC=acc, L=16, BH=block_heads, num_warps=1,
+        )  # fmt: skip
 
 
 def heads_share(grad: Tensor) -> bool:
@@ -549,7 +649,7 @@ def attention_backward_triton(
             num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             H=H, D=D, S_SRC=stride_src, SHARED=shared, DROP=rate is not None, ACC=triton_acc(x.dtype),
-            UNROLL=launch.unroll, L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
+            L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
             add_hub_parts(part_x, work, grad_x.view(tasks, M, H * D))

@@ -63,7 +63,7 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
     d_score = kept * dots - alpha * delta.index_select(-2, rows)
     slope_e = torch.where(argument > 0, 1.0, slope).to(acc)
     d_argument = d_score[..., None] * slope_e * att[..., None, :, :].to(acc)
-    grad_att = (d_score[..., None] * argument * slope_e).sum(-3)
+    grad_att = (d_score[..., None] * argument * slope_e).sum(-3).sum_to_size(att.shape)
     grad_dst = x_dst.new_zeros(x_dst.shape, dtype=acc).index_add(-3, rows, d_argument)
     grad_src = x_src.new_zeros(x_src.shape, dtype=acc)
     grad_src = grad_src.index_add(-3, cols, d_argument + kept[..., None] * grad_e)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
+from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
 from weft.ops.random_triton import keep_scale, mix_key
 
 BLOCK = 1024
-PROGRAMS = 264  # two to each of an H200's 132 multiprocessors
+PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 
 @triton.jit
@@ -81,6 +82,9 @@ def bias_act_dropout_triton(
     x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> Tensor:
     """Launch the forward over ``x [..., N, F]``."""
+    if bias is not None and clock is not None and bias.dim() > 1 and bias.shape[:-1] != clock.shape[:-1]:
+        # Tasks that share a clock are one task to the mask and many to the bias: two passes.
+        x, bias, act = bias_act_dropout_triton(x, bias, act, None, None, site), None, "none"
     x = x.contiguous()
     out = torch.empty_like(x)
     tasks = _tasks(clock, bias)
@@ -155,6 +159,9 @@ def bias_act_dropout_backward_bias_triton(
     grad: Tensor, out: Tensor, bias_shape: torch.Size, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> tuple[Tensor, Tensor]:
     """``(grad_x, grad_bias)`` in one pass: the columns are summed while they are at hand."""
+    if clock is not None and clock.shape[:-1] != bias_shape[:-1]:
+        grad_x = bias_act_dropout_backward_triton(grad, out, act, rate, clock, site)
+        return grad_x, column_sum_triton(grad_x.flatten(len(bias_shape) - 1, -2))
     grad, out = grad.contiguous(), out.contiguous()
     tasks, F = bias_shape[:-1].numel(), bias_shape[-1]
     N = grad.numel() // max(1, tasks * F)

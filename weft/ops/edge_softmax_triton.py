@@ -130,8 +130,9 @@ def _sum_runs(values: Tensor, offsets: Tensor) -> Tensor:
 
 def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: Walk) -> Tensor:
     lead, (num_edges, heads) = scores.shape[:-2], scores.shape[-2:]
-    scores_TEH = scores.reshape(-1, num_edges, heads).contiguous()
-    other_TEH = None if other is None else other.reshape(-1, num_edges, heads).contiguous()
+    tasks = lead.numel()
+    scores_TEH = scores.reshape(tasks, num_edges, heads).contiguous()
+    other_TEH = None if other is None else other.reshape(tasks, num_edges, heads).contiguous()
     out = torch.empty_like(scores_TEH)
     if out.numel():
         maximum, total = _row_stats_triton(scores_TEH, other_TEH, walk)

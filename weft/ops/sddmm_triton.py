@@ -38,8 +38,8 @@ def _sddmm_kernel(
 def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
     """Launch over ``a [..., N, H*D]`` and ``b [..., M, H*D]``."""
     lead, width = a.shape[:-2], a.shape[-1]
-    a_TNF = a.reshape(-1, *a.shape[-2:]).contiguous()
-    b_TMF = b.reshape(-1, *b.shape[-2:]).contiguous()
+    a_TNF = a.reshape(lead.numel(), *a.shape[-2:]).contiguous()
+    b_TMF = b.reshape(lead.numel(), *b.shape[-2:]).contiguous()
     tasks = a_TNF.shape[0]
     out = a.new_empty(tasks, walk.num_edges, heads)
     if out.numel():

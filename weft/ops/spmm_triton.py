@@ -186,7 +186,7 @@ def spmm_triton(
     work = walk.work
     assert work is not None
     lead, (num_cols, num_features) = x.shape[:-2], x.shape[-2:]
-    x_TMF = x.reshape(-1, num_cols, num_features).contiguous()
+    x_TMF = x.reshape(lead.numel(), num_cols, num_features).contiguous()
     tasks = x_TMF.shape[0]
     out_TNF = x.new_empty(tasks, walk.num_rows, num_features)
     if out_TNF.numel() == 0:

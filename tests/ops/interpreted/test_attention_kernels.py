@@ -1,0 +1,118 @@
+"""Both attentions: every kernel against its torch reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
+from weft.ops.attention_triton import (
+    attention_backward_triton,
+    attention_forward_triton,
+    attention_row_gradient_triton,
+)
+from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
+from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+
+from ..graphs import empty
+from .walks import assert_same, numbers, small, walks
+
+CASES = [  # leading dimensions, heads, width, dropout, type
+    ((), 1, 1, False, torch.float32),
+    ((), 3, 5, True, torch.float32),
+    ((), 8, 8, False, torch.float32),
+    ((), 1, 65, True, torch.float64),
+    ((2,), 2, 17, True, torch.bfloat16),
+    ((2, 2), 1, 3, True, torch.float32),
+    ((), 4, 4, True, torch.float16),
+]
+
+
+def of_rows_with_edges(results, walk):
+    """Without the last one's rows that have no edge: nothing reads the logarithm of their empty sum."""
+    *others, log_sum = results
+    return *others, log_sum[..., walk.indptr.diff() > 0, :]
+
+
+def dropout_of(lead, active):
+    """``(rate, clock)``, each task with its own."""
+    if not active:
+        return None, None
+    count = torch.Size(lead).numel()
+    clock = torch.arange(2 * count).reshape(*lead, 2)
+    return (torch.arange(1, count + 1) / 8).reshape(lead), clock
+
+
+@pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
+def test_attention(lead, heads, width, active, dtype):
+    adj = small()
+    walk, back = walks(adj)
+    x = numbers(*lead, adj.num_cols, heads, width, dtype=dtype)
+    a_src, a_dst = (
+        numbers(*lead, adj.num_cols, heads, dtype=dtype, seed=1),
+        numbers(*lead, adj.num_rows, heads, dtype=dtype, seed=2),
+    )
+    rate, clock = dropout_of(lead, active)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, walk)
+    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), dtype)
+    evaluated = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, False)
+    assert_same(evaluated[0], expected[0], dtype)
+    grad = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=3)
+    out, out_plus, alpha_plus, log_sum = expected
+    rows = (grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    stats, grad_a_dst = attention_row_gradient_torch(*rows)
+    assert_same(attention_row_gradient_triton(*rows), (stats, grad_a_dst), dtype)
+    mine = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
+    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk), dtype)
+
+
+@pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
+def test_attention_v2(lead, heads, width, active, dtype):
+    adj = small()
+    walk, back = walks(adj)
+    x_src = numbers(*lead, adj.num_cols, heads, width, dtype=dtype) / 2
+    x_dst = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=1) / 2
+    att = numbers(*lead, heads, width, dtype=dtype, seed=2)
+    rate, clock = dropout_of(lead, active)
+    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, rate, clock, 7, walk)
+    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, rate, clock, 7, walk)
+    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), dtype)
+    grad = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=3)
+    out, log_sum = expected
+    delta = (grad.to(log_sum.dtype) * out.to(log_sum.dtype)).sum(-1)
+    given = (grad, x_src, x_dst, att, delta, log_sum, 0.2, rate, clock, 7, walk)
+    size = torch.float32 if dtype == torch.float64 else dtype  # the slope is a float32 number
+    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), size)
+
+
+def test_tasks_may_share_att():
+    adj = small()
+    walk, back = walks(adj)
+    x_src, x_dst, att = numbers(2, adj.num_cols, 2, 3), numbers(2, adj.num_rows, 2, 3, seed=1), numbers(2, 3, seed=2)
+    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, None, None, 0, walk)
+    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, None, None, 0, walk)
+    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    given = (numbers(2, adj.num_rows, 2, 3, seed=3), x_src, x_dst, att, numbers(2, adj.num_rows, 2), expected[1])
+    given = (*given, 0.2, None, None, 0, walk)
+    assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), torch.float32)
+
+
+def test_attention_without_edges():
+    adj = empty()
+    walk, back = walks(adj)
+    x, a = numbers(5, 2, 3), numbers(5, 2)
+    mine = attention_forward_triton(x, a, a, 0.2, None, None, 0, walk, True)
+    assert_same(mine[:3], attention_forward_torch(x, a, a, 0.2, None, None, 0, walk)[:3], x.dtype)
+    stats = torch.zeros(5, 2, 3)
+    grads = attention_backward_triton(x, x, a, stats, 0.2, None, None, 0, back)
+    assert_same(grads, (torch.zeros_like(x), torch.zeros_like(a)), x.dtype)
+
+
+def test_attention_of_large_scores():
+    adj = small()
+    walk, _ = walks(adj)
+    x, a_src, a_dst = numbers(adj.num_cols, 2, 3), 1e3 * numbers(adj.num_cols, 2), 1e3 * numbers(adj.num_rows, 2)
+    mine = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, walk)
+    assert_same(of_rows_with_edges(mine, walk), of_rows_with_edges(expected, walk), torch.float32)

@@ -1,0 +1,153 @@
+"""Epilogue, linear, weight gradient, column sums, loss, optimizer: every kernel against its torch reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.ops.column_sum import column_sum_torch, column_sum_triton
+from weft.ops.dropout import (
+    bias_act_dropout_backward_bias_torch,
+    bias_act_dropout_backward_torch,
+    bias_act_dropout_torch,
+)
+from weft.ops.dropout_triton import (
+    bias_act_dropout_backward_bias_triton,
+    bias_act_dropout_backward_triton,
+    bias_act_dropout_triton,
+)
+from weft.ops.linear import linear_torch, weight_grad_torch
+from weft.ops.linear_triton import linear_triton
+from weft.ops.loss import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
+from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
+from weft.ops.optimizer import adam_torch
+from weft.ops.optimizer_triton import adam_triton
+from weft.ops.random import keep_mask
+from weft.ops.weight_grad_triton import WeightGradLaunch, weight_grad_triton
+
+from .walks import assert_same, numbers
+
+TYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def clocks(*lead: int) -> torch.Tensor:
+    return (torch.arange(2 * torch.Size(lead).numel()) - 1).reshape(*lead, 2)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+@pytest.mark.parametrize(("lead", "rate"), [((), None), ((3,), 0.4), ((2, 2), 0.4)])
+def test_epilogue(lead, rate, act, dtype):
+    x, grad = numbers(*lead, 5, 7, dtype=dtype), numbers(*lead, 5, 7, dtype=dtype, seed=2)
+    random = (None, None) if rate is None else (torch.full(lead, rate), clocks(*lead))
+    size = torch.float32 if dtype == torch.float64 else dtype  # rates are float32, whatever the features are
+    for bias in (None, numbers(*lead, 7, dtype=dtype, seed=1)):
+        out = bias_act_dropout_triton(x, bias, act, *random, 3)
+        assert_same(out, bias_act_dropout_torch(x, bias, act, *random, 3), size)
+    mine = bias_act_dropout_backward_triton(grad, out, act, *random, 3)
+    assert_same(mine, bias_act_dropout_backward_torch(grad, out, act, *random, 3), size)
+    shape = torch.Size((*lead, 7))
+    mine = bias_act_dropout_backward_bias_triton(grad, out, shape, act, *random, 3)
+    assert_same(mine, bias_act_dropout_backward_bias_torch(grad, out, shape, act, *random, 3), size)
+
+
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+def test_epilogue_with_a_bias_that_tasks_share(act):
+    x, bias, clock, rate = numbers(3, 5, 7), numbers(7, seed=1), clocks(3), torch.tensor([0.1, 0.5, 0.9])
+    out = bias_act_dropout_triton(x, bias, act, rate, clock, 3)
+    assert_same(out, bias_act_dropout_torch(x, bias, act, rate, clock, 3), x.dtype)
+    grad = numbers(3, 5, 7, seed=2)
+    mine = bias_act_dropout_backward_bias_triton(grad, out, bias.shape, act, rate, clock, 3)
+    assert_same(mine, bias_act_dropout_backward_bias_torch(grad, out, bias.shape, act, rate, clock, 3), x.dtype)
+
+
+def test_epilogue_with_a_clock_that_tasks_share():
+    x, bias = numbers(3, 5, 7), numbers(3, 7, seed=1)
+    rate, clock = torch.tensor(0.5), torch.tensor([4, 5])
+    out = bias_act_dropout_triton(x, bias, "relu", rate, clock, 3)
+    assert_same(out, bias_act_dropout_torch(x, bias, "relu", rate, clock, 3), x.dtype)
+    grad = numbers(3, 5, 7, seed=2)
+    mine = bias_act_dropout_backward_bias_triton(grad, out, bias.shape, "elu", rate, clock, 3)
+    assert_same(mine, bias_act_dropout_backward_bias_torch(grad, out, bias.shape, "elu", rate, clock, 3), x.dtype)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
+def test_kernels_keep_the_same_elements_as_torch(rate):
+    x, fraction = torch.ones(3, 2500), torch.full((3,), rate)
+    clock = torch.tensor([[0, 0], [-1, 7], [2**63 - 1, 2**40]])
+    kept = bias_act_dropout_triton(x, None, "none", fraction, clock, 11) != 0
+    assert torch.equal(kept, keep_mask(fraction, clock, 11, 2500))
+
+
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+def test_nan_and_infinity_arrive(act):
+    x = torch.tensor([[float("nan"), float("inf"), -float("inf"), 1.0, -1.0, 0.0]])
+    for rate, clock in ((None, None), (torch.tensor(0.5), clocks())):
+        mine = bias_act_dropout_triton(x, None, act, rate, clock, 0)
+        assert_same(mine, bias_act_dropout_torch(x, None, act, rate, clock, 0), x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # no bfloat16 dots in the interpreter
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+@pytest.mark.parametrize(("lead", "inputs", "outputs"), [((), 3, 5), ((), 70, 17), ((2,), 16, 16)])
+def test_linear(lead, inputs, outputs, act, dtype):
+    x, weight = numbers(*lead, 21, inputs, dtype=dtype), numbers(*lead, outputs, inputs, dtype=dtype, seed=1)
+    bias, add = numbers(*lead, outputs, dtype=dtype, seed=2), numbers(*lead, 21, outputs, dtype=dtype, seed=3)
+    for extra in ((None, None), (bias, None), (bias, add)):
+        for random in ((None, None), (torch.full(lead, 0.5), clocks(*lead))):
+            mine = linear_triton(x, weight, *extra, act, *random, 5)
+            if dtype == torch.float16:  # the kernel rounds once, at the end
+                wide = [None if value is None else value.float() for value in (x, weight, *extra)]
+                assert_same(mine.float(), linear_torch(*wide, act, *random, 5), dtype)
+            else:
+                assert_same(mine, linear_torch(x, weight, *extra, act, *random, 5), dtype)
+
+
+def test_linear_with_shared_operands():
+    x, weight = numbers(2, 9, 4), numbers(5, 4, seed=1)
+    for left, right in ((x, weight), (x[0], numbers(2, 5, 4, seed=2))):
+        assert_same(linear_triton(left, right), left @ right.transpose(-2, -1), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # no bfloat16 dots in the interpreter
+@pytest.mark.parametrize(("lead", "rows"), [((), 200), ((2,), 70), ((2,), 300)])
+def test_weight_grad(lead, rows, dtype):
+    grad, x = numbers(*lead, rows, 5, dtype=dtype), numbers(*lead, rows, 17, dtype=dtype, seed=1)
+    mine = weight_grad_triton(grad, x, WeightGradLaunch(16, 16, 16, programs=8))
+    expected = weight_grad_torch(grad.float(), x.float()).to(dtype)
+    torch.testing.assert_close(mine, expected, rtol=2e-2, atol=2e-4 if dtype == torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 3), (2, 300, 17), (0, 3), (70, 130)], ids=str)
+def test_column_sum(shape, dtype):
+    x = numbers(*shape, dtype=dtype)
+    mine = column_sum_triton(x, programs=4)
+    assert mine.dtype == dtype
+    assert_same(mine.double(), column_sum_torch(x.double()), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "classes"), [((), 3), ((2,), 7), ((), 1100)])
+def test_cross_entropy(lead, classes, dtype):
+    logits = 3 * numbers(*lead, 8, classes, dtype=dtype)
+    labels, rows = torch.arange(8) % classes, torch.tensor([0, 3, 4, 7, 6])
+    assert_same(cross_entropy_rows_triton(logits, labels, rows), cross_entropy_rows_torch(logits, labels, rows), dtype)
+    grad_loss = 1 + torch.arange(torch.Size(lead).numel()).reshape(lead).to(torch.promote_types(dtype, torch.float32))
+    mine = cross_entropy_rows_backward_triton(grad_loss, logits, labels, rows)
+    assert_same(mine, cross_entropy_rows_backward_torch(grad_loss, logits, labels, rows), dtype)
+
+
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_adam(masked, lead):
+    rows = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, 0.0, 0.1, 0.001]).expand(*lead, 8).clone()
+    if lead:
+        rows[1, 5] = 1.0
+        rows[2, 0] = 0.5
+    mask = (torch.arange(700) % 2).float() if masked else None
+    state = [numbers(*lead, 700, seed=k) for k in range(3)] + [numbers(*lead, 700, seed=3).square()]
+    mine, theirs = [value.clone() for value in state], [value.clone() for value in state]
+    adam_triton(*mine, rows, mask)
+    adam_torch(*theirs, rows, mask)
+    assert_same(mine, theirs, torch.float32)

@@ -1,0 +1,142 @@
+"""spmm, spmm_max, sddmm and edge_softmax: every kernel against its torch reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.ops.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
+from weft.ops.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
+from weft.ops.sddmm import sddmm_torch
+from weft.ops.sddmm_triton import sddmm_triton
+from weft.ops.spmm import spmm_torch
+from weft.ops.spmm_max import spmm_max_backward_torch, spmm_max_torch
+from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+from weft.ops.spmm_triton import SpmmLaunch, spmm_triton
+
+from ..graphs import empty, no_rows
+from .walks import CHUNK, LIGHT, assert_same, numbers, small, walks
+
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def test_the_graph_has_every_kind_of_row():
+    for walk in walks(small()):
+        work, degrees = walk.work, walk.indptr.diff()
+        assert work.hub_row.numel()
+        assert work.hub_of_partial.numel() > work.hub_row.numel()
+        assert ((degrees > LIGHT) & (degrees <= CHUNK)).any()
+        assert work.light_row.numel()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 17])
+def test_spmm(width, dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    x = numbers(adj.num_cols, width, dtype=dtype)
+    assert_same(spmm_triton(x, None, None, None, walk), spmm_torch(x, None, None, None, walk), dtype)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 2)], ids=str)
+def test_spmm_with_factors(lead):
+    adj = small()
+    walk, _ = walks(adj)
+    x = numbers(*lead, adj.num_cols, 5)
+    row_scale, col_scale = numbers(adj.num_rows, seed=1), numbers(adj.num_cols, seed=2)
+    for weight in (numbers(adj.num_edges, seed=3), numbers(*lead, adj.num_edges, seed=4)):
+        expected = spmm_torch(x, weight, row_scale, col_scale, walk)
+        assert_same(spmm_triton(x, weight, row_scale, col_scale, walk), expected, x.dtype)
+        assert_same(
+            spmm_triton(x, weight, row_scale, None, walk), spmm_torch(x, weight, row_scale, None, walk), x.dtype
+        )
+
+
+def test_spmm_with_a_weight_of_the_outer_or_inner_tasks():
+    adj = small()
+    walk, _ = walks(adj)
+    x = numbers(2, 3, adj.num_cols, 3)
+    for weight in (numbers(2, 1, adj.num_edges), numbers(3, adj.num_edges)):
+        assert_same(spmm_triton(x, weight, None, None, walk), spmm_torch(x, weight, None, None, walk), x.dtype)
+
+
+@pytest.mark.parametrize("launch", [SpmmLaunch(4, 4, 16), SpmmLaunch(1, 2, 32, 1), SpmmLaunch(8, 16, 64, 2)], ids=str)
+def test_spmm_under_other_launch_parameters(launch):
+    adj = small()
+    walk, _ = walks(adj)
+    x = numbers(adj.num_cols, 35)
+    assert_same(spmm_triton(x, None, None, None, walk, launch), spmm_torch(x, None, None, None, walk), x.dtype)
+
+
+@pytest.mark.parametrize("make", [empty, no_rows])
+def test_graphs_without_edges(make):
+    adj = make()
+    walk, back = walks(adj)
+    x = numbers(adj.num_cols, 3)
+    assert_same(spmm_triton(x, None, None, None, walk), spmm_torch(x, None, None, None, walk), x.dtype)
+    out, winner = spmm_max_triton(x, None, walk)
+    assert_same((out, winner), spmm_max_torch(x, None, walk), x.dtype)
+    assert_same(spmm_max_backward_triton(out, winner, None, back), torch.zeros_like(x), x.dtype)
+    assert sddmm_triton(numbers(adj.num_rows, 2), numbers(adj.num_cols, 2), 1, walk).shape == (0, 1)
+    assert edge_softmax_triton(numbers(0, 2), walk).shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "width"), [((), 17), ((2,), 3)])
+def test_spmm_max(lead, width, dtype):
+    adj = small()
+    walk, back = walks(adj)
+    x = numbers(*lead, adj.num_cols, width, dtype=dtype)
+    for weight in (None, numbers(adj.num_edges, seed=1, dtype=dtype)):
+        out, winner = spmm_max_triton(x, weight, walk)
+        expected, expected_winner = spmm_max_torch(x, weight, walk)
+        assert_same(out, expected, dtype)
+        if weight is None:  # products may tie after rounding
+            assert torch.equal(winner, expected_winner)
+        grad = numbers(*lead, adj.num_rows, width, dtype=dtype, seed=2)
+        mine = spmm_max_backward_triton(grad, winner, weight, back)
+        assert_same(mine, spmm_max_backward_torch(grad, winner, weight, walk, adj.num_cols), dtype)
+
+
+def test_spmm_max_ties_and_nan():
+    adj = small()
+    walk, _ = walks(adj)
+    x = torch.zeros(adj.num_cols, 3)
+    x[3, 1] = float("nan")
+    x[:, 2] = -torch.inf
+    out, winner = spmm_max_triton(x, None, walk)
+    expected, expected_winner = spmm_max_torch(x, None, walk)
+    assert_same(out, expected, torch.float32)
+    assert torch.equal(winner, expected_winner)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "heads", "width"), [((), 1, 1), ((2,), 3, 5), ((), 1, 130)])
+def test_sddmm(lead, heads, width, dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    a = numbers(*lead, adj.num_rows, heads * width, dtype=dtype)
+    b = numbers(*lead, adj.num_cols, heads * width, dtype=dtype, seed=1)
+    assert_same(sddmm_triton(a, b, heads, walk), sddmm_torch(a, b, heads, walk), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "heads"), [((), 1), ((), 3), ((2,), 4)])
+def test_edge_softmax(lead, heads, dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    scores = 5 * numbers(*lead, adj.num_edges, heads, dtype=dtype)
+    out = edge_softmax_triton(scores, walk)
+    assert_same(out, edge_softmax_torch(scores, walk), dtype)
+    grad = numbers(*lead, adj.num_edges, heads, dtype=dtype, seed=1)
+    assert_same(edge_softmax_backward_triton(grad, out, walk), edge_softmax_backward_torch(grad, out, walk), dtype)
+
+
+def test_edge_softmax_of_large_and_odd_scores():
+    adj = small()
+    walk, _ = walks(adj)
+    scores = 1e4 * numbers(adj.num_edges, 2)
+    assert_same(edge_softmax_triton(scores, walk), edge_softmax_torch(scores, walk), torch.float32)
+    scores = numbers(adj.num_edges, 2)
+    scores[3, 0], scores[7, 1] = float("nan"), -torch.inf
+    assert_same(edge_softmax_triton(scores, walk), edge_softmax_torch(scores, walk), torch.float32)
