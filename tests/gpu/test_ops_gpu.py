@@ -1,0 +1,297 @@
+"""Every operator on a GPU, at sizes where hubs are split and launches have many programs, against float64 torch.
+
+Outputs and gradients; the plain side is each operator's reference, or ordinary torch, run in float64.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from ops.comparing import TOLERANCE, assert_agrees, assert_near, value_and_gradients
+from ops.graphs import GRAPHS, from_pairs
+from torch.nn.functional import cross_entropy, elu, relu
+
+from weft import ops
+from weft.ops.attention import attention_torch, coefficient_mask
+from weft.ops.attention_v2 import attention_v2_torch
+from weft.ops.edge_softmax import edge_softmax_torch
+from weft.ops.random import keep_mask, uniform
+from weft.ops.sddmm import sddmm_torch
+from weft.ops.spmm import spmm_torch
+from weft.ops.spmm_max import spmm_max_torch
+from weft.ops.walk import pack, unpack
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+NODES = 3000
+ACTIVATE = {"none": lambda x: x, "relu": relu, "elu": elu}
+
+
+@cache
+def graph():
+    """3000 nodes, 30,000 random edges, two rows and two columns of more than 2000, a few nodes without any."""
+    random = torch.Generator().manual_seed(0)
+    rows, cols = torch.randint(20, NODES, (2, 30_000), generator=random)
+    many = torch.randperm(NODES - 20, generator=random)[:2500] + 20
+    rows = torch.cat([rows, torch.full((2500,), 30), torch.full((2300,), 31), many, many[:2200]])
+    cols = torch.cat([cols, many, many[:2300], torch.full((2500,), 30), torch.full((2200,), 32)])
+    return from_pairs(rows, cols, NODES, NODES)
+
+
+@cache
+def graph_on_gpu():
+    return graph().to("cuda")
+
+
+@cache
+def walk():
+    return unpack(pack(graph(), rows=True))
+
+
+def make(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def agree(function, plain, inputs, dtype, tolerance=None) -> None:
+    assert_agrees(function, plain, inputs, dtype, tolerance or TOLERANCE[dtype], device="cuda")
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 17, 64, 65, 256])
+def test_spmm(width, dtype):
+    inputs = [make(NODES, width), make(graph().num_edges, seed=1)]
+    agree(lambda x: ops.spmm(graph_on_gpu(), x), lambda x: spmm_torch(x, None, None, None, walk()), inputs[:1], dtype)
+    agree(lambda x, w: ops.spmm(graph_on_gpu(), x, w), lambda x, w: spmm_torch(x, w, None, None, walk()), inputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(5,), (2, 3)], ids=str)
+def test_spmm_of_many_tasks(lead, dtype):
+    inputs = [make(*lead, NODES, 16), make(*lead, graph().num_edges, seed=1)]
+    gcn, gpu = graph().gcn(), graph_on_gpu().gcn()
+    loops = unpack(pack(gcn))
+    scales = gcn.row_scale.double(), gcn.col_scale.double()
+    agree(lambda x: ops.spmm(gpu, x), lambda x: spmm_torch(x, None, *scales, loops), inputs[:1], dtype)
+    agree(lambda x, w: ops.spmm(graph_on_gpu(), x, w), lambda x, w: spmm_torch(x, w, None, None, walk()), inputs, dtype)
+    mapped = torch.vmap(lambda x, w: ops.spmm(graph_on_gpu(), x, w))
+    if len(lead) == 1:
+        agree(mapped, lambda x, w: spmm_torch(x, w, None, None, walk()), inputs, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 17, 64])
+def test_spmm_max(width, dtype):
+    place = torch.rand(2, NODES, width, generator=torch.Generator().manual_seed(0)).argsort(-2)
+    x = place.to(dtype)  # half precision ties: winners are compared through values and through the compiled CPU path
+    out, winner = torch.ops.weft.spmm_max(x.cuda(), None, pack(graph_on_gpu()), [])
+    expected, expected_winner = spmm_max_torch(x.cuda(), None, unpack(pack(graph_on_gpu())))
+    assert torch.equal(out, expected)
+    assert torch.equal(winner, expected_winner)
+    function = lambda x: ops.spmm(graph_on_gpu() if x.is_cuda else graph(), x, reduce="max")  # noqa: E731
+    grad = make(2, NODES, width).to(dtype)
+    mine, (mine_grad,) = value_and_gradients(function, [x.cuda()], grad)
+    theirs, (theirs_grad,) = value_and_gradients(function, [x], grad)
+    assert_near(mine, theirs, 0.0)
+    assert_near(mine_grad, theirs_grad, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "heads", "width"), [((), 1, 1), ((), 4, 17), ((3,), 1, 64), ((), 1, 200)])
+def test_sddmm(lead, heads, width, dtype):
+    inputs = [make(*lead, NODES, heads * width) / width**0.5, make(*lead, NODES, heads * width, seed=1)]
+    agree(
+        lambda a, b: ops.sddmm(graph_on_gpu(), a, b, heads),
+        lambda a, b: sddmm_torch(a, b, heads, walk()),
+        inputs,
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "heads"), [((), 1), ((), 3), ((2,), 8)])
+def test_edge_softmax(lead, heads, dtype):
+    scores = 3 * make(*lead, graph().num_edges, heads)
+    agree(lambda s: ops.edge_softmax(graph_on_gpu(), s), lambda s: edge_softmax_torch(s, walk()), [scores], dtype)
+
+
+CASES = [((), 1, 1), ((), 4, 16), ((), 8, 8), ((3,), 3, 17), ((), 1, 65), ((2,), 2, 128)]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize(("lead", "heads", "width"), CASES)
+def test_attention(lead, heads, width, rate, dtype):
+    inputs = [make(*lead, NODES, heads, width), make(*lead, NODES, heads, seed=1), make(*lead, NODES, heads, seed=2)]
+    clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
+    mask = coefficient_mask(torch.full(lead, rate), clock, 5, graph().num_edges, heads) if rate else None
+    agree(
+        lambda *a: ops.graph_attention(graph_on_gpu(), *a, dropout=rate, clock=clock.cuda(), site=5),
+        lambda *a: attention_torch(*a, 0.2, mask, walk()), inputs, dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize(("lead", "heads", "width"), CASES)
+def test_attention_v2(lead, heads, width, rate, dtype):
+    shapes = (NODES, heads, width), (NODES, heads, width), (heads, width)
+    inputs = [make(*lead, *shape, seed=k) / 2 for k, shape in enumerate(shapes)]
+    clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
+    mask = coefficient_mask(torch.full(lead, rate), clock, 5, graph().num_edges, heads) if rate else None
+    agree(
+        lambda *a: ops.graph_attention_v2(graph_on_gpu(), *a, dropout=rate, clock=clock.cuda(), site=5),
+        lambda *a: attention_v2_torch(*a, 0.2, mask, walk()), inputs, dtype,
+        1e-7 if dtype == torch.float64 else None,  # the slope reaches a kernel as a float32 number
+    )  # fmt: skip
+
+
+def plain_epilogue(x, bias, act, rate, clock, site):
+    out = ACTIVATE[act](x + bias.unsqueeze(-2))
+    if rate is None:
+        return out
+    kept = keep_mask(rate, clock, site, x.shape[-2] * x.shape[-1]).reshape(x.shape)
+    return out * kept / (1 - rate.double()[..., None, None])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("act", ACTIVATE)
+@pytest.mark.parametrize(("lead", "width"), [((), 1), ((), 64), ((3,), 17)])
+def test_epilogue(lead, width, act, dtype):
+    inputs = [make(*lead, 2001, width), make(*lead, width, seed=1)]
+    clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
+    for rate in (None, torch.full(lead, 0.5)):
+        p = 0.0 if rate is None else rate.cuda()
+        agree(
+            lambda x, b: ops.bias_act_dropout(x, b, act, p, clock.cuda(), 5),  # noqa: B023
+            lambda x, b: plain_epilogue(x, b, act, rate, clock, 5), inputs, dtype,  # noqa: B023
+            1e-7 if dtype == torch.float64 else None,  # rates are float32
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_the_same_bits_as_on_the_cpu(rate):
+    clock = torch.tensor([[0, 0], [-5, 7], [2**62, 2**40]])
+    x = torch.ones(3, 100_003)
+    rates = torch.full((3,), rate)
+    here = ops.dropout(x, rates, clock, 9)
+    there = ops.dropout(x.cuda(), rates.cuda(), clock.cuda(), 9)
+    assert torch.equal(here, there.cpu())
+    assert torch.equal(uniform(3, 4, (1000,)), uniform(3, 4, (1000,), "cuda").cpu())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("lead", "rows", "inputs", "outputs"), [((), 20_001, 64, 40), ((3,), 6001, 17, 65), ((), 50, 3, 2)]
+)
+def test_linear(lead, rows, inputs, outputs, dtype):
+    def plain(x, weight, bias, add, act="none"):
+        return ACTIVATE[act](x @ weight.transpose(-2, -1) + bias.unsqueeze(-2) + add)
+
+    given = [
+        make(*lead, rows, inputs) / inputs**0.5,
+        make(*lead, outputs, inputs, seed=1),
+        make(*lead, outputs, seed=2),
+    ]
+    given.append(make(*lead, rows, outputs, seed=3))
+    for act in ("none", "relu"):
+        # Sums over thousands of rows: float32's own rounding is a few 1e-5 of the largest term.
+        agree(
+            lambda x, w, b, a: ops.linear(x, w, b, add=a, act=act), lambda *v: plain(*v, act), given, dtype,  # noqa: B023
+            {torch.float64: 1e-11, torch.float32: 5e-5}.get(dtype),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("lead", "classes"), [((), 7), ((4,), 47)])
+def test_loss(lead, classes, dtype):
+    labels = torch.arange(NODES) % classes
+    rows = torch.arange(0, NODES, 3)
+    logits = (3 * make(*lead, NODES, classes)).to(dtype)
+    function = lambda x: ops.cross_entropy_rows(x, labels.to(x.device), rows.to(x.device))  # noqa: E731
+    mine, (mine_grad,) = value_and_gradients(function, [logits.cuda()])
+
+    def plain(x):
+        tasks = [cross_entropy(task[rows], labels[rows]) for task in x.reshape(-1, NODES, classes)]
+        return torch.stack(tasks).reshape(lead)
+
+    theirs, (theirs_grad,) = value_and_gradients(plain, [logits.double()])
+    assert_near(mine, theirs, 1e-5)
+    assert_near(1000 * mine_grad.double(), 1000 * theirs_grad, 10 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("decoupled", [0.0, 1.0])
+def test_adam(decoupled):
+    hyper = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, decoupled, 0.1, 0.001]).repeat(3, 1)
+    hyper[:, 0] = torch.tensor([1e-3, 1e-2, 1e-1])
+    state = [make(3, 10_001, seed=k).float() for k in range(3)] + [make(3, 10_001, seed=3).square().float()]
+    here, there = [v.clone() for v in state], [v.cuda() for v in state]
+    ops.adam_(*here, hyper)
+    ops.adam_(*there, hyper.cuda())
+    for mine, theirs in zip(there, here, strict=True):
+        assert_near(mine, theirs, 1e-5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_awkward_graphs(name):
+    adj = GRAPHS[name]()
+    gpu, walked = adj.to("cuda"), unpack(pack(adj))
+    x, scores = make(adj.num_cols, 5), make(adj.num_edges, 2)
+    agree(lambda x: ops.spmm(gpu, x), lambda x: spmm_torch(x, None, None, None, walked), [x], torch.float32)
+    assert_near(ops.spmm(gpu, x.cuda(), reduce="max"), ops.spmm(adj, x, reduce="max"), 0.0)
+    agree(lambda s: ops.edge_softmax(gpu, s), lambda s: edge_softmax_torch(s, walked), [scores], torch.float32)
+    inputs = [make(adj.num_cols, 2, 3), make(adj.num_cols, 2), make(adj.num_rows, 2)]
+    agree(
+        lambda *a: ops.graph_attention(gpu, *a),
+        lambda *a: attention_torch(*a, 0.2, None, walked),
+        inputs,
+        torch.float32,
+    )
+
+
+def test_the_same_bits_every_time():
+    adj = graph_on_gpu()
+    x, scores = make(2, NODES, 4, 16).float().cuda(), make(2, NODES, 4).float().cuda()
+    weight = make(2, adj.num_edges).float().cuda()
+    for function, inputs in (
+        (lambda x, w: ops.spmm(adj, x.flatten(-2), w), [x, weight]),
+        (lambda x: ops.spmm(adj, x.flatten(-2), reduce="max"), [x]),
+        (lambda x, s, d: ops.graph_attention(adj, x, s, d), [x, scores, scores]),
+        (lambda x, d, a: ops.graph_attention_v2(adj, x, d, a), [x, x, x[:, 0]]),
+        (lambda x, w: ops.linear(x.flatten(-2), w), [x, x[:, :8].flatten(-2)]),
+    ):
+        first, first_grads = value_and_gradients(function, inputs)
+        again, again_grads = value_and_gradients(function, inputs)
+        assert torch.equal(first, again)
+        assert all(torch.equal(a, b) for a, b in zip(first_grads, again_grads, strict=True))
+
+
+def test_a_step_can_be_recorded():
+    """Forward and backward of sparse operators inside a CUDA graph; replayed with other inputs."""
+    adj = graph_on_gpu()
+    x = make(NODES, 32).float().cuda().requires_grad_()
+    clock = torch.zeros(2, dtype=torch.int64, device="cuda")
+    rate = torch.full((), 0.5, device="cuda")
+
+    def step():
+        hidden = ops.bias_act_dropout(ops.spmm(adj, x), None, "relu", rate, clock, 1)
+        out = ops.graph_attention(adj, hidden.unflatten(1, (4, 8)), hidden[:, :4], hidden[:, 4:8])
+        return torch.autograd.grad(out.square().sum(), x)[0]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        result = step()
+    for number in (3, 4):
+        clock.fill_(number)
+        recorded.replay()
+        assert torch.equal(result, step())

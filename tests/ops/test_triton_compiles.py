@@ -1,0 +1,183 @@
+"""Every Triton kernel compiles to sm_90 code, as the launchers would launch it, on a machine without a GPU.
+
+The launchers run on CPU tensors with the launch itself replaced by a recorder, so what is compiled are the very
+argument types and constants of a real call.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from .interpreted.walks import numbers, small, walks
+
+triton = pytest.importorskip("triton")
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+KINDS = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+OPTIONS = ("num_warps", "num_stages")
+
+
+def kind_of(value) -> str:
+    """The type of an argument in a kernel's signature."""
+    if isinstance(value, Tensor):
+        return KINDS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if abs(int(value)) < 2**31 else "i64"
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Distinct launches made during a test: (kernel, signature, constants, options) under a name."""
+    from triton.runtime.jit import JITFunction
+
+    made = {}
+
+    def record(self, *args, grid, warmup=False, **kwargs):
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        constants = {p.name: bound[p.name] for p in self.params if p.is_constexpr}
+        signature = {name: "constexpr" if name in constants else kind_of(bound[name]) for name in self.arg_names}
+        made[str((self.__module__, self.__name__, signature, constants))] = (self, signature, constants, options)
+
+    monkeypatch.setattr(JITFunction, "run", record)
+    return made
+
+
+def compile_all(launches) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert launches
+    for kernel, signature, constants, options in launches.values():
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert ".target sm_90" in compiled.asm["ptx"]
+
+
+def dropout_of(*lead: int) -> tuple[Tensor, Tensor]:
+    return torch.full(lead, 0.5), torch.zeros(*lead, 2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_spmm(launches, dtype):
+    from weft.ops.spmm_triton import spmm_triton
+
+    adj = small()
+    walk, _ = walks(adj)
+    scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
+    spmm_triton(numbers(adj.num_cols, 64, dtype=dtype), numbers(adj.num_edges, dtype=dtype), *scales, walk)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_spmm_max(launches, dtype):
+    from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+
+    adj = small()
+    walk, back = walks(adj)
+    x, weight = numbers(adj.num_cols, 64, dtype=dtype), numbers(adj.num_edges, dtype=dtype)
+    out, winner = spmm_max_triton(x, weight, walk)
+    spmm_max_backward_triton(out, winner, weight, back)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sddmm_and_softmax(launches, dtype):
+    from weft.ops.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
+    from weft.ops.sddmm_triton import sddmm_triton
+
+    adj = small()
+    walk, _ = walks(adj)
+    scores = sddmm_triton(numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype), 4, walk)
+    edge_softmax_backward_triton(scores, edge_softmax_triton(scores, walk), walk)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention(launches, dtype):
+    from weft.ops.attention_triton import (
+        attention_backward_triton,
+        attention_forward_triton,
+        attention_row_gradient_triton,
+    )
+
+    adj = small()
+    walk, back = walks(adj)
+    x, a_src, a_dst = (numbers(n, 4, *d, dtype=dtype) for n, d in ((9, (16,)), (9, ()), (11, ())))
+    random = (*dropout_of(), 3)
+    out, out_plus, alpha_plus, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, *random, walk, True)
+    stats, _ = attention_row_gradient_triton(out, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    attention_backward_triton(out, x, a_src, stats, 0.2, *random, back)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_v2(launches, dtype):
+    from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+
+    adj = small()
+    walk, back = walks(adj)
+    x_src, x_dst, att = (numbers(*n, 4, 16, dtype=dtype) for n in ((9,), (11,), ()))
+    random = (*dropout_of(), 3)
+    out, log_sum = attention_v2_forward_triton(x_src, x_dst, att, 0.2, *random, walk)
+    attention_v2_backward_triton(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, walk, back)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_epilogue(launches, dtype):
+    from weft.ops.column_sum import column_sum_triton
+    from weft.ops.dropout_triton import (
+        bias_act_dropout_backward_bias_triton,
+        bias_act_dropout_backward_triton,
+        bias_act_dropout_triton,
+    )
+
+    x, bias, random = numbers(3, 50, 16, dtype=dtype), numbers(3, 16, dtype=dtype), (*dropout_of(3), 3)
+    for act in ("relu", "elu"):
+        out = bias_act_dropout_triton(x, bias, act, *random)
+        bias_act_dropout_backward_bias_triton(x, out, bias.shape, act, *random)
+    bias_act_dropout_backward_triton(x, out, "elu", *random)
+    column_sum_triton(x)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_linear(launches, dtype):
+    from weft.ops.linear_triton import linear_triton
+    from weft.ops.weight_grad_triton import weight_grad_triton
+
+    x, weight = numbers(3, 200, 64, dtype=dtype), numbers(3, 64, 64, dtype=dtype)
+    out = linear_triton(x, weight, numbers(3, 64, dtype=dtype), x, "relu", *dropout_of(3), 3)
+    weight_grad_triton(out, x)
+    compile_all(launches)
+
+
+def test_loss_and_optimizer(launches):
+    from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
+    from weft.ops.optimizer_triton import adam_triton
+
+    labels, rows = torch.zeros(30, dtype=torch.int64), torch.arange(10)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = numbers(2, 30, 7, dtype=dtype)
+        loss = cross_entropy_rows_triton(logits, labels, rows)
+        cross_entropy_rows_backward_triton(loss, logits, labels, rows)
+    param = numbers(2, 600)
+    adam_triton(param, param, param, param, torch.zeros(2, 8), torch.ones(600))
+    compile_all(launches)
