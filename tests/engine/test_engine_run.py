@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from tiny import tiny_graph
 
-from weft.core.errors import DivergedError, GraphError, OutOfMemoryError, SpecError
+from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.task import Task
-from weft.engine import train as engine
 from weft.engine.folder import RunFolder
 from weft.engine.train import run
+from weft.plan.solo import choose
 from weft.run.checkpoint import FILE, read_checkpoint, save_atomically
 from weft.run.solo import SoloRun
 
@@ -65,6 +65,7 @@ class TestResult:
         assert saved["plan"]["why"]
         weights = load_file(folder / "model.safetensors")
         assert all(torch.equal(weights[k], v) for k, v in result.model.state_dict().items())
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "as readable as any new file"
         journal = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
         assert [line["event"] for line in journal] == [event.kind for event in events]
         assert journal[0]["event"] == "start"
@@ -72,6 +73,16 @@ class TestResult:
         page = (folder / "report.html").read_text()
         assert "<polyline" in page
         assert "http" not in page, "self-contained"
+
+    def test_threads_are_given_back(self):
+        before, seen = torch.get_num_threads(), []
+        torch.set_num_threads(2)
+        try:
+            result = run(make_task(), progress=False, on_event=lambda _: seen.append(torch.get_num_threads()))
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+        assert set(seen) == {result.plan.threads} == {1}
 
     def test_early_stop(self, tmp_path):
         result = run(make_task(epochs=200, lr=0.1, patience=3), out=tmp_path, progress=False)
@@ -257,6 +268,22 @@ class TestTrouble:
         with pytest.raises(SpecError, match="cannot be made a folder"):
             run(make_task(), out=tmp_path / "file", progress=False)
 
+    def test_a_mistake_leaves_the_former_run_alone(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        for mistake in ({"graph": tiny_graph()._changed(y=None)}, {"model": "no.such.package:Net"}):
+            with pytest.raises(InputError):
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False)
+            with pytest.raises(InputError):
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path / "new", progress=False)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_a_folder_that_cannot_be_written_to(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("os.access", lambda *_: False)
+        with pytest.raises(SpecError, match=r"--out .*new: .* cannot be written to"):
+            run(make_task(), out=tmp_path / "new", progress=False)
+        assert not list(tmp_path.iterdir())
+
     def test_a_half_written_checkpoint_never_replaces_a_whole_one(self, tmp_path, monkeypatch):
         run(make_task(epochs=2), out=tmp_path, progress=False)
         before = (tmp_path / FILE).read_bytes()
@@ -266,8 +293,9 @@ class TestTrouble:
             raise OSError("disk full")
 
         monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
-        solo = engine._start(make_task(epochs=2), torch.device("cpu"), lambda _: None)
-        with pytest.raises(OSError, match="disk full"):
+        task, graph = make_task(epochs=2), tiny_graph()
+        solo = SoloRun(task, graph, choose(task, graph.stats(), "cpu"), torch.device("cpu"))
+        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
             RunFolder(tmp_path).save_state(solo)
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))

@@ -40,6 +40,14 @@ def test_replay_is_for_gpus():
     assert "a: solo on cuda" in str(choose(task, DENSE, "cuda"))
 
 
+def test_threads_are_for_work_that_can_be_shared():
+    small, large = choose(Task(graph="g", hidden=16), SPARSE, "cpu"), choose(Task(graph="g", hidden=4096), DENSE, "cpu")
+    assert small.threads == 1
+    assert "one thread" in small.why[-1]
+    assert large.threads is None
+    assert choose(Task(graph="g"), SPARSE, "cuda").threads is None
+
+
 def test_json_round_trip():
     plan = choose(Task(graph="g"), SPARSE, "cpu")
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

@@ -14,6 +14,7 @@ class Plan:
     ``join``: how the members share a step (``"solo"``: a group of one). ``device``: ``"cpu"`` or ``"cuda"``.
     ``replay``: record the step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first
     layer's aggregation of the features is constant and computed before training, else ``"every step"``.
+    ``threads``: how many a CPU run may use, None for as many as torch has.
     ``why`` has a sentence for every decision.
     """
 
@@ -22,6 +23,7 @@ class Plan:
     device: str = "cpu"
     replay: bool = False
     first_layer: str = "every step"
+    threads: int | None = None
     why: tuple[str, ...] = ()
 
     def __str__(self) -> str:

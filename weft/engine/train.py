@@ -14,7 +14,7 @@ from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftErr
 from weft.core.event import Event
 from weft.core.task import Task
 from weft.engine.device import choose_device, device_name, environment
-from weft.engine.folder import RunFolder
+from weft.engine.folder import REPORT, RunFolder
 from weft.engine.progress import display_for
 from weft.engine.resolve import resolve_graph
 from weft.engine.result import Result
@@ -23,6 +23,7 @@ from weft.plan.solo import choose
 from weft.run.precision import matmul_precision
 from weft.run.randomness import seeded
 from weft.run.solo import SoloRun
+from weft.run.threads import cpu_threads
 
 Listener = Callable[[Event], None]
 
@@ -74,17 +75,22 @@ def _run(
     checkpoint_every: float,
 ) -> Result:
     checkpoint = folder.checkpoint_of(task) if folder and resume else None
-    if folder is not None and checkpoint is None:
-        folder.start_afresh()
     emit = _broadcast(listeners + ([folder.journal] if folder else []))
-    if resume and checkpoint is None:
-        emit(Event("note", task.label, {"message": "no checkpoint to resume from; starting afresh"}))
     try:
         with _clear_memory_errors(task, device):
-            session = Session(_start(task, device, emit), emit, folder, checkpoint_every)
-            if checkpoint is not None:
-                session.resume(checkpoint.tensors, float(checkpoint.about.get("seconds", 0.0)))
-            return _train(session, folder, emit)
+            graph = resolve_graph(task, device)
+            plan = choose(task, graph.stats(), device.type)
+            with cpu_threads(plan.threads):
+                solo = SoloRun(task, graph, plan, device)
+                if folder is not None:
+                    folder.open(afresh=checkpoint is None)
+                emit(_start(solo))
+                session = Session(solo, emit, folder, checkpoint_every)
+                if checkpoint is not None:
+                    session.resume(checkpoint.tensors, float(checkpoint.about.get("seconds", 0.0)))
+                elif resume:
+                    emit(Event("note", task.label, {"message": "no checkpoint to resume from; starting afresh"}))
+                return _train(session, folder, emit)
     except OutOfMemoryError as error:
         emit(Event("failed", task.label, {"status": "out of memory", "message": str(error)}))
         raise
@@ -102,21 +108,17 @@ def _train(session: Session, folder: RunFolder | None, emit: Listener) -> Result
     return result
 
 
-def _start(task: Task, device: torch.device, emit: Listener) -> SoloRun:
-    graph = resolve_graph(task, device)
-    stats = graph.stats()
-    plan = choose(task, stats, device.type)
-    solo = SoloRun(task, graph, plan, device)
+def _start(solo: SoloRun) -> Event:
+    task, graph = solo.task, solo.graph
     data: dict[str, Any] = {
         "epochs": task.epochs,
-        "device": device_name(device),
-        "graph": {"name": graph.name, "nodes": stats.num_nodes, "edges": stats.num_edges},
+        "device": device_name(solo.device),
+        "graph": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         **solo.describe(),
         "settings": task.to_dict(),
-        "plan": plan.to_dict(),
+        "plan": solo.plan.to_dict(),
     }
-    emit(Event("start", task.label, data))
-    return solo
+    return Event("start", task.label, data)
 
 
 def _result(session: Session, status: str) -> Result:
@@ -141,6 +143,7 @@ def _result(session: Session, status: str) -> Result:
 def _conclude(result: Result, folder: RunFolder | None, emit: Listener, kind: str, data: dict) -> None:
     if folder is not None:
         folder.save_result(result)
+        data = {"report": str(folder.path / REPORT), **data}
     emit(Event(kind, result.task.label, {"status": result.status, "metrics": result.metrics, **data}))
 
 

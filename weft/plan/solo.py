@@ -8,17 +8,24 @@ from weft.core.task import MODELS, Task
 
 CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
 
+# Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads of a quiet machine
+# gain nothing (4 models and 3 graphs measured), and on a busy one they wait for each other: a training on the
+# embedded graph took 20 times as long beside one other process.
+WORK_FOR_THREADS = 1 << 25
+
 
 def choose(task: Task, stats: GraphStats, device: str) -> Plan:
     """The plan for ``task`` on a graph with ``stats``; ``device`` is ``"cpu"`` or ``"cuda"``."""
     once, first_reason = _first_layer(task, stats)
     replay, replay_reason = _replay(device)
+    threads, threads_reason = _threads(task, stats, device)
     return Plan(
         members=(task.label,),
         device=device,
         replay=replay,
         first_layer="once" if once else "every step",
-        why=(first_reason, replay_reason, _features_reason(stats)),
+        threads=threads,
+        why=(first_reason, replay_reason, _features_reason(stats), *threads_reason),
     )
 
 
@@ -41,6 +48,16 @@ def _replay(device: str) -> tuple[bool, str]:
     if device == "cuda":
         return True, "the step is recorded as a CUDA graph and replayed: every shape in it is fixed"
     return False, "the step runs eagerly: a CPU has no kernel launches to save"
+
+
+def _threads(task: Task, stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:
+    if device != "cpu":
+        return None, ()
+    values = stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
+    work = task.hidden * (task.layers * (stats.num_edges + stats.num_nodes) + values)
+    if work >= WORK_FOR_THREADS:
+        return None, ()
+    return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
 
 
 def _features_reason(stats: GraphStats) -> str:

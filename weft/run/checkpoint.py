@@ -59,7 +59,10 @@ def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, 
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         save_file(tensors, partial, metadata=metadata)
+        partial.chmod(mode)  # safetensors lets the owner alone read it
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
