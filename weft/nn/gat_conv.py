@@ -42,21 +42,20 @@ class GATConv(AttentionConv):
         self.declare_ends(ZEROS if bias else None, residual)
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
-        """One product for z, one narrow product for all scores, then the fused attention."""
-        z = transform(x, self.weight)
-        scores, z = ops.linear_and_pass(z, self._score_weight())
-        a_src, a_dst = scores.split(self.heads, -1)
-        rate, clock = self.dropout.draw(z.device)
-        out = ops.graph_attention(
-            adj.with_self_loops(), self.split(z), a_src, a_dst, self.slope, rate, clock, self.dropout.site
+        """One product for z and all scores, then the fused attention.
+
+        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows ride along in the product, and
+        in its gradients. Multiplying and summing z would pass over it twice more, forward and backward.
+        """
+        packed = transform(x, self._weight_with_scores())
+        rate, clock = self.dropout.draw(packed.device)
+        out = ops.graph_attention_packed(
+            adj.with_self_loops(), packed, self.heads, self.slope, rate, clock, self.dropout.site
         )
         return ending.apply(self.join(out))
 
-    def _score_weight(self) -> Tensor:
-        """``[2 H, H D]``: row (s, h) holds the s-th attention vector of head h, and zeros for other heads.
-
-        As one product the 2 H scores read z once, and their gradient is a weight gradient over all nodes like
-        any other. Multiplying and summing would write two more tensors of z's size, forward and backward.
-        """
-        blocks = torch.diag_embed(self.attention.transpose(-2, -1), dim1=-3, dim2=-2)
-        return blocks.reshape(2 * self.heads, self.heads * self.head_features)
+    def _weight_with_scores(self) -> Tensor:
+        """``[H D + 2 H, in]``: W, then the rows ``a_src^T W`` of every head, then ``a_dst^T W``."""
+        by_head = self.weight.unflatten(0, (self.heads, self.head_features))
+        scores = (self.attention.unsqueeze(-2) @ by_head).flatten(0, -2)
+        return torch.cat([self.weight, scores])

@@ -5,6 +5,7 @@ Every public function takes an :class:`Adjacency` and dense tensors shaped ``[..
 
 from weft.ops.adjacency import Adjacency
 from weft.ops.attention import graph_attention
+from weft.ops.attention_packed import graph_attention_packed
 from weft.ops.attention_v2 import graph_attention_v2
 from weft.ops.dropout import bias_act_dropout, dropout
 from weft.ops.edge_softmax import edge_softmax
@@ -22,6 +23,7 @@ __all__ = [
     "dropout",
     "edge_softmax",
     "graph_attention",
+    "graph_attention_packed",
     "graph_attention_v2",
     "linear",
     "linear_and_pass",

@@ -26,11 +26,8 @@ from torch.nn.functional import leaky_relu
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.adjacency import Adjacency
-from weft.ops.attention_triton import (
-    attention_backward_triton,
-    attention_forward_triton,
-    attention_row_gradient_triton,
-)
+from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import as_rate, lead_task
 from weft.ops.random import keep_mask
@@ -107,6 +104,34 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, wa
     return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
 
 
+def attend(x, a_src, a_dst, slope, rate, clock, site, walk: Walk, training: bool):
+    """``(out, out_plus, alpha_plus, log_sum)`` by whatever serves the tensors."""
+    if use_triton(x):
+        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, walk, training)
+    x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
+    if cpu.serves(x, a_src, a_dst):
+        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk)
+    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk)
+
+
+def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: Walk, back: Walk):
+    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` is what the forward gave."""
+    out, out_plus, alpha_plus, log_sum = saved
+    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+    return *_walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk, back), grad_a_dst
+
+
+def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk, back: Walk):
+    """``(grad_x, grad_a_src)`` by whatever serves the tensors."""
+    if use_triton(x):
+        return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
+    grad, x, a_src = grad.contiguous(), x.contiguous(), a_src.contiguous()
+    if cpu.serves(x, a_src):
+        a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-1))
+        return cpu.attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back)
+    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk)
+
+
 @torch.library.custom_op(
     "weft::graph_attention",
     mutates_args=(),
@@ -116,12 +141,7 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, wa
     ),
 )
 def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
-    opened = unpack(walk)
-    if use_triton(x):
-        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, opened, bool(back))
-    if cpu.serves(x, a_src, a_dst):
-        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, opened)
-    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, opened)
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
 
 
 @torch.library.custom_op(
@@ -146,15 +166,7 @@ def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     ),
 )
 def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
-    opened, opened_back = unpack(walk), unpack(back)
-    if use_triton(x):
-        return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, opened_back)
-    if cpu.serves(x, a_src):
-        a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-1))
-        return cpu.attention_backward(
-            grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, opened, opened_back
-        )
-    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, opened)
+    return _walk_back(grad, x, a_src, stats, slope, rate, clock, site, unpack(walk), unpack(back))
 
 
 @_op.register_fake

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.attention_triton import (
+from weft.ops.backend import accumulate_dtype
+from weft.ops.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
     choose_backward_launch,
@@ -17,7 +18,6 @@ from weft.ops.attention_triton import (
     per_task_stride,
     triton_acc,
 )
-from weft.ops.backend import accumulate_dtype
 from weft.ops.lang import tl, triton
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
@@ -95,7 +95,7 @@ def _forward_kernel(
         top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total, acc, acc, False)
         if piece < num_partial:
             at_h_one = (task * num_partial + piece) * H + h
-            size_h = tl.num_programs(2) * num_partial.to(tl.int64) * H
+            size_h = tl.num_programs(2).to(tl.int64) * num_partial * H
             tl.store(part_stats + at_h_one, top1, mask=h < H)
             tl.store(part_stats + size_h + at_h_one, total1, mask=h < H)
             tl.store(part_acc + at_h_one[:, None] * D + d[None, :], acc1, mask=mask_hd)
@@ -325,5 +325,5 @@ def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch
             L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part_near, work, grad_near.view(tasks, num_near, H * D))
+            add_hub_parts(part_near, work, grad_near, num_near, H * D)
     return grad_near, part_att

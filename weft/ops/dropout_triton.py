@@ -16,15 +16,14 @@ PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 @triton.jit
 def _forward_kernel(
-    x, bias, rate, clock, out, N, site, stride_bias, stride_rate, stride_clock,
+    x, bias, rate, clock, out, count, N, site, stride_bias, stride_rate, stride_clock,
     F: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
-    count = N.to(tl.int64) * F
     inside = element < count
-    value = tl.load(x + task * count + element, mask=inside, other=0.0).to(ACC)
+    value = tl.load(x + task * N * F + element, mask=inside, other=0.0).to(ACC)
     if HAS_BIAS:
         value += tl.load(bias + task * stride_bias + element % F, mask=inside, other=0.0).to(ACC)
     if ACT == "relu":
@@ -35,22 +34,21 @@ def _forward_kernel(
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
         value *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), element).to(ACC)
-    tl.store(out + task * count + element, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + task * N * F + element, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward_kernel(
-    grad, out, rate, clock, grad_x, N, site, stride_rate, stride_clock,
+    grad, out, rate, clock, grad_x, count, N, site, stride_rate, stride_clock,
     F: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    count = N.to(tl.int64) * F
     inside = element < count
-    value = tl.load(grad + task * count + element, mask=inside, other=0.0).to(ACC)
+    value = tl.load(grad + task * N * F + element, mask=inside, other=0.0).to(ACC)
     if ACT == "relu":
         # A kept and active element is a positive output: no need to draw the mask again.
-        active = tl.load(out + task * count + element, mask=inside, other=0.0) > 0.0
+        active = tl.load(out + task * N * F + element, mask=inside, other=0.0) > 0.0
         if DROP:
             value *= (1.0 / (1.0 - tl.load(rate + task * stride_rate).to(tl.float32))).to(ACC)
         value = tl.where(active, value, 0.0)
@@ -60,11 +58,11 @@ def _backward_kernel(
             scale = keep_scale(mix_key(clock + task * stride_clock, site), fraction, element).to(ACC)
             value *= scale
         if ACT == "elu":
-            activated = tl.load(out + task * count + element, mask=inside, other=0.0).to(ACC)
+            activated = tl.load(out + task * N * F + element, mask=inside, other=0.0).to(ACC)
             if DROP:
                 activated *= (1.0 - fraction).to(ACC)
             value = tl.where(activated > 0.0, value, value * (activated + 1.0))
-    tl.store(grad_x + task * count + element, value.to(grad_x.dtype.element_ty), mask=inside)
+    tl.store(grad_x + task * N * F + element, value.to(grad_x.dtype.element_ty), mask=inside)
 
 
 def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
@@ -92,7 +90,7 @@ def bias_act_dropout_triton(
     if x.numel():
         _forward_kernel[(-(-count // BLOCK), tasks)](
             x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
-            x if clock is None else clock.contiguous(), out, count // max(width, 1), site,
+            x if clock is None else clock.contiguous(), out, count, count // max(width, 1), site,
             per_task(bias, tasks, width), per_task(rate, tasks, 1), per_task(clock, tasks, 2),
             F=width, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
             ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
@@ -111,7 +109,7 @@ def bias_act_dropout_backward_triton(
     if grad.numel():
         _backward_kernel[(-(-count // BLOCK), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count // max(grad.shape[-1], 1), site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            grad_x, count, count // max(grad.shape[-1], 1), site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
             F=max(grad.shape[-1], 1), ACT=act, DROP=rate is not None,
             ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
         )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.attention_triton import add_hub_parts, flatten_tasks, triton_acc
 from weft.ops.backend import accumulate_dtype, next_power_of_2
+from weft.ops.lanes_triton import add_hub_parts, flatten_tasks, triton_acc
 from weft.ops.lang import tl, triton
 from weft.ops.walk import Walk
 
@@ -237,5 +237,5 @@ def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None
             F=F, HAS_W=weight is not None, ACC=triton_acc(grad.dtype), L=lanes, BF=block, num_warps=4,
         )  # fmt: skip
         if partials:
-            add_hub_parts(part, work, grad_x)
+            add_hub_parts(part, work, grad_x, M, F)
     return grad_x.reshape(*grad.shape[:-2], M, F)
