@@ -31,7 +31,7 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, what: str = 
 def cotangent(like: Tensor, dtype: torch.dtype) -> Tensor:
     """A fixed gradient for an output, exactly representable in ``dtype``."""
     values = torch.randn(like.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    return values.to(dtype)
+    return values.to(like.device, dtype)
 
 
 def value_and_gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor | None = None):
@@ -50,14 +50,13 @@ def assert_agrees(
     inputs: Sequence[Tensor],
     dtype: torch.dtype,
     tolerance: float | None = None,
-    device: torch.device | str = "cpu",
 ) -> None:
     """``function`` in ``dtype`` gives what ``plain`` gives in float64 for the same (rounded) numbers."""
     tolerance = tolerance or TOLERANCE[dtype]
     rounded = [value.to(dtype) for value in inputs]
     grad = cotangent(plain(*[value.double() for value in rounded]), dtype)
     expected, expected_grads = value_and_gradients(plain, [value.double() for value in rounded], grad.double())
-    out, grads = value_and_gradients(function, [value.to(device) for value in rounded], grad)
+    out, grads = value_and_gradients(function, rounded, grad)
     assert out.dtype == dtype
     assert_near(out, expected, tolerance)
     for number, (mine, theirs) in enumerate(zip(grads, expected_grads, strict=True)):
