@@ -44,8 +44,8 @@ class GATConv(AttentionConv):
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """One product for z and all scores, then the fused attention.
 
-        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows ride along in the product, and
-        in its gradients. Multiplying and summing z would pass over it twice more, forward and backward.
+        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows ride along in the
+        product and in its gradients. Multiplying and summing z would pass over it twice more each way.
         """
         packed = transform(x, self._weight_with_scores())
         rate, clock = self.dropout.draw(packed.device)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.loops import has_loops, insert_loops, replace_loops
+
 INT32_LIMIT = 2**31
 
 
@@ -41,7 +43,7 @@ class Adjacency:
         row_scale: Tensor | None = None,
         col_scale: Tensor | None = None,
         symmetric: bool = False,
-        perm: Tensor | None = None,
+        perm: Tensor | Callable[[], Tensor] | None = None,
     ) -> None:
         self.indptr = indptr
         self.indices = indices
@@ -50,7 +52,8 @@ class Adjacency:
         self.row_scale = row_scale
         self.col_scale = col_scale
         self.symmetric = symmetric
-        self.perm = perm
+        self._perm = perm
+        self._structure: Adjacency | None = None
         self._derived: dict[Any, Any] = {}
 
     @property
@@ -67,6 +70,13 @@ class Adjacency:
     def device(self) -> torch.device:
         """Where the arrays live."""
         return self.indices.device
+
+    @property
+    def perm(self) -> Tensor | None:
+        """On a transpose: where each edge stands in the original order ``[E]``; sorted out when first asked for."""
+        if callable(self._perm) and not isinstance(self._perm, Tensor):
+            self._perm = self._perm()
+        return self._perm
 
     def __repr__(self) -> str:
         return f"Adjacency({self.num_rows} x {self.num_cols}, {self.num_edges} edges, {self.device})"
@@ -118,7 +128,7 @@ class Adjacency:
     @property
     def structure(self) -> Adjacency:
         """The adjacency that keeps what depends on the structure alone (rows, degrees, work lists)."""
-        return getattr(self, "_structure", self)
+        return self._structure or self
 
     def degrees(self) -> Tensor:
         """In-degree of every row ``[N]`` int64."""
@@ -144,59 +154,49 @@ class Adjacency:
         return self.derived("transposed", self._transpose)
 
     def _transpose(self) -> Adjacency:
-        indptr, indices, perm = self.structure.derived("transposed arrays", self._transposed_arrays)
-        weight = self.weight
-        if weight is not None and not self.symmetric:
-            weight = weight[perm.long()]
-        back = Adjacency(
-            indptr,
-            indices,
-            self.num_rows,
-            weight=weight,
-            row_scale=self.col_scale,
-            col_scale=self.row_scale,
-            symmetric=self.symmetric,
-            perm=perm,
-        )
-        back._structure = self.structure.derived("transposed structure", lambda: back)
-        if indptr is self.indptr:
-            back._structure = self.structure
+        base = self.structure
+        factors = {"row_scale": self.col_scale, "col_scale": self.row_scale}
+        if self.symmetric:
+            back = Adjacency(
+                self.indptr, self.indices, weight=self.weight, symmetric=True, perm=base._sort_by_source, **factors
+            )
+            back._structure = base
+            return back
+        perm = base._sort_by_source()
+        indptr, indices = base.derived("transposed arrays", base._transposed_arrays)
+        weight = None if self.weight is None else self.weight[perm]
+        back = Adjacency(indptr, indices, self.num_rows, weight=weight, perm=perm, **factors)
+        back._structure = base.derived("transposed structure", lambda: back)
         return back
 
-    def _transposed_arrays(self) -> tuple[Tensor, Tensor, Tensor]:
-        # A stable sort by source keeps destinations ascending inside each transposed row.
-        perm = torch.sort(self.indices, stable=True).indices
-        perm = perm.to(offset_dtype(self.num_edges))
-        if self.symmetric:
-            return self.indptr, self.indices, perm
+    def _sort_by_source(self) -> Tensor:
+        """The edges in the order of the transpose ``[E]``."""
+
+        def build() -> Tensor:
+            # A stable sort keeps destinations ascending inside each row of the transpose.
+            return torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))
+
+        return self.derived("by source", build)
+
+    def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
         counts = torch.bincount(self.indices, minlength=self.num_cols)
         indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
-        return indptr.to(offset_dtype(self.num_edges)), self.rows()[perm.long()], perm
+        return indptr.to(offset_dtype(self.num_edges)), self.rows()[self._sort_by_source()]
 
     def with_self_loops(self) -> Adjacency:
         """Every node with exactly one self loop: one that is there keeps its weight, others weigh 1."""
         return self.derived("self loops", self._add_self_loops)
 
     def _add_self_loops(self) -> Adjacency:
-        rows, cols = self.rows(), self.indices
-        keep = (rows != cols).nonzero().squeeze(1)
-        loops = torch.arange(self.num_rows, dtype=cols.dtype, device=self.device)
-        rows, cols = torch.cat([rows[keep], loops]), torch.cat([cols[keep], loops])
-        order = torch.sort(rows.long() * self.num_cols + cols).indices
-        indptr = torch.zeros(self.num_rows + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(torch.bincount(rows, minlength=self.num_rows), 0, out=indptr[1:])
-        weight = self.weight
-        if weight is not None:
-            there = (self.rows() == self.indices).nonzero().squeeze(1)
-            own = weight.new_ones(self.num_rows).index_copy(0, self.indices[there].long(), weight[there])
-            weight = torch.cat([weight[keep], own])[order]
+        rows = self.rows()
+        if has_loops(rows, self.indices):
+            arrays = replace_loops(rows, self.indices, self.weight, self.num_rows, self.num_cols)
+        else:
+            arrays = insert_loops(self.indptr, rows, self.indices, self.weight)
+        indptr, indices, weight = arrays
         return Adjacency(
-            indptr.to(offset_dtype(rows.numel())),
-            cols[order],
-            self.num_cols,
-            weight=weight,
-            symmetric=self.symmetric,
+            indptr.to(offset_dtype(indices.numel())), indices, self.num_cols, weight=weight, symmetric=self.symmetric
         )
 
     def gcn(self) -> Adjacency:

@@ -125,7 +125,8 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
         adj = adj.mean()
     elif reduce != "sum":
         raise InputError(f"spmm: reduce={reduce!r} must be 'sum', 'mean' or 'max'")
-    back = pack_backward(adj)
+    # Fixed weights come transposed already; the order of the edges is for those that change.
+    back = pack_backward(adj, perm=weight is not None)
     weight_back = adj.transposed().weight if weight is None and back else None
     weight = adj.weight if weight is None else weight
     needs_rows = torch.is_grad_enabled() and weight is not None and weight.requires_grad

@@ -46,16 +46,17 @@ class Walk:
         return torch.repeat_interleave(ids, self.indptr.diff().long(), output_size=self.num_edges)
 
 
-def pack(adj: Adjacency, *, rows: bool = False, work: bool = True) -> list[Tensor]:
-    """The walk of ``adj``; ``rows`` asks for the destination of every edge as well."""
+def pack(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tensor]:
+    """The walk of ``adj``; ``rows`` asks for every edge's destination too, ``perm`` for a transpose's order."""
     empty = adj.indices.new_empty(0)
+    order = adj.perm if perm else None
     header = [
         adj.indptr,
         adj.indices,
-        empty if adj.perm is None else adj.perm,
+        empty if order is None else order,
         adj.rows() if rows else empty,
     ]
-    return header + (worklist(adj).tensors() if work and adj.indices.is_cuda else [])
+    return header + (worklist(adj).tensors() if adj.indices.is_cuda else [])
 
 
 def unpack(tensors: list[Tensor]) -> Walk:
@@ -64,6 +65,6 @@ def unpack(tensors: list[Tensor]) -> Walk:
     return Walk(*tensors[:HEADER], work)
 
 
-def pack_backward(adj: Adjacency, *, rows: bool = False) -> list[Tensor]:
+def pack_backward(adj: Adjacency, *, rows: bool = False, perm: bool = True) -> list[Tensor]:
     """The walk of the transpose where a gradient may be asked for, else nothing (and nothing is built)."""
-    return pack(adj.transposed(), rows=rows) if torch.is_grad_enabled() else []
+    return pack(adj.transposed(), rows=rows, perm=perm) if torch.is_grad_enabled() else []

@@ -43,6 +43,12 @@ def _factors(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     return (_one(x.dtype), 0) if values is None else (values.to(x.dtype).contiguous(), 1)
 
 
+def _order(back: Walk) -> Tensor:
+    """Where each edge of a transpose stands in the original order, in the type of its offsets."""
+    assert back.perm.numel() == back.num_edges, "the walk of this transpose was packed without its perm"
+    return back.perm.to(back.indptr.dtype)
+
+
 class Dropout:
     """The dropout of a group of tasks: what kernels take, and the tensors behind their addresses."""
 
@@ -237,7 +243,7 @@ def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
     grad_x = x.new_empty(x.shape)
     grad_a_src = a_src.new_empty(a_src.shape)
-    perm = back.perm.to(back.indptr.dtype)
+    perm = _order(back)
     random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
@@ -293,7 +299,7 @@ def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, 
         )  # fmt: skip
         run_shares(target_share, arguments, shares)
     if grad_src.numel():
-        perm = back.perm.to(back.indptr.dtype)
+        perm = _order(back)
         arguments = (
             grad_src.data_ptr(), *edges, *inputs, back.indptr.data_ptr(), back.indices.data_ptr(), perm.data_ptr(),
             *sizes, _like(back.indptr.dtype),
