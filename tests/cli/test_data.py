@@ -88,6 +88,17 @@ def test_convert_saves_any_readable_graph(tmp_path):
     assert store.open(tmp_path / "demo").num_nodes == 2_400
 
 
+def test_convert_splits_at_random(tmp_path):
+    data("convert", "demo", tmp_path / "shares", "--split", "0.5,0.25")
+    data("convert", "demo", tmp_path / "counts", "--split", "140,500,100")
+    shares, counts = store.open(tmp_path / "shares"), store.open(tmp_path / "counts")
+    assert [len(part) for part in (shares.train, shares.val, shares.test)] == [1_200, 600, 600]
+    assert [len(part) for part in (counts.train, counts.val, counts.test)] == [140, 500, 100]
+    for text in ("half", "0.5", "1,2,3,4"):
+        with pytest.raises(SpecError, match=f"--split {text}: expected shares such as"):
+            data("convert", "demo", tmp_path / "none", "--split", text)
+
+
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [

@@ -299,18 +299,27 @@ class TestTrouble:
             RunFolder(tmp_path).save_state(solo)
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))
+        events = []
+        with pytest.raises(TrainingError, match="disk full"):
+            run(make_task(epochs=2), out=tmp_path / "new", progress=False, on_event=events.append)
+        assert (events[-1].kind, events[-1].data["status"]) == ("failed", "failed")
 
 
 def test_models_by_file(tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\ndef make(i, o):\n    return nn.Sequential(nn.Linear(i, o))\n"
     )
+    (tmp_path / "torn.py").write_text("def make(:")
+    (tmp_path / "raises.py").write_text("def make(i, o):\n    raise ValueError('sizes')\n")
     result = run(make_task(model=f"{tmp_path / 'net.py'}:make", epochs=2), progress=False)
     assert result.metrics["epochs_run"] == 2
     for place, message in (
         (f"{tmp_path / 'net.py'}:other", "has no callable 'other'"),
         (f"{tmp_path / 'none.py'}:make", "no such file"),
         ("no.such.package:make", "No module named 'no'"),
+        (":", "with both parts"),
+        (f"{tmp_path / 'torn.py'}:make", "SyntaxError"),
+        (f"{tmp_path / 'raises.py'}:make", r"ValueError: sizes \(line 2 of .*raises.py\)"),
     ):
         with pytest.raises(SpecError, match=message):
             run(make_task(model=place), progress=False)

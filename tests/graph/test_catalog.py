@@ -56,6 +56,8 @@ def test_a_path_is_read(tmp_path):
     assert catalog.load(tmp_path / "copy.npz").name == "copy"
     with pytest.raises(GraphError, match="nothing-here does not exist"):
         catalog.load(tmp_path / "nothing-here")
+    with pytest.raises(GraphError, match=r"nothing\.npz does not exist; check the path"):
+        catalog.load("nothing.npz")
 
 
 def test_a_file_without_a_separator_is_a_path_too(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from .made import small_graph
 
 BAD = {
     "negative id": ({"src": [0, -3], "dst": [1, 1]}, r"src\[1\] = -3 is out of range"),
-    "id too large": ({"src": [0, 1], "dst": [1, 5], "num_nodes": 3}, r"dst\[1\] = 5 .* 0..2; give a larger"),
+    "id too large": ({"src": [0, 1], "dst": [1, 5], "num_nodes": 3}, r"dst\[1\] = 5 .* 0..2; .*give a larger"),
     "fractional id": ({"src": [0, 1.5], "dst": [1, 1]}, r"src\[1\] = 1.5 .*integers"),
     "float ids": ({"src": [0.0], "dst": [1]}, r"src\[0\] = 0.0 is of type float64"),
     "names as ids": ({"src": ["a"], "dst": ["b"]}, "src has dtype <U1, for example .*'a'"),

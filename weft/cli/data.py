@@ -110,7 +110,14 @@ def convert(
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Files: add the missing reverse edges, merge duplicates.")
     ] = False,
-    seed: Seed = 0,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRAIN,VAL[,TEST]",
+            help="Split the labelled nodes at random by --seed: shares or numbers; TEST is the rest unless given.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of generated graphs and of --split.")] = 0,
     overwrite: Overwrite = False,
 ) -> None:
     """Read any graph and save it as a folder that opens at once, whatever its size."""
@@ -120,7 +127,20 @@ def convert(
         graph = readers.read(source, directed=False)
     else:
         raise SpecError(f"--undirected is for edge files; {source!r} is not the path of one")
+    if split is not None:
+        graph = graph.random_split(*_parts(split), seed=seed)
     _save(graph, target, overwrite)
+
+
+def _parts(text: str) -> list[float]:
+    """``"0.6,0.2"`` as shares, ``"140,500,1000"`` as numbers of nodes."""
+    try:
+        parts = [float(word) if "." in word else int(word) for word in text.split(",")]
+    except ValueError:
+        parts = []
+    if len(parts) not in (2, 3):
+        raise SpecError(f"--split {text}: expected shares such as 0.6,0.2 or numbers of nodes such as 140,500,1000")
+    return parts
 
 
 # ---- making -------------------------------------------------------------------------------------------

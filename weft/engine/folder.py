@@ -82,6 +82,7 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
+            self._opened = False  # no more lines in the journal: it would fail as well
             reason = getattr(error, "strerror", None) or error
             raise TrainingError(
                 f"cannot write to {self.path}: {reason}; every file there is whole, so make room and --resume"

@@ -36,8 +36,8 @@ def check_trainable(task: Task, graph: Graph) -> None:
         raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
     if not graph.train.numel():
         raise GraphError(
-            f"{name} has no training nodes; give train=, or make a split: "
-            "graph = graph.random_split(train=0.6, val=0.2)"
+            f"{name} has no training nodes; give train=, or make a split: graph.random_split(train=0.6, val=0.2), "
+            "in a shell `weft data convert IN OUT --split 0.6,0.2`"
         )
     if graph.num_classes < 2 and not graph.multilabel:
         raise GraphError(f"{name} has {graph.num_classes} class; training needs at least 2")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.event import Event
 from weft.core.task import Task
 from weft.engine.device import choose_device, device_name, environment
@@ -91,8 +91,11 @@ def _run(
                 elif resume:
                     emit(Event("note", task.label, {"message": "no checkpoint to resume from; starting afresh"}))
                 return _train(session, folder, emit)
-    except OutOfMemoryError as error:
-        emit(Event("failed", task.label, {"status": "out of memory", "message": str(error)}))
+    except DivergedError:
+        raise  # told already, with the metrics so far
+    except TrainingError as error:
+        status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
+        emit(Event("failed", task.label, {"status": status, "message": str(error)}))
         raise
 
 

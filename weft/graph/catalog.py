@@ -91,7 +91,8 @@ def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
 
 
 def _looks_like_path(text: str) -> bool:
-    return any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", ".")) or Path(text).exists()
+    marked = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
+    return marked or readers.is_graph_file(text) or Path(text).exists()
 
 
 def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:

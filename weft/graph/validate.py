@@ -57,10 +57,9 @@ def check_range(ids: Tensor, limit: int, name: str, what: str = "node ids") -> N
     """Every id lies in ``0 .. limit - 1``."""
     bad = first_where(ids, lambda part: (part < 0) | (part >= limit))
     if bad is not None:
-        raise GraphError(
-            f"{name}[{bad}] = {ids[bad].item()} is out of range: {what} must lie in 0..{limit - 1}"
-            f"{'; give a larger num_nodes or renumber the nodes' if what == 'node ids' else ''}"
-        )
+        value = ids[bad].item()
+        advice = "" if what != "node ids" else "; renumber the nodes" + (" or give a larger num_nodes" * (value >= 0))
+        raise GraphError(f"{name}[{bad}] = {value} is out of range: {what} must lie in 0..{limit - 1}{advice}")
 
 
 def check_rows(rows: int, expected: int, name: str, per: str) -> None:

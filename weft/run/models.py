@@ -6,6 +6,7 @@ import copy
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,10 @@ def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
     torch.manual_seed(task.seed)
     try:
         model = factory(in_features, out_features)
-    except TypeError as error:
+    except Exception as error:
         raise SpecError(
             f"task {task.label!r}: model {task.model_name} could not be called as "
-            f"(in_features={in_features}, out_features={out_features}): {error}"
+            f"(in_features={in_features}, out_features={out_features}): {_in_words(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise SpecError(
@@ -71,14 +72,28 @@ def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
 def import_callable(task: Task) -> Callable[[int, int], nn.Module]:
     """What ``"package.module:name"`` or ``"path/file.py:name"`` points to."""
     place, _, name = task.model.rpartition(":")
+    if not place or not name:
+        raise SpecError(
+            f'task {task.label!r}: model={task.model!r} must be "module:callable" or "file.py:callable" with both parts'
+        )
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (ImportError, FileNotFoundError) as error:
-        raise SpecError(f"task {task.label!r}: model={task.model!r}: {error}") from None
+    except Exception as error:
+        raise SpecError(f"task {task.label!r}: model={task.model!r}: {_in_words(error)}") from error
     found = getattr(module, name, None)
     if not callable(found):
         raise SpecError(f"task {task.label!r}: model={task.model!r}: {place} has no callable {name!r}")
     return found
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong in a user's code, and on which line of it."""
+    if isinstance(error, (ImportError, FileNotFoundError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    known = last.filename == __file__ or isinstance(error, SyntaxError)
+    place = "" if known else f" (line {last.lineno} of {last.filename})"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _load_file(path: Path) -> Any:

@@ -25,7 +25,7 @@ from weft.graph.readers.ogb import read_ogb
 from weft.graph.readers.parquet import read_parquet
 from weft.graph.readers.text import read_text
 
-__all__ = ["read", "read_npz", "read_ogb", "read_parquet", "read_text"]
+__all__ = ["is_graph_file", "read", "read_npz", "read_ogb", "read_parquet", "read_text"]
 
 READERS: dict[str, Callable[..., Graph]] = {
     ".npz": read_npz,
@@ -50,12 +50,25 @@ def read(path: str | os.PathLike[str], **options: Any) -> Graph:
         return reader(path, **options)
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror or error}") from None
+    except GraphError as error:
+        if path.name in str(error):
+            raise
+        raise GraphError(f"{path}: {error}") from None  # what a check of arrays found, and where they came from
+
+
+def is_graph_file(name: str) -> bool:
+    """Whether ``name`` ends as a graph file does."""
+    return _ending(name) in READERS
+
+
+def _ending(name: str) -> str:
+    return Path(name.lower().removesuffix(".gz")).suffix
 
 
 def _reader_of(path: Path) -> Callable[..., Graph]:
     if path.is_dir():
         return store.open_saved if (path / store.META).is_file() else read_ogb
-    ending = Path(path.name.lower().removesuffix(".gz")).suffix
+    ending = _ending(path.name)
     if ending not in READERS:
         raise GraphError(
             f"{path}: {ending or 'no ending'} is not a known kind of graph file; known are a saved folder, "

@@ -41,15 +41,25 @@ def load_archive(path: Path) -> dict[str, np.ndarray]:
     try:
         # Opened here, because numpy leaves a file it cannot read open.
         with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("it is not a zip file of arrays")
+            file.seek(0)
             archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            return {key: archive[key] for key in archive.files}
+            return {key: _plain(archive, key, path) for key in archive.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         raise GraphError(
             f"{path} ({path.stat().st_size} bytes) is not a readable npz archive: "
             f"{error or 'it ends too early'}; it may be truncated, fetch or write it again"
         ) from None
+
+
+def _plain(archive: np.lib.npyio.NpzFile, key: str, path: Path) -> np.ndarray:
+    try:
+        return archive[key]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise GraphError(f"{path}: {key} holds Python objects, which are never loaded; save numbers") from None
 
 
 def _edges(arrays: Mapping[str, np.ndarray], path: Path) -> tuple[Any, Any]:
