@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from tiny import tiny_graph
 
+from weft.core.errors import DivergedError
 from weft.core.task import Task
 from weft.engine.curves import Curve, chart, nice_ticks
 from weft.engine.report import render_report
@@ -53,3 +54,16 @@ def test_the_page_is_well_formed_and_escapes(epochs):
     assert checker.open == []
     assert "<b>&" not in page
     assert "&lt;b&gt;&amp;" in page
+
+
+def test_the_page_says_what_the_best_weights_are(tmp_path):
+    graph = tiny_graph()
+    page = render_report(run(Task(graph=graph, hidden=4, epochs=3), progress=False))
+    assert "best on validation at epoch" in page
+    page = render_report(run(Task(graph=graph.with_splits(train=graph.train), hidden=4, epochs=3), progress=False))
+    assert "no validation nodes, so the weights are those of epoch 3" in page
+    with pytest.raises(DivergedError):
+        run(Task(graph=graph, optimizer="sgd", lr=1e30, epochs=3), progress=False, out=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "no epoch was usable" in page
+    assert "nan" not in page.split("Settings")[0]

@@ -32,11 +32,13 @@ def chart(title: str, curves: Sequence[Curve], marked: int | None = None) -> str
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">']
     parts += [_tick(scale, tick) for tick in ticks]
     parts += [_epoch(scale, epoch) for epoch in sorted({1, max(epochs // 2, 1), epochs})]
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - BOTTOM - 6}" text-anchor="end">epoch</text>')
     if marked:
         x = scale.x(marked)
         parts.append(f'<line class="best" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>')
     parts += [_line(scale, curve) for curve in curves]
-    legend = "".join(f'<span class="{curve.style}">{html.escape(curve.name)}</span>' for curve in curves)
+    entries = [(curve.style, curve.name) for curve in curves] + ([("best", "best epoch")] if marked else [])
+    legend = "".join(f'<span class="{style}">{html.escape(name)}</span>' for style, name in entries)
     caption = f'<figcaption>{html.escape(title)}<span class="legend">{legend}</span></figcaption>'
     return "\n".join(["<figure>", caption, *parts, "</svg></figure>"])
 

@@ -19,19 +19,24 @@ class LiveDisplay:
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[numbers]}"),
             TextColumn("[dim]{task.fields[rate]}"),
             TimeRemainingColumn(compact=True),
             console=console,
         )
-        self._metric, self._line = "metric", None
+        self._metric, self._epochs = "metric", 0
+        self._line = self._bar.add_task(
+            "preparing (the first run compiles kernels)", total=None, count="", numbers="", rate=""
+        )
 
     def __enter__(self) -> LiveDisplay:
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._epochs:
+            self._bar.remove_task(self._line)  # nothing was trained: leave the screen to the error
         self._bar.stop()
 
     def __call__(self, event: Event) -> None:
@@ -39,13 +44,15 @@ class LiveDisplay:
             self._start(event)
         elif event.kind == "progress":
             self._show(event.data)
+        elif event.kind == "finish":
+            self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
         elif event.kind == "note":
             self._console.print(f"[yellow]note[/] {event.data['message']}", highlight=False)
 
     def _start(self, event: Event) -> None:
         data = event.data
         graph = data["graph"]
-        self._metric = data["metric"]
+        self._metric, self._epochs = data["metric"], data["epochs"]
         self._console.print(
             f"[bold]{event.task}[/] on {graph['name']} ({graph['nodes']:,} nodes, {graph['edges']:,} edges), "
             f"{data['parameters']:,} parameters, {data['device']}",
@@ -53,7 +60,7 @@ class LiveDisplay:
         )
         for reason in data["plan"]["why"]:
             self._console.print(f"  [dim]· {reason}[/]", highlight=False)
-        self._line = self._bar.add_task(event.task, total=data["epochs"], numbers="", rate="")
+        self._bar.update(self._line, description=event.task, total=self._epochs)
 
     def _show(self, data: Any) -> None:
         words = [f"loss {data['loss']:.4f}"] if "loss" in data else []
@@ -62,9 +69,13 @@ class LiveDisplay:
             words.append(f"val {value:.4f}")
         if best is not None:
             words.append(f"best [green]{best:.4f}[/] @ {data['best_epoch']}")
-        if self._line is not None:
-            rate = f"{data['epochs_per_second']:,.0f} epochs/s"
-            self._bar.update(self._line, completed=data["epoch"], numbers="  ".join(words), rate=rate)
+        self._bar.update(
+            self._line,
+            completed=data["epoch"],
+            count=f"{data['epoch']}/{self._epochs}",
+            numbers="  ".join(words),
+            rate=f"{data['epochs_per_second']:,.0f} epochs/s",
+        )
 
 
 def display_for(progress: bool | str) -> LiveDisplay | None:

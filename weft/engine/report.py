@@ -22,14 +22,16 @@ body { margin: 0 auto; max-width: 1180px; padding: 40px 24px; background: var(--
 h1 { font-size: 26px; margin: 0; }
 h2 { font-size: 15px; margin: 0 0 10px; color: var(--soft); font-weight: 600; }
 p { margin: 4px 0 24px; color: var(--soft); }
-.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 16px;
-       margin-bottom: 16px; }
+.row { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(330px, 100%), 1fr)); gap: 16px;
+       margin-bottom: 16px; align-items: start; }
+.row.short { grid-template-columns: repeat(auto-fit, minmax(100px, 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; }
-.big { font-size: 32px; font-weight: 650; line-height: 1.2; } .small { color: var(--soft); }
+.big { font-size: clamp(20px, 5vw, 32px); font-weight: 650; line-height: 1.2; } .small { color: var(--soft); }
 figure { margin: 0; } figcaption { font-weight: 600; color: var(--soft); margin-bottom: 6px; }
 .legend { float: right; font-weight: 400; font-size: 13px; } .legend span { margin-left: 14px; }
 .legend span::before { content: "\\2501\\00a0"; }
-svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
+.legend .best::before { content: "\\2506\\00a0"; color: var(--best); }
+svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
 svg .grid { stroke: var(--line); } svg .best { stroke: var(--best); stroke-dasharray: 4 3; }
 polyline { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
 polyline.train { stroke: var(--train); } polyline.val { stroke: var(--val); }
@@ -38,8 +40,13 @@ span.train::before { color: var(--train); } span.val::before { color: var(--val)
 span.test::before { color: var(--test); }
 table { border-collapse: collapse; width: 100%; } td { padding: 3px 0; border-top: 1px solid var(--line); }
 tr:first-child td { border-top: 0; } td:last-child { text-align: right; font-variant-numeric: tabular-nums; }
-td.changed { font-weight: 600; } ul { margin: 0; padding-left: 18px; }
+h1, td:last-child { overflow-wrap: anywhere; }
+ul { margin: 0; padding-left: 18px; } li { margin-bottom: 4px; }
+details { margin-top: 10px; } summary { color: var(--soft); cursor: pointer; margin-bottom: 6px; }
 """
+
+
+SPLIT_NAMES = {"test": "test", "val": "validation", "train": "training"}
 
 
 def write_report(result: Result, path: Path) -> None:
@@ -56,10 +63,10 @@ def render_report(result: Result) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>
 <h1>{_text(title)}</h1>
 <p>{_text(_sentence(result))}</p>
-<div class="row">{_headlines(result)}</div>
+<div class="row short">{_headlines(result)}</div>
 <div class="row">{_charts(result)}</div>
 <div class="row">
-<div class="card"><h2>Settings</h2>{_table(_settings(task), _changed(task))}</div>
+<div class="card"><h2>Settings</h2>{_settings(task)}</div>
 <div class="card"><h2>At the best epoch</h2>{_table(result.metrics)}</div>
 <div><div class="card" style="margin-bottom:16px"><h2>Why it ran this way</h2>{_list(result.plan.why)}</div>
 <div class="card"><h2>Environment</h2>{_table(result.environment)}</div></div>
@@ -77,18 +84,25 @@ def _sentence(result: Result) -> str:
     how = ends.get(result.status, result.status)
     return (
         f"{how.capitalize()} after {metrics['epochs_run']} of {result.task.epochs} epochs "
-        f"in {metrics['seconds']:.1f} s ({metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch); "
-        f"best on validation at epoch {metrics['best_epoch']}."
+        f"in {metrics['seconds']:.1f} s ({metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch); {_best(metrics)}."
     )
+
+
+def _best(metrics: dict[str, Any]) -> str:
+    if not metrics["best_epoch"]:
+        return "no epoch was usable"
+    if f"val_{metrics['metric']}" not in metrics:
+        return f"no validation nodes, so the weights are those of epoch {metrics['best_epoch']}"
+    return f"best on validation at epoch {metrics['best_epoch']}"
 
 
 def _headlines(result: Result) -> str:
     name = result.metrics["metric"]
     cards = []
-    for split in ("test", "val", "train"):
+    for split in SPLIT_NAMES:
         value = result.metrics.get(f"{split}_{name}")
         if value is not None:
-            words = f"{split} {name.replace('_', ' ')}"
+            words = f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}"
             cards.append(f'<div class="card"><div class="big">{value:.4f}</div><div class="small">{words}</div></div>')
     return "".join(cards)
 
@@ -96,32 +110,35 @@ def _headlines(result: Result) -> str:
 def _charts(result: Result) -> str:
     history, name = result.history, result.metrics["metric"]
     best = result.metrics["best_epoch"] or None
-    losses = [Curve("training", history["loss"], "train")]
-    losses += [Curve(split, history[f"{split}_loss"], split) for split in _splits(history) if split == "val"]
-    scores = [Curve(split, history[f"{split}_{name}"], split) for split in _splits(history)]
+    losses = [Curve("training step", history["loss"], "train")]
+    losses += [_curve(history, split, "loss") for split in _splits(history) if split == "val"]
+    scores = [_curve(history, split, name) for split in _splits(history)]
     drawn = [chart("loss", losses, best), chart(name.replace("_", " "), scores, best)]
     return "".join(f'<div class="card">{svg}</div>' for svg in drawn if svg)
+
+
+def _curve(history: dict[str, list[float]], split: str, column: str) -> Curve:
+    return Curve(SPLIT_NAMES[split], history[f"{split}_{column}"], split)
 
 
 def _splits(history: dict[str, list[float]]) -> list[str]:
     return [split for split in ("train", "val", "test") if f"{split}_loss" in history]
 
 
-def _settings(task: Task) -> dict[str, Any]:
-    return {key: value for key, value in task.to_dict().items() if value is not None}
-
-
-def _changed(task: Task) -> set[str]:
+def _settings(task: Task) -> str:
+    """What was chosen for this task, and the defaults of the rest behind a fold."""
     usual = Task(graph="any").to_dict()
-    return {key for key, value in task.to_dict().items() if usual[key] != value}
+    given = {key: value for key, value in task.to_dict().items() if value is not None}
+    chosen = {key: value for key, value in given.items() if usual[key] != value and key != "name"}
+    rest = {key: value for key, value in given.items() if usual[key] == value}
+    return f"{_table(chosen)}<details><summary>defaults</summary>{_table(rest)}</details>"
 
 
-def _table(values: dict[str, Any], strong: set[str] = frozenset()) -> str:
+def _table(values: dict[str, Any]) -> str:
     rows = []
     for key, value in values.items():
         shown = f"{value:.6g}" if isinstance(value, float) else value
-        style = ' class="changed"' if key in strong else ""
-        rows.append(f"<tr><td{style}>{_text(key)}</td><td{style}>{_text(shown)}</td></tr>")
+        rows.append(f"<tr><td>{_text(key)}</td><td>{_text(shown)}</td></tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
