@@ -111,11 +111,8 @@ def test_sddmm_and_softmax(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.ops.attention_triton import (
-        attention_backward_triton,
-        attention_forward_triton,
-        attention_row_gradient_triton,
-    )
+    from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
+    from weft.ops.attention_forward_triton import attention_forward_triton
 
     adj = small()
     walk, back = walks(adj)

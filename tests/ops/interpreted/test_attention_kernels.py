@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
-from weft.ops.attention_triton import (
-    attention_backward_triton,
-    attention_forward_triton,
-    attention_row_gradient_triton,
-)
+from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.attention_forward_triton import attention_forward_triton
+from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 
@@ -116,3 +114,27 @@ def test_attention_of_large_scores():
     mine = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, True)
     expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, walk)
     assert_same(of_rows_with_edges(mine, walk), of_rows_with_edges(expected, walk), torch.float32)
+
+
+@pytest.mark.parametrize("lead", [(), (2,)], ids=str)
+@pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
+def test_parts_of_one_matrix(lead, shared):
+    adj = small(9, 9)
+    walk, back = walks(adj)
+    heads, width = 3, 5
+    packed = numbers(*lead, adj.num_rows, heads * (width + 2))
+    x, a_src, a_dst = take_apart(packed, heads)
+    rate, clock = dropout_of(lead, True)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, walk)
+    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    grad = numbers(*lead, adj.num_rows, 1 if shared else heads, width, seed=3).expand(*x.shape)
+    out, out_plus, alpha_plus, log_sum = expected
+    result = torch.full_like(packed, torch.nan)
+    into_x, into_src, into_dst = take_apart(result, heads)
+    rows = (grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    stats, grad_a_dst = attention_row_gradient_torch(*rows)
+    attention_row_gradient_triton(*rows, into=into_dst)
+    attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back, into=(into_x, into_src))
+    grad_x, grad_a_src = attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk)
+    assert_same((into_x, into_src, into_dst), (grad_x, grad_a_src, grad_a_dst), torch.float32)

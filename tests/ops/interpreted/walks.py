@@ -33,7 +33,7 @@ def walks(adj: Adjacency) -> tuple[Walk, Walk]:
 
 
 def _with_work(adj: Adjacency) -> Walk:
-    walk = unpack(pack(adj, rows=True))
+    walk = unpack(pack(adj, rows=True, perm=True))
     return replace(walk, work=build_worklist(walk.indptr, LIGHT, CHUNK))
 
 
