@@ -19,6 +19,7 @@ from .comparing import TOLERANCE, CallsOfWeftOps, assert_agrees, assert_near, de
 from .graphs import GRAPHS, adjacencies, mixed
 
 LEADS = {"T": (3,), "T1 T2": (2, 3), "no tasks": (0,)}
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -130,10 +131,11 @@ class OperatorContract:
             torch.autograd.grad(out, leaves, torch.ones_like(out))
         assert forward.calls
         assert backward.calls
+        checks = CHECKS if dtype == torch.float32 else CHECKS[:3]
         for operator, arguments in forward.calls.values():
-            torch.library.opcheck(operator, arguments)
+            torch.library.opcheck(operator, arguments, test_utils=checks)
         for operator, arguments in backward.calls.values():
-            torch.library.opcheck(operator, detached(arguments))
+            torch.library.opcheck(operator, detached(arguments), test_utils=checks)
 
     def test_traced_step_equals_eager(self):
         """The whole step of a group, traced over fake tensors: vmap, gradient, update."""

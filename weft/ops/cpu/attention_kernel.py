@@ -1,4 +1,4 @@
-"""GAT's attention on the CPU: a row's coefficients are worked out in a scratch row, then summed like spmm.
+"""GAT's attention on the CPU: coefficients of a block of rows in a scratch array, then sums like spmm's.
 
 Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
 """
@@ -6,81 +6,69 @@ Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from weft.ops.cpu.exponential import exp
-from weft.ops.cpu.kernel import first_row, float32s, int32s, int64s, kernel, part, pointer, shift, widest_row
-from weft.ops.cpu.sddmm_kernel import dot
-from weft.ops.cpu.simd import zero
-from weft.ops.cpu.softmax_kernel import exponentials, head_sum
-from weft.ops.cpu.spmm_kernel import Edges, sum_row
-from weft.ops.random_cpu import keep_bound, key_high, mix_key, random_bits
-
-LOW = np.int64(0xFFFFFFFF)
-
-
-class Mask(NamedTuple):
-    """Dropout of the coefficients of one task; without dropout the bound is 0 and the scale 1."""
-
-    key: int
-    bound: int
-    scale: float
+from weft.ops.cpu.coefficients import drop, sum_heads, task_mask
+from weft.ops.cpu.kernel import first_row, int32s, kernel, part, pointer, shift, widest_row
+from weft.ops.cpu.sddmm_kernel import dots
+from weft.ops.cpu.simd import add, fill, load, madd, mul, store, subtract, where_positive, zero, zeros
+from weft.ops.cpu.softmax_kernel import (
+    BLOCK,
+    block_end,
+    exponentials,
+    head_dots,
+    head_sums,
+    heads_at_once,
+    scale_heads,
+    subtract_largest,
+)
 
 
-@part
-def task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task):
-    """The dropout of one task."""
-    if not has_mask:
-        return Mask(np.uint64(0), np.uint32(0), np.float32(1.0))
-    rate, clock = float32s(rate_at), int64s(clock_at)
-    bound, scale = keep_bound(rate[task * rate_step])
-    return Mask(mix_key(clock[task * clock_step], clock[task * clock_step + 1], site), bound, scale)
+def _make_scores(width: int):
+    @part
+    def score_block(source, target, indices, begin, end, H, slope, one, values, positive):
+        here = load(target, 0, width)
+        low, yes, no = fill(here, slope), fill(here, one), zeros(source, width)
+        for k in range(end - begin):
+            argument = add(load(source, np.int64(indices[begin + k]) * H, width), here)
+            store(values, k * H, where_positive(argument, argument, mul(argument, low)))
+            store(positive, k * H, where_positive(argument, yes, no))
+
+    return score_block
 
 
-@part
-def mask_at(mask, element):
-    """``keep / (1 - rate)`` of one element (edge * heads + head)."""
-    low_key = np.uint32(mask.key & np.uint64(0xFFFFFFFF))
-    bits = random_bits(low_key, key_high(mask.key, element), np.uint32(element & LOW))
-    return mask.scale if bits >= mask.bound else np.float32(0.0)
+_score8, _score4, _score1 = (_make_scores(width) for width in (8, 4, 1))
 
 
 @part
-def sum_heads(x, base, out, at, H, D, values, indices, begin, end, last, one):
-    """``out[h, :] = sum over the edges of values[k, h] * x[indices[begin + k], h, :]`` for every head."""
-    for head in range(H):
-        weight = shift(values, head - begin * H)
-        edges = Edges(indices, weight, H, one, 0, begin, end, last)
-        sum_row(x, base + head * D, H * D, out, at + head * D, one[0], edges, D)
-
-
-@part
-def normalise(values, positive, degree, H, largest, factor, one, alpha_plus, log_sum, at):
-    """Divide exponentials by their sum, head by head; ``positive`` (0 or 1) becomes ``positive * alpha``."""
-    for head in range(H):
-        total = head_sum(values, 0, degree, H, head)
-        log_sum[at + head] = largest[head] + math.log(total)
-        factor[head] = one[0] / total
-    for position in range(0, degree * H, H):
-        for head in range(H):
-            values[position + head] *= factor[head]
-    for position in range(degree * H):
-        positive[position] *= values[position]
-    for head in range(H):
-        alpha_plus[at + head] = head_sum(positive, 0, degree, H, head)
-
-
-@part
-def _scores(source, target, indices, begin, degree, H, slope, values, positive):
+def _scores(source, target, indices, begin, end, H, slope, one, values, positive):
     """Scores of the edges into one row, and 1 where the argument of the leaky ReLU is positive."""
-    for k in range(degree):
-        col = np.int64(indices[begin + k])
-        for head in range(H):
-            argument = source[col * H + head] + target[head]
-            values[k * H + head] = argument if argument > 0 else argument * slope
-            positive[k * H + head] = argument > 0
+    head = 0
+    while head < H:
+        count = heads_at_once(head, H)
+        args = (
+            shift(source, head), shift(target, head), indices, begin, end, H, slope, one, shift(values, head),
+            shift(positive, head),
+        )  # fmt: skip
+        if count == 8:
+            _score8(*args)
+        elif count == 4:
+            _score4(*args)
+        else:
+            _score1(*args)
+        head += count
+
+
+@part
+def _normalise(values, positive, degree, H, factor, one, log_sum, alpha_plus):
+    """Divide the exponentials of one row by their sums; ``log_sum [H]`` holds the maxima before."""
+    head_sums(values, degree, H, factor)
+    for head in range(H):
+        log_sum[head] += math.log(factor[head])
+        factor[head] = one / factor[head]
+    scale_heads(values, degree, H, factor)
+    head_dots(values, positive, degree, H, alpha_plus)
 
 
 @kernel
@@ -92,43 +80,116 @@ def forward_share(
     """The rows of one share: ``out, out_plus [T, N, H, D]`` and ``alpha_plus, log_sum [T, N, H]``."""
     out, plus, x = pointer(out_at, like), pointer(plus_at, like), pointer(x_at, like)
     alpha_plus, log_sum = pointer(alpha_plus_at, like), pointer(log_sum_at, like)
-    indptr, indices = pointer(indptr_at, like_offset), int32s(indices_at)
+    targets, indptr, indices = pointer(target_at, like), pointer(indptr_at, like_offset), int32s(indices_at)
     first, last = first_row(indptr, N, share, shares), first_row(indptr, N, share + 1, shares)
-    widest = widest_row(indptr, first, last)
-    scratch = np.ones(1 + 2 * H + 2 * widest * H, like.dtype)
+    most = max(BLOCK, widest_row(indptr, first, last))
+    scratch = np.ones(1 + H + 2 * most * H, like.dtype)
     one = pointer(scratch.ctypes.data, like)
-    factor, largest, values = shift(one, 1), shift(one, 1 + H), shift(one, 1 + 2 * H)
-    positive = shift(values, widest * H)
+    factor, values, positive = shift(one, 1), shift(one, 1 + H), shift(one, 1 + H + most * H)
+    bend, lowest = like.dtype.type(slope), like.dtype.type(-np.inf)
     for task in range(T):
         mask = task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task)
         source = pointer(source_at + task * M * H * like.itemsize, like)
-        for row in range(first, last):
-            begin, end = np.int64(indptr[row]), np.int64(indptr[row + 1])
-            at, degree = (task * N + row) * H, end - begin
-            target = pointer(target_at + at * like.itemsize, like)
-            _scores(source, target, indices, begin, degree, H, like.dtype.type(slope), values, positive)
-            exponentials(values, 0, values, 0, degree, H, largest)
-            normalise(values, positive, degree, H, largest, factor, one, alpha_plus, log_sum, at)
+        row = first
+        while row < last:
+            after = block_end(indptr, row, last, most)
+            start, count = np.int64(indptr[row]), (np.int64(indptr[after]) - np.int64(indptr[row])) * H
+            for i in range(row, after):
+                begin, end = np.int64(indptr[i]), np.int64(indptr[i + 1])
+                at, here = (task * N + i) * H, (begin - start) * H
+                scores = shift(values, here)
+                _scores(
+                    source, shift(targets, at), indices, begin, end, H, bend, one[0], scores, shift(positive, here)
+                )  # fmt: skip
+                subtract_largest(scores, scores, end - begin, H, shift(log_sum, at), lowest)
+            exponentials(values, 0, count)
+            for i in range(row, after):
+                at, here = (task * N + i) * H, (np.int64(indptr[i]) - start) * H
+                degree = np.int64(indptr[i + 1]) - np.int64(indptr[i])
+                _normalise(
+                    shift(values, here), shift(positive, here), degree, H, factor, one[0], shift(log_sum, at),
+                    shift(alpha_plus, at),
+                )  # fmt: skip
             if has_mask:
-                for k in range(degree * H):
-                    keep = mask_at(mask, begin * H + k)
-                    values[k] *= keep
-                    positive[k] *= keep
-            sum_heads(x, task * M * H * D, out, at * D, H, D, values, indices, begin, end, E - 1, one)
-            sum_heads(x, task * M * H * D, plus, at * D, H, D, positive, indices, begin, end, E - 1, one)
+                drop(values, 0, count, mask, start * H)
+            for k in range(count):
+                positive[k] *= values[k]
+            for i in range(row, after):
+                begin, end = np.int64(indptr[i]), np.int64(indptr[i + 1])
+                at, here, base = (task * N + i) * H * D, (begin - start) * H, task * M * H * D
+                sum_heads(x, base, out, at, H, D, shift(values, here), indices, begin, end, E - 1, one)
+                sum_heads(x, base, plus, at, H, D, shift(positive, here), indices, begin, end, E - 1, one)
+            row = after
     return scratch.size  # a last use: the pointers into the array do not keep it alive
 
 
+def _make_back_exponents(width: int):
+    @part
+    def exponent_block(source, target, log_sum, indices, begin, end, H, slope, one, values, bend):
+        here = load(source, 0, width)
+        low, high = fill(here, slope), fill(here, one)
+        for k in range(end - begin):
+            row = np.int64(indices[begin + k]) * H
+            argument = add(load(target, row, width), here)
+            factor = where_positive(argument, high, low)
+            store(values, k * H, subtract(mul(argument, factor), load(log_sum, row, width)))
+            store(bend, k * H, factor)
+
+    return exponent_block
+
+
+def _make_score_gradients(width: int):
+    @part
+    def gradient_block(values, bend, keeps, products, delta, grad_source):
+        alpha = load(values, 0, width)
+        kept = mul(alpha, load(keeps, 0, width))
+        change = subtract(mul(kept, load(products, 0, width)), mul(alpha, load(delta, 0, width)))
+        store(grad_source, 0, madd(load(grad_source, 0, width), change, load(bend, 0, width)))
+        store(values, 0, kept)
+
+    return gradient_block
+
+
+_exponent8, _exponent4, _exponent1 = (_make_back_exponents(width) for width in (8, 4, 1))
+_gradient8, _gradient4, _gradient1 = (_make_score_gradients(width) for width in (8, 4, 1))
+
+
 @part
-def _back_exponents(source, target, log_sum, indices, begin, degree, H, slope, one, values, sign):
+def _back_exponents(source, target, log_sum, indices, begin, end, H, slope, one, values, bend):
     """Logarithms of the coefficients of one source's out-edges, and what its leaky ReLU multiplies by."""
-    for k in range(degree):
-        row = np.int64(indices[begin + k])
-        for head in range(H):
-            argument = source[head] + target[row * H + head]
-            bend = one[0] if argument > 0 else slope
-            values[k * H + head] = argument * bend - log_sum[row * H + head]
-            sign[k * H + head] = bend
+    head = 0
+    while head < H:
+        count = heads_at_once(head, H)
+        args = (
+            shift(source, head), shift(target, head), shift(log_sum, head), indices, begin, end, H, slope, one,
+            shift(values, head), shift(bend, head),
+        )  # fmt: skip
+        if count == 8:
+            _exponent8(*args)
+        elif count == 4:
+            _exponent4(*args)
+        else:
+            _exponent1(*args)
+        head += count
+
+
+@part
+def _score_gradients(values, bend, keeps, products, delta, H, grad_source):
+    """One edge: add its part to ``grad_source [H]`` and leave the coefficients that were kept in ``values``."""
+    head = 0
+    while head < H:
+        count = heads_at_once(head, H)
+        args = (
+            shift(values, head), shift(bend, head), shift(keeps, head), shift(products, head), shift(delta, head),
+            shift(grad_source, head),
+        )  # fmt: skip
+        if count == 8:
+            _gradient8(*args)
+        elif count == 4:
+            _gradient4(*args)
+        else:
+            _gradient1(*args)
+        head += count
 
 
 @kernel
@@ -139,37 +200,49 @@ def backward_share(
 ):  # fmt: skip
     """The sources of one share: ``grad_x [T, M, H, D]`` and ``grad_source [T, M, H]``, over the transpose."""
     grad_x, grad_source = pointer(grad_x_at, like), pointer(grad_source_at, like)
-    grad, x = pointer(grad_at, like), pointer(x_at, like)
+    grad, x, sources = pointer(grad_at, like), pointer(x_at, like), pointer(source_at, like)
     indptr, indices, perm = pointer(indptr_at, like_offset), int32s(indices_at), pointer(perm_at, like_offset)
     first, last = first_row(indptr, M, share, shares), first_row(indptr, M, share + 1, shares)
-    widest = widest_row(indptr, first, last)
-    scratch = np.ones(1 + 2 * widest * H, like.dtype)
+    most = max(BLOCK, widest_row(indptr, first, last))
+    scratch = np.ones(1 + 2 * H + 2 * most * H, like.dtype)
     one = pointer(scratch.ctypes.data, like)
-    values, sign = shift(one, 1), shift(one, 1 + widest * H)
+    keeps, products, values = shift(one, 1), shift(one, 1 + H), shift(one, 1 + 2 * H)
+    bend, low = shift(values, most * H), like.dtype.type(slope)
     for task in range(T):
         mask = task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task)
         target = pointer(target_at + task * N * H * like.itemsize, like)
         delta = pointer(delta_at + task * N * H * like.itemsize, like)
         log_sum = pointer(log_sum_at + task * N * H * like.itemsize, like)
-        for col in range(first, last):
-            begin, end = np.int64(indptr[col]), np.int64(indptr[col + 1])
-            at, degree = (task * M + col) * H, end - begin
-            source = pointer(source_at + at * like.itemsize, like)
-            _back_exponents(
-                source, target, log_sum, indices, begin, degree, H, like.dtype.type(slope), one, values, sign
-            )
-            for k in range(degree * H):
-                values[k] = exp(values[k])
-            for head in range(H):
-                grad_source[at + head] = zero(grad)
-            for k in range(degree):
-                row, edge = np.int64(indices[begin + k]), np.int64(perm[begin + k])
+        col = first
+        while col < last:
+            after = block_end(indptr, col, last, most)
+            start, count = np.int64(indptr[col]), (np.int64(indptr[after]) - np.int64(indptr[col])) * H
+            for j in range(col, after):
+                begin, end, at = np.int64(indptr[j]), np.int64(indptr[j + 1]), (task * M + j) * H
+                here = (begin - start) * H
+                _back_exponents(
+                    shift(sources, at), target, log_sum, indices, begin, end, H, low, one[0],
+                    shift(values, here), shift(bend, here),
+                )  # fmt: skip
+            exponentials(values, 0, count)
+            for j in range(col, after):
+                begin, end, at = np.int64(indptr[j]), np.int64(indptr[j + 1]), (task * M + j) * H
                 for head in range(H):
-                    alpha = values[k * H + head]
-                    kept = alpha * mask_at(mask, edge * H + head) if has_mask else alpha
-                    product = dot(grad, ((task * N + row) * H + head) * D, x, (at + head) * D, D)
-                    d_score = kept * product - alpha * delta[row * H + head]
-                    grad_source[at + head] += d_score * sign[k * H + head]
-                    values[k * H + head] = kept
-            sum_heads(grad, task * N * H * D, grad_x, at * D, H, D, values, indices, begin, end, E - 1, one)
+                    grad_source[at + head] = zero(grad)
+                for position in range(begin, end):
+                    row, here = np.int64(indices[position]), (position - start) * H
+                    if has_mask:
+                        for head in range(H):
+                            keeps[head] = one[0]
+                        drop(keeps, 0, H, mask, np.int64(perm[position]) * H)
+                    dots(grad, (task * N + row) * H * D, x, at * D, H, D, products)
+                    _score_gradients(
+                        shift(values, here), shift(bend, here), keeps, products, shift(delta, row * H), H,
+                        shift(grad_source, at),
+                    )  # fmt: skip
+                sum_heads(
+                    grad, task * N * H * D, grad_x, at * D, H, D, shift(values, (begin - start) * H), indices,
+                    begin, end, E - 1, one,
+                )  # fmt: skip
+            col = after
     return scratch.size  # a last use: the pointers into the array do not keep it alive

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.ops.cpu.attention_kernel import mask_at, task_mask
 from weft.ops.cpu.attention_v2_kernel import edge_score
-from weft.ops.cpu.exponential import exp
+from weft.ops.cpu.coefficients import drop, task_mask
 from weft.ops.cpu.kernel import first_row, int32s, kernel, part, pointer, shift
-from weft.ops.cpu.sddmm_kernel import dot
+from weft.ops.cpu.sddmm_kernel import dots
 from weft.ops.cpu.simd import add, fill, load, madd, mul, store, where_positive, zeros
+from weft.ops.cpu.softmax_kernel import exponentials
 
 
 class Change(NamedTuple):
@@ -133,6 +133,8 @@ def target_share(
     indptr, indices = pointer(indptr_at, like_offset), int32s(indices_at)
     first, last = first_row(indptr, N, share, shares), first_row(indptr, N, share + 1, shares)
     bend, one = like.dtype.type(slope), like.dtype.type(1)
+    scratch = np.empty(H, like.dtype)
+    products = pointer(scratch.ctypes.data, like)
     for task in range(T):
         mask = task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task)
         d_score = pointer(d_score_at + task * E * H * like.itemsize, like)
@@ -140,21 +142,32 @@ def target_share(
         vector = shift(att, task * att_stride)
         for row in range(first, last):
             begin, end = np.int64(indptr[row]), np.int64(indptr[row + 1])
+            at = (task * N + row) * H
+            for edge in range(begin, end):
+                there = (task * M + np.int64(indices[edge])) * H * D
+                for head in range(H):
+                    d_score[edge * H + head] = (
+                        edge_score(source, there + head * D, target, (at + head) * D, vector, head * D, D, bend)
+                        - log_sum[at + head]
+                    )
+            exponentials(d_score, begin * H, end * H)
+            for k in range(begin * H, end * H):
+                kept[k] = d_score[k]
+            if has_mask:
+                drop(kept, begin * H, (end - begin) * H, mask, begin * H)
+            for edge in range(begin, end):
+                there = (task * M + np.int64(indices[edge])) * H * D
+                dots(grad, at * D, source, there, H, D, products)
+                for head in range(H):
+                    k = edge * H + head
+                    d_score[k] = kept[k] * products[head] - d_score[k] * delta[at + head]
             for head in range(H):
-                at = (task * N + row) * H + head
-                for edge in range(begin, end):
-                    there = ((task * M + np.int64(indices[edge])) * H + head) * D
-                    score = edge_score(source, there, target, at * D, vector, head * D, D, bend)
-                    alpha = exp(score - log_sum[at])
-                    value = alpha * mask_at(mask, edge * H + head) if has_mask else alpha
-                    product = dot(grad, at * D, source, there, D)
-                    d_score[edge * H + head] = value * product - alpha * delta[at]
-                    kept[edge * H + head] = value
                 edges = Change(indices, shift(d_score, head), shift(kept, head), H, begin, end)
                 _target_row(
-                    grad_target, at * D, shift(grad_att, task * H * D), source, (task * M * H + head) * D, H * D,
-                    target, vector, head * D, edges, bend, one, D,
+                    grad_target, (at + head) * D, shift(grad_att, task * H * D), source,
+                    (task * M * H + head) * D, H * D, target, vector, head * D, edges, bend, one, D,
                 )  # fmt: skip
+    return scratch.size  # a last use: the pointer into the array does not keep it alive
 
 
 @kernel

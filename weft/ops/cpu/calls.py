@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -27,6 +28,14 @@ def serves(*tensors: Tensor | None) -> bool:
 
 
 @cache
+def _kernels() -> ModuleType:
+    """The compiled kernels; the first call imports numba."""
+    from weft.ops.cpu import kernels
+
+    return kernels
+
+
+@cache
 def _like(dtype: torch.dtype) -> np.ndarray:
     """An array that tells a kernel the type behind an address."""
     return torch.empty(1, dtype=dtype).numpy()
@@ -40,7 +49,9 @@ def _one(dtype: torch.dtype) -> Tensor:
 
 def _factors(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     """``(factors, step)``: a step of 0 stands for one number for all."""
-    return (_one(x.dtype), 0) if values is None else (values.to(x.dtype).contiguous(), 1)
+    if values is None:
+        return _one(x.dtype), 0
+    return (values if values.dtype == x.dtype else values.to(x.dtype)).contiguous(), 1
 
 
 def _order(back: Walk) -> Tensor:
@@ -65,8 +76,6 @@ class Dropout:
 
 def spmm(x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: Walk) -> Tensor:
     """``x [..., M, F]`` to ``[..., N, F]``; see :func:`weft.ops.spmm.spmm_torch`."""
-    from weft.ops.cpu.spmm_kernel import spmm_share
-
     lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
     x = x.contiguous()
     out = x.new_empty(*lead, N, F)
@@ -82,14 +91,12 @@ def spmm(x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: 
         _like(x.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(spmm_share, arguments, count_shares(T * (E + N) * F))
+        run_shares(_kernels().spmm_share, arguments, count_shares(T * (E + N) * F))
     return out
 
 
 def sddmm(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
     """``a [..., N, H*D]``, ``b [..., M, H*D]`` to ``[..., E, H]``; see :func:`weft.ops.sddmm.sddmm_torch`."""
-    from weft.ops.cpu.sddmm_kernel import sddmm_share
-
     lead, (N, width), M, E = a.shape[:-2], a.shape[-2:], b.shape[-2], walk.num_edges
     a, b = a.contiguous(), b.contiguous()
     out, T = a.new_empty(*lead, E, heads), math.prod(lead)
@@ -98,14 +105,12 @@ def sddmm(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
         T, N, M, E, heads, width // heads, _like(a.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(sddmm_share, arguments, count_shares(T * E * width))
+        run_shares(_kernels().sddmm_share, arguments, count_shares(T * E * width))
     return out
 
 
 def edge_softmax(scores: Tensor, walk: Walk) -> Tensor:
     """Softmax of ``scores [..., E, H]`` over each row; see :func:`weft.ops.edge_softmax.edge_softmax_torch`."""
-    from weft.ops.cpu.softmax_kernel import softmax_share
-
     (E, H), T = scores.shape[-2:], math.prod(scores.shape[:-2])
     scores = scores.contiguous()
     out = torch.empty_like(scores)
@@ -114,14 +119,12 @@ def edge_softmax(scores: Tensor, walk: Walk) -> Tensor:
         _like(scores.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(softmax_share, arguments, count_shares(16 * T * E * H))
+        run_shares(_kernels().softmax_share, arguments, count_shares(16 * T * E * H))
     return out
 
 
 def edge_softmax_backward(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
     """The gradient ``[..., E, H]`` to the scores."""
-    from weft.ops.cpu.softmax_kernel import softmax_backward_share
-
     (E, H), T = out.shape[-2:], math.prod(out.shape[:-2])
     grad, out = grad.contiguous(), out.contiguous()
     result = torch.empty_like(out)
@@ -130,14 +133,12 @@ def edge_softmax_backward(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
         _like(out.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if result.numel():
-        run_shares(softmax_backward_share, arguments, count_shares(8 * T * E * H))
+        run_shares(_kernels().softmax_backward_share, arguments, count_shares(8 * T * E * H))
     return result
 
 
 def spmm_max(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tensor]:
     """``(out, winner) [..., N, F]``; see :func:`weft.ops.spmm_max.spmm_max_torch`."""
-    from weft.ops.cpu.spmm_max_kernel import spmm_max_share
-
     lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
     x, T = x.contiguous(), math.prod(x.shape[:-2])
     out = x.new_empty(*lead, N, F)
@@ -148,14 +149,12 @@ def spmm_max(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tens
         walk.indices.data_ptr(), T, N, M, F, _like(x.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(spmm_max_share, arguments, count_shares(2 * T * (E + N) * F))
+        run_shares(_kernels().spmm_max_share, arguments, count_shares(2 * T * (E + N) * F))
     return out, winner
 
 
 def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: Walk, num_cols: int) -> Tensor:
     """The gradient ``[..., M, F]``; see :func:`weft.ops.spmm_max.spmm_max_backward_torch`."""
-    from weft.ops.cpu.spmm_max_kernel import BLOCK, spmm_max_backward_share
-
     lead, (N, F), T = grad.shape[:-2], grad.shape[-2:], math.prod(grad.shape[:-2])
     grad, winner = grad.contiguous(), winner.contiguous()
     result = grad.new_zeros(*lead, num_cols, F)
@@ -165,8 +164,8 @@ def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk:
         walk.indices.data_ptr(), T, N, num_cols, F, _like(grad.dtype), _like(winner.dtype),
     )  # fmt: skip
     if result.numel():
-        shares = min(count_shares(8 * T * N * F), T * -(-F // BLOCK))
-        run_shares(spmm_max_backward_share, arguments, shares)
+        shares = min(count_shares(8 * T * N * F), T * -(-F // _kernels().MAX_BLOCK))
+        run_shares(_kernels().spmm_max_backward_share, arguments, shares)
     return result
 
 
@@ -174,8 +173,6 @@ def bias_act_dropout(
     x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> Tensor:
     """See :func:`weft.ops.dropout.bias_act_dropout_torch`."""
-    from weft.ops.cpu.dropout_kernel import forward_share
-
     x = x.contiguous()
     out = torch.empty_like(x)
     lead = x.shape[:0] if clock is None else clock.shape[:-1]
@@ -188,7 +185,7 @@ def bias_act_dropout(
         x.shape[-1], ACTIVATION_CODE[act], has_bias, random.active, _like(x.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(forward_share, arguments, count_shares(WORK_OF_ACT[act] * x.numel()))
+        run_shares(_kernels().epilogue_share, arguments, count_shares(WORK_OF_ACT[act] * x.numel()))
     return out
 
 
@@ -199,8 +196,6 @@ def bias_act_dropout_backward(
     grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> Tensor:
     """See :func:`weft.ops.dropout.bias_act_dropout_backward_torch`."""
-    from weft.ops.cpu.dropout_kernel import backward_share
-
     grad, out = grad.contiguous(), out.contiguous()
     result = torch.empty_like(grad)
     lead = grad.shape[:0] if clock is None else clock.shape[:-1]
@@ -211,14 +206,12 @@ def bias_act_dropout_backward(
         ACTIVATION_CODE[act], random.active, _like(grad.dtype),
     )  # fmt: skip
     if result.numel():
-        run_shares(backward_share, arguments, count_shares(WORK_OF_ACT[act] * grad.numel()))
+        run_shares(_kernels().epilogue_backward_share, arguments, count_shares(WORK_OF_ACT[act] * grad.numel()))
     return result
 
 
 def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
     """``(out, out_plus, alpha_plus, log_sum)``; see :func:`weft.ops.attention.attention_forward_torch`."""
-    from weft.ops.cpu.attention_kernel import forward_share
-
     lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
     out, log_sum = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H)
@@ -231,14 +224,12 @@ def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
         random.active, slope, T, N, M, E, H, D, _like(x.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(forward_share, arguments, count_shares(T * E * H * (2 * D + 16)))
+        run_shares(_kernels().attention_share, arguments, count_shares(T * E * H * (2 * D + 16)))
     return out, out_plus, alpha_plus, log_sum
 
 
 def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
     """``(grad_x, grad_a_src)``; see :func:`weft.ops.attention.attention_backward_torch`."""
-    from weft.ops.cpu.attention_kernel import backward_share
-
     lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
     grad_x = x.new_empty(x.shape)
@@ -252,14 +243,12 @@ def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock
         _like(x.dtype), _like(back.indptr.dtype),
     )  # fmt: skip
     if grad_x.numel():
-        run_shares(backward_share, arguments, count_shares(T * E * H * (2 * D + 16)))
+        run_shares(_kernels().attention_backward_share, arguments, count_shares(T * E * H * (2 * D + 16)))
     return grad_x, grad_a_src
 
 
 def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Walk):
     """``(out, log_sum)``; see :func:`weft.ops.attention_v2.attention_v2_forward_torch`."""
-    from weft.ops.cpu.attention_v2_kernel import forward_share
-
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     x_src, x_dst, att = x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     out, log_sum = x_src.new_empty(*lead, N, H, D), x_src.new_empty(*lead, N, H)
@@ -271,14 +260,12 @@ def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Walk
         random.active, slope, T, N, M, E, H, D, _like(x_src.dtype), _like(walk.indptr.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(forward_share, arguments, count_shares(T * E * H * (3 * D + 16)))
+        run_shares(_kernels().attention_v2_share, arguments, count_shares(T * E * H * (3 * D + 16)))
     return out, log_sum
 
 
 def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
     """``(grad_x_src, grad_x_dst, grad_att)``; see :func:`weft.ops.attention_v2.attention_v2_backward_torch`."""
-    from weft.ops.cpu.attention_v2_backward_kernel import source_share, target_share
-
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     grad, x_src, x_dst, att = grad.contiguous(), x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     delta, log_sum = delta.contiguous(), log_sum.contiguous()
@@ -297,13 +284,13 @@ def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, 
             walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments, random.active, *sizes,
             _like(walk.indptr.dtype),
         )  # fmt: skip
-        run_shares(target_share, arguments, shares)
+        run_shares(_kernels().attention_v2_target_share, arguments, shares)
     if grad_src.numel():
         perm = _order(back)
         arguments = (
             grad_src.data_ptr(), *edges, *inputs, back.indptr.data_ptr(), back.indices.data_ptr(), perm.data_ptr(),
             *sizes, _like(back.indptr.dtype),
         )  # fmt: skip
-        run_shares(source_share, arguments, shares)
+        run_shares(_kernels().attention_v2_source_share, arguments, shares)
     grad_att = partial_att.sum(0)
     return grad_src, grad_dst, grad_att if att.dim() > 2 else grad_att.reshape(-1, H, D).sum(0)

@@ -38,7 +38,7 @@ def kernel(function):
     return compiled
 
 
-part = njit(nogil=True, error_model="numpy")  # a piece of a kernel, compiled into its callers
+part = njit(nogil=True, error_model="numpy", forceinline=True)  # a piece of a kernel, compiled into its callers
 
 
 def _to_pointer(kind):

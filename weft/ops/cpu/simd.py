@@ -109,6 +109,27 @@ def add(typing, left, right):
 
 
 @intrinsic
+def subtract(typing, left, right):
+    """``left - right``."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fsub(*arguments)
+
+    return left(left, right), generate
+
+
+@intrinsic
+def larger(typing, left, right):
+    """The larger of the two in every lane; ``left`` where ``right`` is NaN."""
+
+    def generate(context, builder, signature, arguments):
+        above = builder.fcmp_ordered(">", arguments[1], arguments[0])
+        return builder.select(above, arguments[1], arguments[0])
+
+    return left(left, right), generate
+
+
+@intrinsic
 def mul(typing, left, right):
     """``left * right``."""
 
@@ -156,6 +177,40 @@ def lane_sum(typing, value):
         return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
 
     return value.dtype(value), generate
+
+
+@intrinsic
+def spread_pair(typing, array, position):
+    """16 lanes: the number at ``position`` in the first eight, the next one in the others."""
+    vector = Vector(array.dtype, 16)
+
+    def generate(context, builder, signature, arguments):
+        lane = context.get_value_type(vector).element
+        data = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), ir.VectorType(lane, 2).as_pointer())
+        pair = builder.load(data, align=array.dtype.bitwidth // 8)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 8 + [1] * 8)
+        return builder.shuffle_vector(pair, pair, order)
+
+    return vector(array, types.int64), generate
+
+
+@intrinsic
+def half_sums(typing, value):
+    """The sums of the first and of the last half of the lanes, always in the same pairs."""
+    pair = types.UniTuple(value.dtype, 2)
+
+    def generate(context, builder, signature, arguments):
+        (total,) = arguments
+        distance = value.lanes // 4
+        while distance:
+            order = ir.VectorType(ir.IntType(32), value.lanes)
+            swap = ir.Constant(order, [lane ^ distance for lane in range(value.lanes)])
+            total = builder.fadd(total, builder.shuffle_vector(total, total, swap))
+            distance //= 2
+        places = (ir.Constant(ir.IntType(32), place) for place in (0, value.lanes // 2))
+        return cgutils.pack_array(builder, [builder.extract_element(total, place) for place in places])
+
+    return pair(value), generate
 
 
 @intrinsic
