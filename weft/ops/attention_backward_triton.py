@@ -10,12 +10,10 @@ from weft.ops.lanes_triton import (
     AttentionLaunch,
     add_hub_parts,
     choose_backward_launch,
-    flatten_tasks,
-    per_task_stride,
     spaced_rows,
-    triton_acc,
 )
 from weft.ops.lang import tl, triton
+from weft.ops.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
 

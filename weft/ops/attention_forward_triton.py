@@ -16,11 +16,10 @@ from weft.ops.lanes_triton import (
     finish_rows,
     merge_hubs_kernel,
     merge_lanes,
-    per_task_stride,
     spaced_rows,
-    triton_acc,
 )
 from weft.ops.lang import tl, triton
+from weft.ops.launch import per_task_stride, triton_acc
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
 

@@ -12,13 +12,11 @@ from weft.ops.lanes_triton import (
     choose_backward_launch,
     choose_forward_launch,
     finish_rows,
-    flatten_tasks,
     merge_hubs_kernel,
     merge_lanes,
-    per_task_stride,
-    triton_acc,
 )
 from weft.ops.lang import tl, triton
+from weft.ops.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2, use_triton
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 
 
 def column_sum_torch(x: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def column_sum_triton(x: Tensor, programs: int = 264) -> Tensor:
     partial = x.new_empty(tasks, parts, F, dtype=accumulate_dtype(x.dtype))
     _column_sum_kernel[(parts, -(-F // block_f), tasks)](
         x_TNF, partial, N, rows, F=F,
-        ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BN=block_n, BF=block_f, num_warps=4,
+        ACC=triton_acc(x.dtype), BN=block_n, BF=block_f, num_warps=4,
     )  # fmt: skip
     total = partial.squeeze(1) if parts == 1 else partial.sum(1)
     return total.to(x.dtype).reshape(*lead, F)

@@ -8,6 +8,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
+from weft.ops.launch import per_task_stride, triton_acc
 from weft.ops.random_triton import keep_scale, mix_key
 
 BLOCK = 1024
@@ -71,11 +72,6 @@ def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
     return int(torch.Size(lead).numel())
 
 
-def per_task(value: Tensor | None, tasks: int, width: int) -> int:
-    """Elements between two tasks' values, 0 where they share one."""
-    return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
-
-
 def bias_act_dropout_triton(
     x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
 ) -> Tensor:
@@ -91,9 +87,9 @@ def bias_act_dropout_triton(
         _forward_kernel[(-(-count // BLOCK), tasks)](
             x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
             x if clock is None else clock.contiguous(), out, count, count // max(width, 1), site,
-            per_task(bias, tasks, width), per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            per_task_stride(bias, tasks, width), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             F=width, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
-            ACC=tl.float64 if x.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
+            ACC=triton_acc(x.dtype), BLOCK=BLOCK,
         )  # fmt: skip
     return out
 
@@ -109,9 +105,9 @@ def bias_act_dropout_backward_triton(
     if grad.numel():
         _backward_kernel[(-(-count // BLOCK), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count, count // max(grad.shape[-1], 1), site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            grad_x, count, count // max(grad.shape[-1], 1), site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             F=max(grad.shape[-1], 1), ACT=act, DROP=rate is not None,
-            ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BLOCK=BLOCK,
+            ACC=triton_acc(grad.dtype), BLOCK=BLOCK,
         )  # fmt: skip
     return grad_x
 
@@ -172,8 +168,8 @@ def bias_act_dropout_backward_bias_triton(
     if grad.numel():
         _backward_bias_kernel[(parts, -(-F // block_f), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, partial, N, rows, site, per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            grad_x, partial, N, rows, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             F=F, ACT=act, DROP=rate is not None,
-            ACC=tl.float64 if grad.dtype == torch.float64 else tl.float32, BN=block_n, BF=block_f, num_warps=4,
+            ACC=triton_acc(grad.dtype), BN=block_n, BF=block_f, num_warps=4,
         )  # fmt: skip
     return grad_x, partial.sum(1).to(grad.dtype).reshape(bias_shape)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 from weft.ops.segments import scatter_extreme
 from weft.ops.walk import Walk
 
@@ -88,7 +89,7 @@ def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: Walk) 
             _row_stats_kernel[(-(-start.numel() // block_rows), tasks)](
                 scores_TEH, scores_TEH if other_TEH is None else other_TEH, start, length, maximum, total,
                 start.numel(), heads, scores_TEH.stride(0), maximum.stride(0),
-                DOT=other_TEH is not None, ACC=tl.float64 if acc == torch.float64 else tl.float32,
+                DOT=other_TEH is not None, ACC=triton_acc(acc),
                 BR=block_rows, BE=block_edges, BH=next_power_of_2(heads), num_warps=4,
             )  # fmt: skip
         pieces.append((maximum, total))
@@ -137,7 +138,7 @@ def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: Walk) -> Te
     if out.numel():
         maximum, total = _row_stats_triton(scores_TEH, other_TEH, walk)
         rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
-        acc = tl.float64 if scores.dtype == torch.float64 else tl.float32
+        acc = triton_acc(scores.dtype)
         _normalise_kernel[(-(-num_edges * heads // 1024), out.shape[0])](
             scores_TEH, scores_TEH if other_TEH is None else other_TEH, rows, maximum, total, out,
             num_edges * heads, heads, scores_TEH.stride(0), total.stride(0),

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 from weft.ops.worklist import WorkList
 
 
@@ -153,16 +153,6 @@ def choose_backward_launch(heads: int, width: int) -> AttentionLaunch:
     return AttentionLaunch(4, block_heads, block_width, max(1, min(8, block_heads * block_width // 64)))
 
 
-def triton_acc(dtype: torch.dtype):
-    """The accumulation type in Triton's terms."""
-    return tl.float64 if dtype == torch.float64 else tl.float32
-
-
-def flatten_tasks(value: Tensor, keep: int) -> Tensor:
-    """``[..., a, b]`` to contiguous ``[T, a, b]``, ``keep`` trailing dimensions kept."""
-    return value.reshape(-1, *value.shape[value.dim() - keep :]).contiguous()
-
-
 def spaced_rows(value: Tensor, keep: int) -> tuple[Tensor, int]:
     """``value [..., N, *row]`` with ``keep`` dimensions in a row, and the elements from one row to the next.
 
@@ -176,11 +166,6 @@ def spaced_rows(value: Tensor, keep: int) -> tuple[Tensor, int]:
     if list(value.stride()[lead:]) == dense and even and spacing >= row.numel():
         return value, spacing
     return value.contiguous(), row.numel()
-
-
-def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
-    """Elements between two tasks' values, 0 where they share one (or there is none)."""
-    return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
 
 
 def add_hub_parts(part: Tensor, work: WorkList, out: Tensor, num_rows: int, spacing: int) -> None:

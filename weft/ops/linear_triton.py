@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
-from weft.ops.dropout_triton import per_task
 from weft.ops.lang import tl, triton
+from weft.ops.launch import per_task_stride
 from weft.ops.random_triton import keep_scale, mix_key
 
 
@@ -96,8 +96,8 @@ def linear_triton(
         _linear_kernel[grid](
             x, weight, x if bias is None else bias.contiguous(), x if add is None else add.contiguous(),
             x if rate is None else rate.contiguous(), x if clock is None else clock.contiguous(), out, N, site,
-            per_task(x, tasks, N * I) // max(I, 1), per_task(weight, tasks, O * I) // max(I, 1), per_task(bias, tasks, O),
-            per_task(rate, tasks, 1), per_task(clock, tasks, 2),
+            per_task_stride(x, tasks, N * I) // max(I, 1), per_task_stride(weight, tasks, O * I) // max(I, 1), per_task_stride(bias, tasks, O),
+            per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             I=I, O=O, HAS_BIAS=bias is not None, HAS_ADD=add is not None, ACT=act, DROP=rate is not None,
             PRECISION=float32_precision() if x.dtype == torch.float32 else "tf32",
             BN=launch.block_rows, BO=launch.block_out, BK=launch.block_in,

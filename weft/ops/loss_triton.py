@@ -7,6 +7,7 @@ from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def _launch(logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor 
     _cross_entropy_kernel[(programs, tasks)](
         logits_TNC, labels, rows, losses if grad_loss is None else grad_loss, losses,
         losses if grad is None else grad, rows.numel(), N, C=C, GRADIENT=grad is not None,
-        ACC=tl.float64 if logits_TNC.dtype == torch.float64 else tl.float32, BM=block_m, BC=block_c, num_warps=2,
+        ACC=triton_acc(logits_TNC.dtype), BM=block_m, BC=block_c, num_warps=2,
     )  # fmt: skip
     return losses
 

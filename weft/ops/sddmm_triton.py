@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 from weft.ops.walk import Walk
 
 
@@ -49,6 +49,6 @@ def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
         rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
         _sddmm_kernel[(-(-walk.num_edges // block_e), heads, tasks)](
             a_TNF, b_TMF, rows, walk.indices, out, walk.num_edges, a_TNF.shape[1], b_TMF.shape[1],
-            heads=heads, D=D, ACC=tl.float64 if a.dtype == torch.float64 else tl.float32, BE=block_e, BD=block_d, num_warps=4,
+            heads=heads, D=D, ACC=triton_acc(a.dtype), BE=block_e, BD=block_d, num_warps=4,
         )  # fmt: skip
     return out.reshape(*lead, walk.num_edges, heads)

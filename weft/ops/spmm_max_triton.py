@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
-from weft.ops.lanes_triton import add_hub_parts, flatten_tasks, triton_acc
+from weft.ops.lanes_triton import add_hub_parts
 from weft.ops.lang import tl, triton
+from weft.ops.launch import flatten_tasks, triton_acc
 from weft.ops.walk import Walk
 
 NO_EDGE = tl.constexpr(2**62) if hasattr(tl, "constexpr") else 2**62

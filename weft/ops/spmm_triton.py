@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.launch import triton_acc
 from weft.ops.walk import Walk
 
 
@@ -192,7 +192,7 @@ def spmm_triton(
     if out_TNF.numel() == 0:
         return out_TNF.reshape(*lead, walk.num_rows, num_features)
     launch = launch or choose_launch(num_cols, num_features, x.element_size(), walk.num_edges / max(walk.num_rows, 1))
-    acc = tl.float64 if x.dtype == torch.float64 else tl.float32
+    acc = triton_acc(x.dtype)
     num_partial = work.hub_of_partial.numel()
     partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))
     per_task_weight = weight is not None and weight.dim() > 1

@@ -1,0 +1,23 @@
+"""The few things that the launchers of Triton kernels share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.lang import tl
+
+
+def triton_acc(dtype: torch.dtype):
+    """The accumulation type in Triton's terms."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def flatten_tasks(value: Tensor, keep: int) -> Tensor:
+    """``[..., a, b]`` to contiguous ``[T, a, b]``, ``keep`` trailing dimensions kept."""
+    return value.reshape(-1, *value.shape[value.dim() - keep :]).contiguous()
+
+
+def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
+    """Elements between two tasks' values, 0 where they share one (or there is none)."""
+    return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
