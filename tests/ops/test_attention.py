@@ -40,10 +40,6 @@ class TestAttention(OperatorContract):
         return plain_attention(adj, x, a_src, a_dst)
 
 
-class TestOneHead(TestAttention):
-    heads = 1
-
-
 class TestDroppedOut(TestAttention):
     def call(self, adj, x, a_src, a_dst):
         return graph_attention(adj, x, a_src, a_dst, dropout=0.5, clock=CLOCK, site=SITE)
@@ -72,6 +68,20 @@ def test_every_task_has_its_own_clock_and_rate(dtype):
 
     for function in (stacked, mapped):
         assert_agrees(function, lambda *values: plain_attention(adj, *values, torch.stack(masks)), inputs, dtype)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 12, 13])
+@pytest.mark.parametrize("width", [7, 8, 16])
+def test_every_way_to_group_heads(width, heads):
+    """The CPU kernels take eight or four heads at once, and heads of eight features side by side."""
+    adj = mixed()
+    shapes = (adj.num_cols, heads, width), (adj.num_cols, heads), (adj.num_rows, heads)
+    inputs = [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
+    mask = mask_of(CLOCK, SITE, adj.num_edges * heads, 0.5).reshape(adj.num_edges, heads)
+    assert_agrees(
+        lambda *a: graph_attention(adj, *a, dropout=0.5, clock=CLOCK, site=SITE),
+        lambda *a: plain_attention(adj, *a, mask), inputs, torch.float32,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.01, 1.0])
