@@ -15,7 +15,8 @@ def triton_acc(dtype: torch.dtype):
 
 def flatten_tasks(value: Tensor, keep: int) -> Tensor:
     """``[..., a, b]`` to contiguous ``[T, a, b]``, ``keep`` trailing dimensions kept."""
-    return value.reshape(-1, *value.shape[value.dim() - keep :]).contiguous()
+    lead = value.dim() - keep
+    return value.reshape(value.shape[:lead].numel(), *value.shape[lead:]).contiguous()
 
 
 def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
