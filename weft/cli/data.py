@@ -42,7 +42,9 @@ def list_graphs(json: Json = False) -> None:
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("name", "kind", "nodes", "edges", "features", "classes", "note"):
-        table.add_column(heading, justify="right" if heading in _COUNTS else "left", no_wrap=True)
+        # A long note folds; a name or a number that was cut would be of no use.
+        justify = "right" if heading in _COUNTS else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "note", overflow="fold")
     for entry in found:
         counts = (entry.num_nodes, entry.num_edges, entry.num_features, entry.num_classes)
         table.add_row(entry.name, entry.kind, *(_count(value) for value in counts), entry.note)
