@@ -29,9 +29,13 @@ def kernel(function):
     """Compile on first use, without the GIL, and keep the result on disk for the next process.
 
     Numba's own check looks at the file of the function alone and would miss a change in a module that it
-    calls, so the stamp of the stored code is the digest of all of them.
+    calls, so the stamp of the stored code is the digest of all of them. Where there is no folder to write to, neither
+    beside the package nor in the user's cache, every process compiles for itself.
     """
-    compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
+    try:
+        compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:
+        return njit(nogil=True, error_model="numpy")(function)
     stored = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(stored, "_source_stamp"):
         stored._source_stamp = _sources_digest()
