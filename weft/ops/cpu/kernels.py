@@ -1,5 +1,7 @@
 """Every kernel under one roof, so that one import brings numba and all of them."""
 
+from __future__ import annotations
+
 from weft.ops.cpu.attention_kernel import backward_share as attention_backward_share
 from weft.ops.cpu.attention_kernel import forward_share as attention_share
 from weft.ops.cpu.attention_v2_backward_kernel import source_share as attention_v2_source_share
