@@ -23,11 +23,11 @@ from benchmarks.pyg_training import train_pyg
 from benchmarks.recorder import Recorder, common_arguments, find, print_table
 from weft.core.task import Task
 from weft.engine.train import run as weft_run
-from weft.graph.catalog import load
+from weft.graph.catalog import data_folders, load
 from weft.graph.graph import Graph
 
 THREADS = 2
-DATA = Path("../shared/data")
+DATA = data_folders()[0]  # $WEFT_DATA, or ~/.cache/weft/data
 
 
 def paper_task(graph: Graph, epochs: int, eval_every: int, seed: int = 0) -> Task:

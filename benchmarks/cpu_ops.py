@@ -24,6 +24,7 @@ from torch.nn.functional import dropout, relu
 from benchmarks.recorder import Recorder, common_arguments, find, listed, print_table
 from benchmarks.timing import time_until
 from weft.graph import shapes
+from weft.graph.catalog import data_folders
 from weft.graph.readers import read
 from weft.ops import Adjacency, cpu, spmm
 from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
@@ -36,7 +37,7 @@ from weft.ops.spmm_max import spmm_max_torch
 from weft.ops.walk import Walk, pack, unpack
 
 THREADS = 2
-DATA = Path("../shared/data")
+DATA = data_folders()[0]  # $WEFT_DATA, or ~/.cache/weft/data
 LIKENESS = {"facebook": ("artist", 0.2)}  # the named shape nearest to it, and how much of it
 WIDTHS = (7, 16, 64, 256)
 HEADS, WIDTH = 8, 8
