@@ -8,8 +8,8 @@ from weft.core.task import MODELS, Task
 
 CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
 
-# Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads of a quiet machine
-# gain nothing (4 models and 3 graphs measured), and on a busy one they wait for each other: a training on the
+# Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
+# and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
 # embedded graph took 20 times as long beside one other process.
 WORK_FOR_THREADS = 1 << 25
 
