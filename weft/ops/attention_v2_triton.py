@@ -1,4 +1,4 @@
-"""Triton kernels of ``attention_v2.py``, built like those of ``attention_triton.py`` (see there for lanes)."""
+"""Triton kernels of ``attention_v2.py``, built like GAT's (``lanes_triton.py`` explains lanes)."""
 
 from __future__ import annotations
 
