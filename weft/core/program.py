@@ -1,0 +1,129 @@
+"""Program: the operators of one training step, with the bytes they touch and how long those live.
+
+A Program is captured from the step that will run (``weft.capture``) and read by the planner. Nothing in it
+knows torch: sizes are plain numbers, so that memory and time can be worked out anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KINDS = ("graph", "input", "weight", "state", "activation", "gradient", "temporary", "constant")
+PHASES = ("forward", "backward", "update", "evaluation")
+
+
+@dataclass(frozen=True)
+class Value:
+    """One storage: tensors that are views of each other are one Value.
+
+    ``kind`` is one of :data:`KINDS`; ``shape`` and ``dtype`` are those of the tensor that allocated it.
+    """
+
+    bytes: int
+    kind: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Value:
+        """The inverse of ``asdict``."""
+        return cls(int(data["bytes"]), data["kind"], tuple(data.get("shape", ())), data.get("dtype", "float32"))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One call of an operator, in execution order.
+
+    ``reads`` and ``writes`` are ids of Values; a written Value that nobody wrote before and that is not
+    resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by
+    index; ``workspace`` is alive inside the operator alone.
+    """
+
+    name: str
+    phase: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    flops: float = 0.0
+    stream_bytes: float = 0.0
+    gather_bytes: float = 0.0
+    launches: int = 0
+    workspace: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Operator:
+        """The inverse of ``asdict``."""
+        return cls(**{**data, "reads": tuple(data["reads"]), "writes": tuple(data["writes"])})
+
+
+@dataclass(frozen=True)
+class Program:
+    """The operator DAG of one training step of ``tasks`` tasks that share it.
+
+    ``resident`` lists the Values that are alive before and after the step (graph, features, weights, optimizer
+    state). ``unknown`` names the operators that no cost is known for. ``note`` says when and how the figures
+    are not a plain capture.
+    """
+
+    values: tuple[Value, ...]
+    operators: tuple[Operator, ...]
+    resident: tuple[int, ...]
+    unknown: tuple[str, ...] = ()
+    tasks: int = 1
+    note: str = ""
+
+    def bytes_by_kind(self, ids: tuple[int, ...] | None = None) -> dict[str, int]:
+        """Bytes of the Values ``ids`` (None: all of them) by kind; kinds without any are left out."""
+        total: dict[str, int] = {}
+        for value in self.values if ids is None else (self.values[i] for i in ids):
+            total[value.kind] = total.get(value.kind, 0) + value.bytes
+        return total
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that are alive before and after the step."""
+        return sum(self.values[i].bytes for i in self.resident)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one step."""
+        return sum(op.flops for op in self.operators)
+
+    @property
+    def launches(self) -> int:
+        """Kernels of one step."""
+        return sum(op.launches for op in self.operators)
+
+    def phase(self, name: str) -> tuple[Operator, ...]:
+        """The operators of one phase, in order."""
+        return tuple(op for op in self.operators if op.phase == name)
+
+    def lifetimes(self) -> dict[int, tuple[int, int]]:
+        """``(first, last)`` operator of every Value that the step itself allocates, by id.
+
+        A Value is allocated at the first operator that writes it and may be freed after the last that touches it.
+        """
+        kept = set(self.resident)
+        lives: dict[int, tuple[int, int]] = {}
+        for position, op in enumerate(self.operators):
+            for value in (*op.reads, *op.writes):
+                if value not in kept:
+                    lives[value] = (lives[value][0] if value in lives else position, position)
+        return lives
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Program:
+        """The inverse of :meth:`to_dict`."""
+        return cls(
+            values=tuple(Value.from_dict(value) for value in data["values"]),
+            operators=tuple(Operator.from_dict(op) for op in data["operators"]),
+            resident=tuple(data["resident"]),
+            unknown=tuple(data.get("unknown", ())),
+            tasks=int(data.get("tasks", 1)),
+            note=data.get("note", ""),
+        )
