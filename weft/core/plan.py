@@ -1,21 +1,25 @@
-"""Plan: how a training will be run, decided before it starts, and why."""
+"""Plan: how a group of trainings will be run, decided before it starts, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+JOINS = ("solo", "stacked", "woven")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The decisions for one group of tasks.
+    """The decisions for one group of tasks on one graph.
 
-    ``join``: how the members share a step (``"solo"``: a group of one). ``device``: ``"cpu"`` or ``"cuda"``.
-    ``replay``: record the step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first
-    layer's aggregation of the features is constant and computed before training, else ``"every step"``.
-    ``threads``: how many a CPU run may use, None for as many as torch has.
-    ``why`` has a sentence for every decision.
+    ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
+    (one batched step for all), ``"woven"`` (several stacks in one step). ``stacks``: the members of each stack as
+    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: record
+    the step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first layer's aggregation of
+    the features is constant and computed before training, else ``"every step"``. ``threads``: how many a CPU run
+    may use, None for as many as torch has. ``cost``: the estimate for the group as plain data
+    (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made. ``why`` has a sentence for every decision.
     """
 
     members: tuple[str, ...]
@@ -25,18 +29,32 @@ class Plan:
     first_layer: str = "every step"
     threads: int | None = None
     why: tuple[str, ...] = ()
+    stacks: tuple[tuple[int, ...], ...] = ()
+    cost: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stack_members(self) -> tuple[tuple[int, ...], ...]:
+        """The members of each stack as positions in ``members``, one stack of all where nothing else was said."""
+        return self.stacks or (tuple(range(len(self.members))),)
 
     def __str__(self) -> str:
-        head = f"{', '.join(self.members)}: {self.join} on {self.device}"
+        names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")
+        count = f"{len(self.members)} tasks ({names})" if len(self.members) > 1 else names
+        stacks = f" in {len(self.stacks)} stacks" if len(self.stacks) > 1 else ""
+        head = f"{count}: {self.join}{stacks} on {self.device}"
         return "\n".join([head, *(f"  - {reason}" for reason in self.why)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "members": list(self.members), "why": list(self.why)}
+        stacks = [list(stack) for stack in self.stacks]
+        lists = {"members": list(self.members), "why": list(self.why), "stacks": stacks}
+        return {**asdict(self), **lists, "cost": dict(self.cost)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in data.items() if key in known}
-        return cls(**{**kept, "members": tuple(kept["members"]), "why": tuple(kept.get("why", ()))})
+        kept["members"], kept["why"] = tuple(kept["members"]), tuple(kept.get("why", ()))
+        kept["stacks"] = tuple(tuple(stack) for stack in kept.get("stacks", ()))
+        return cls(**kept)
