@@ -6,6 +6,8 @@ import pytest
 
 from weft.core.errors import SpecError
 from weft.core.spec import read_spec
+from weft.core.sweep import Sweep
+from weft.core.task import Task
 
 SPEC = """
 graph = "cora"
@@ -70,7 +72,15 @@ def test_overriding_the_model(spec, change):
         ('graph = "cora"\nlr = 1', "lr is in the wrong place; lr belongs in [train]"),
         ('graph = "cora"\n[train]\nseed = 1', "seed belongs at the top"),
         ('graph = "cora"\ntrain = 3', "train = 3 must be a section, written [train]"),
-        ('graph = "cora"\nseed = [0, 1]', "seed = [0, 1] is a list; a spec describes one task"),
+        ('graph = "cora"\nseed = []', "sweep 'my-task': seed=[] has no values"),
+        ('graph = "cora"\nseed = [1, 1]', "seed lists 1 2 times"),
+        ('graph = "cora"\ntask = 3', "must be tables, each written [[task]]"),
+        ('graph = "cora"\nsweep = 3', "must be a section, written [sweep]"),
+        ('graph = "cora"\n[sweep]\nsample = 3', "unknown setting 'sweep.sample'; known here: samples, sample_seed"),
+        ('graph = "cora"\n[[task]]\nhiden = 3', "[[task]]: unknown setting 'hiden'; did you mean"),
+        ('graph = "cora"\n[train]\nlr = { normal = [0, 1] }', "expected one of uniform, loguniform, choice"),
+        ('graph = "cora"\n[train]\nlr = { uniform = [1] }', "expected the two ends of the range"),
+        ('graph = "cora"\n[train]\nlr = { uniform = [0.1, 1] }', "say how often with samples="),
         ('graph = "cora"\n[train]\nlr = -1', "task 'my-task': lr=-1.0 must be above 0"),
     ],
 )
@@ -113,3 +123,55 @@ def test_paths_beside_the_spec_are_found(spec, tmp_path):
     task = read_spec(spec('graph = "data.npz"\nmodel = "net.py:Net"'))
     assert task.graph == str(tmp_path / "data.npz")
     assert task.model == f"{tmp_path / 'net.py'}:Net"
+
+
+SWEEP = """
+graph = "cora"
+seed = [0, 1]
+[model]
+name = ["gcn", "gat"]
+norm = ["none", "layer"]
+[train]
+lr = { loguniform = [1e-4, 1e-1] }
+betas = [[0.9, 0.999], [0.8, 0.99]]
+[sweep]
+samples = 3
+"""
+
+
+def test_lists_and_ranges_make_a_sweep(spec):
+    sweep = read_spec(spec(SWEEP))
+    assert isinstance(sweep, Sweep)
+    assert (sweep.name, len(sweep)) == ("my-task", 3 * 2 * 2 * 2 * 2)
+    assert sweep.varying == ("seed", "model", "norm", "lr", "betas")
+    assert {task.norm for task in sweep} == {None, "layer"}
+    assert all(1e-4 <= task.lr <= 1e-1 for task in sweep)
+
+
+def test_overrides_make_a_sweep_and_unmake_one(spec):
+    changes = ["model.hidden=[16, 64]", "train.dropout=0.1"]
+    with pytest.raises(SpecError, match=r"wrong place; dropout belongs in \[model\]"):
+        read_spec(spec(), changes)
+    sweep = read_spec(spec(), ["model.hidden=[16, 64]", "train.lr={uniform=[0.1, 0.2]}", "sweep.samples=2"])
+    assert [task.hidden for task in sweep] == [16, 64, 16, 64]
+    assert isinstance(read_spec(spec('graph = "cora"\nmodel = ["gcn", "gat"]'), ["model=gcn"]), Task)
+    assert len(read_spec(spec('graph = "cora"\nmodel = { choice = ["gcn", "gat"] }\n[sweep]\nsamples = 2'))) == 2
+
+
+def test_tables_of_tasks(spec):
+    text = """
+graph = "cora"
+seed = [0, 1]
+[[task]]
+name = "paper"
+model = "gat"
+lr = 0.005
+[[task]]
+model.hidden = [16, 32]
+train.lr = 0.01
+"""
+    tasks = read_spec(spec(text)).tasks()
+    expected = ["paper seed=0", "paper seed=1", "gcn seed=0 hidden=16 lr=0.01", "gcn seed=0 hidden=32 lr=0.01"]
+    assert [task.name for task in tasks[:4]] == expected
+    assert (tasks[0].model, tasks[0].lr, tasks[0].hidden) == ("gat", 0.005, 64)
+    assert len(tasks) == 6

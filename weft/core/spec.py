@@ -1,31 +1,41 @@
-"""Spec files: a task written as TOML, with ``section.key=value`` overrides on top.
+"""Spec files: a task or a sweep written as TOML, with ``section.key=value`` overrides on top.
 
     graph = "cora"
+    seed = [0, 1, 2]
     [model]
     name = "gcn"
-    hidden = 16
+    hidden = [16, 64]
     [train]
-    epochs = 200
+    lr = { loguniform = [1e-4, 1e-1] }
+    [sweep]
+    samples = 20
 
-Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`.
+Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`. A list, a
+range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.sampling import Choice
+from weft.core.sweep import Sweep, read_value, varies
 from weft.core.task import Task, rules
 
 SECTIONS = ("model", "train")
+SWEEP_KEYS = ("samples", "sample_seed")
 
 
-def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task:
-    """The task that the TOML file at ``path`` describes, with ``--set`` style ``overrides`` applied."""
+def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task | Sweep:
+    """What the TOML file at ``path`` describes, with ``--set`` style ``overrides`` applied.
+
+    A :class:`Task`, or a :class:`Sweep` where a setting has several values or there are ``[[task]]`` tables.
+    """
     path = Path(path)
     data = _read_toml(path)
     for override in overrides:
@@ -35,28 +45,80 @@ def read_spec(path: str | Path, overrides: Iterable[str] = ()) -> Task:
 
 def parse_spec(
     data: Mapping[str, Any], where: str = "spec", default_name: str | None = None, folder: Path | None = None
-) -> Task:
-    """The task that parsed TOML ``data`` describes; ``where`` begins every complaint."""
-    values = _flatten(data, where)
-    for key, value in values.items():
-        if isinstance(value, list) and key != "betas":
-            raise SpecError(f"{where}: {key} = {value!r} is a list; a spec describes one task, so give one value")
+) -> Task | Sweep:
+    """What parsed TOML ``data`` describes; ``where`` begins every complaint."""
+    data = dict(data)
+    tables, options = data.pop("task", []), data.pop("sweep", {})
+    values = _read_values(_flatten(data, where), folder)
     if "graph" not in values:
         raise SpecError(f'{where}: no graph; add a line such as graph = "cora"')
     values.setdefault("name", default_name)
-    if folder is not None:
-        values["graph"] = _beside(values["graph"], folder)
-        values["model"] = _beside(values.get("model", "gcn"), folder)
+    entries = [_read_values(_flatten_task(table, where), folder) for table in _tables(tables, where)]
+    options = _options(options, where)
+    if entries or options or any(varies(key, value) for key, value in values.items()):
+        return Sweep(tasks=entries, **options, **values)
     return Task(**values)
+
+
+def _tables(tables: Any, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise SpecError(f"{where}: task = {tables!r} must be tables, each written [[task]]")
+    return tables
+
+
+def _options(options: Any, where: str) -> dict[str, Any]:
+    """``[sweep]``: how often to draw, and from which seed."""
+    if not isinstance(options, Mapping):
+        raise SpecError(f"{where}: sweep = {options!r} must be a section, written [sweep]")
+    for key in options:
+        if key not in SWEEP_KEYS:
+            raise SpecError(f"{where}: unknown setting 'sweep.{key}'; known here: {', '.join(SWEEP_KEYS)}")
+    return dict(options)
+
+
+def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Values as :class:`Sweep` takes them: ranges to draw from, "none" as None, paths where they lead."""
+    optional = {name for name, rule in rules().items() if rule.optional}
+    result = {}
+    for key, value in values.items():
+        value = read_value(key, value)
+        if key in optional:
+            value = _each(value, lambda item: None if item == "none" else item)
+        if key in ("graph", "model") and folder is not None:
+            value = _each(value, lambda item: _beside(item, folder))
+        result[key] = value
+    return result
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` for one value, or for all of a list or a choice."""
+    if isinstance(value, list):
+        return [change(item) for item in value]
+    if isinstance(value, Choice):
+        return Choice(tuple(change(item) for item in value.values))
+    return change(value)
+
+
+def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A ``[[task]]`` table: settings by their plain names, or in sections as ``model.hidden = 16``."""
+    sections = {name: dict(value) for name in SECTIONS if isinstance(value := table.get(name), Mapping)}
+    if isinstance(table.get("model"), (str, list)):
+        sections["model"] = {"name": table["model"]}
+    top: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in SECTIONS:
+            home = next((section for section in ("", *SECTIONS) if key in _known(section)), "")
+            (sections.setdefault(home, {}) if home else top)[key] = value
+    return _flatten({**top, **sections}, f"{where}, [[task]]")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     if path.is_dir():
-        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task")
+        raise SpecError(f"{path} is a folder; expected a TOML file that describes a task or a sweep")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task") from None
+        raise SpecError(f"{path}: no such file; expected a TOML file that describes a task or a sweep") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -71,7 +133,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise SpecError(f"--set {override}: expected key=value, such as --set train.lr=0.02")
     if parts[0] == "model" and len(parts) == 1:
         parts = ["model", "name"]
-    if parts[0] == "model" and isinstance(data.get("model"), str):
+    if parts[0] == "model" and isinstance(data.get("model"), (str, list)):
         data["model"] = {"name": data["model"]}
     section = data if len(parts) == 1 else data.setdefault(parts[0], {})
     if not isinstance(section, dict):
@@ -89,7 +151,7 @@ def _value(text: str) -> Any:
 def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in data.items():
-        if key == "model" and isinstance(value, str):
+        if key == "model" and (isinstance(value, (str, list)) or _is_range(value)):
             values["model"] = value
         elif key in SECTIONS:
             if not isinstance(value, Mapping):
@@ -101,6 +163,11 @@ def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
             _check_known(key, "", where)
             values[key] = value
     return values
+
+
+def _is_range(value: Any) -> bool:
+    """``model = { choice = ["gcn", "gat"] }`` rather than the section ``[model]``."""
+    return isinstance(value, Mapping) and set(value) == {"choice"}
 
 
 def _known(section: str) -> list[str]:

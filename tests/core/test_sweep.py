@@ -1,0 +1,197 @@
+"""A sweep expands to tasks with names of their own, the same ones every time, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core.errors import SpecError
+from weft.core.sampling import Choice, Range, choice, loguniform, uniform
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+
+
+def names(sweep):
+    return [task.name for task in sweep.tasks()]
+
+
+def test_a_grid_is_every_combination_named_by_what_varies():
+    sweep = Sweep("cora", model="gcn", epochs=50, hidden=[16, 64], lr=(1e-2, 5e-3), seed=range(3))
+    assert len(sweep) == 12
+    assert sweep.varying == ("hidden", "lr", "seed")
+    assert names(sweep)[:4] == [
+        "hidden=16 lr=0.01 seed=0",
+        "hidden=16 lr=0.01 seed=1",
+        "hidden=16 lr=0.01 seed=2",
+        "hidden=16 lr=0.005 seed=0",
+    ]
+    assert {task.epochs for task in sweep} == {50}
+    assert len(set(names(sweep))) == 12
+
+
+def test_models_in_a_list_and_arrays():
+    sweep = Sweep("cora", model=["gcn", "gat"], lr=np.array([0.1, 0.2]))
+    assert names(sweep) == ["gcn lr=0.1", "gcn lr=0.2", "gat lr=0.1", "gat lr=0.2"]
+
+
+def test_a_sweep_of_one():
+    assert names(Sweep("cora", model="sage")) == ["sage"]
+    assert Sweep("cora", lr=[0.5]).tasks()[0].lr == 0.5
+    assert Sweep("cora").varying == ()
+
+
+def test_a_pair_of_betas_is_one_value():
+    assert len(Sweep("cora", betas=(0.9, 0.99))) == 1
+    sweep = Sweep("cora", betas=[(0.9, 0.99), [0.8, 0.9]])
+    assert [task.betas for task in sweep] == [(0.9, 0.99), (0.8, 0.9)]
+    assert names(sweep) == ["betas=0.9/0.99", "betas=0.8/0.9"]
+
+
+def test_names_have_as_many_digits_as_they_need():
+    assert names(Sweep("cora", lr=[0.12341, 0.12342])) == ["lr=0.12341", "lr=0.12342"]
+    assert names(Sweep("cora", patience=[None, 5], residual=[True, False]))[0] == "patience=none residual=true"
+
+
+def test_models_given_as_objects_are_told_apart():
+    def net(i, o):
+        return None
+
+    other = lambda i, o: None  # noqa: E731
+    other.__name__ = "net"
+    assert names(Sweep("cora", model=[net, other])) == ["net#1", "net#2"]
+
+
+def test_random_search_is_the_same_every_time():
+    def make(drawn_from, **more):
+        return Sweep(
+            "cora", lr=loguniform(1e-4, 1e-1), dropout=uniform(0, 0.9), samples=8, sample_seed=drawn_from, **more
+        )
+
+    assert make(3).tasks() == make(3).tasks()
+    assert make(3).tasks() != make(4).tasks()
+    assert all(1e-4 <= task.lr <= 1e-1 and 0 <= task.dropout < 0.9 for task in make(3))
+    wider = make(3, weight_decay=loguniform(1e-5, 1e-3))
+    assert [task.lr for task in wider] == [task.lr for task in make(3)], "a further setting moves no other draw"
+    crossed = make(3, seed=[0, 1])
+    assert len(crossed) == 16
+    assert crossed.tasks()[0].lr == crossed.tasks()[1].lr, "every draw meets every seed"
+
+
+def test_whole_numbers_and_steps():
+    assert all(type(task.hidden) is int for task in Sweep("cora", hidden=loguniform(4, 256), samples=20))
+    stepped = Sweep("cora", model="gat", hidden=uniform(16, 64, step=16), samples=4)
+    assert sorted(task.hidden for task in stepped) == [16, 32, 48, 64], "four draws, and four values there are"
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 50), st.integers(1, 50), st.booleans(), st.booleans())
+def test_draws_stay_inside(share, low, span, log, whole):
+    value = Range(low, low + span, log).at(share, whole)
+    assert low <= value <= low + span
+    assert isinstance(value, int) == whole
+
+
+def test_every_whole_number_is_equally_likely():
+    counts = [0] * 5
+    for index in range(1000):
+        counts[uniform(0, 4).at(index / 1000, True)] += 1
+    assert counts == [200] * 5
+    assert [Choice(("a", "b")).at(share, False) for share in (0.0, 0.49, 0.5, 0.99)] == ["a", "a", "b", "b"]
+
+
+def test_overrides_that_belong_together():
+    entries = [{"name": "paper", "model": "gat", "lr": 0.005}, {"lr": [0.1, 0.2]}]
+    sweep = Sweep("cora", tasks=entries, seed=[0, 1])
+    assert names(sweep) == [
+        "paper seed=0",
+        "paper seed=1",
+        "gcn seed=0 lr=0.1",
+        "gcn seed=0 lr=0.2",
+        "gcn seed=1 lr=0.1",
+        "gcn seed=1 lr=0.2",
+    ]
+    assert sweep.varying == ("model", "seed", "lr")
+
+
+def test_from_tasks_gives_the_same_tasks():
+    tasks = [Task(graph="cora", hidden=16), Task(graph="cora", hidden=16, seed=2, name="x"), Task(graph="cora", lr=0.5)]
+    sweep = Sweep.from_tasks(tasks)
+    assert names(sweep) == ["hidden=16 lr=0.01 seed=0", "x", "hidden=64 lr=0.5 seed=0"]
+    assert [task.with_values(name=None) for task in sweep] == [task.with_values(name=None) for task in tasks]
+    same = [Task(graph="cora", seed=seed, name="a") for seed in (0, 1)]
+    assert names(Sweep.from_tasks(same)) == ["a seed=0", "a seed=1"]
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        Sweep("cora", model=["gcn", "gat"], hidden=[16, 64], seed=range(2), betas=[(0.9, 0.99), (0.8, 0.9)], name="a"),
+        Sweep("cora", lr=loguniform(1e-4, 0.1), hidden=uniform(8, 64, step=8), norm=choice([None, "layer"]), samples=4),
+        Sweep("cora", tasks=[{"lr": 0.1, "hidden": [1, 2]}, {"name": "b", "lr": 0.2}], sample_seed=3),
+    ],
+    ids=["grid", "random", "explicit"],
+)
+def test_json_round_trip(sweep):
+    again = Sweep.from_dict(json.loads(json.dumps(sweep.to_dict())))
+    assert again == sweep
+    assert again.tasks() == sweep.tasks()
+
+
+def test_objects_become_descriptions():
+    def net(i, o):
+        return None
+
+    data = Sweep("cora", model=[net, "gcn"]).to_dict()
+    assert data["model"] == ["<net>", "gcn"]
+    with pytest.raises(SpecError, match="<net>"):
+        Sweep.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "gat", "hidden": [16, 20]}, "task 'hidden=20': hidden=20 must be a multiple of heads=8"),
+        ({"hidden": [16, 0], "seed": [0, 1]}, "task 'hidden=0 seed=0': hidden=0 must be at least 1"),
+        ({"lr": [0.1, 0.2, 0.1]}, "sweep 'mine': lr lists 0.1 2 times"),
+        ({"lr": []}, "lr=[] has no values"),
+        ({"betas": []}, "betas=[] has no values"),
+        ({"hiden": [1]}, "sweep 'mine': unknown setting 'hiden'; did you mean 'hidden'?"),
+        ({"hidden": range(1, 201), "seed": range(200)}, "40,000 tasks (200 x 200) are more than 10,000"),
+        ({"samples": 3, "lr": [0.1, 0.2]}, "samples=3, but no setting is drawn"),
+        ({"lr": uniform(0.1, 0.2)}, "lr=uniform(0.1, 0.2) is drawn; say how often with samples="),
+        ({"samples": 0, "lr": uniform(0.1, 0.2)}, "samples=0 must be at least 1"),
+        ({"model": choice(["gcn", "gat"]), "samples": 3}, "gave only 2 different combinations"),
+        ({"tasks": {"lr": 1}}, "must be a list of dicts"),
+        ({"tasks": [3]}, "expected a dict of settings"),
+        ({"tasks": [{"lrr": 1}]}, "entry of tasks: unknown setting 'lrr'"),
+        ({"tasks": [{"lr": 0.1}, {"lr": 0.1}]}, "have the same settings"),
+        ({"lr": "fast"}, "lr='fast' must be a number"),
+        ({"graph": None}, "graph=None must be a name"),
+    ],
+)
+def test_mistakes(settings, message):
+    with pytest.raises(SpecError) as error:
+        Sweep(**{"graph": "cora", "name": "mine", **settings})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: uniform(1, 1), "uniform(1, 1): the first number must be below the second"),
+        (lambda: loguniform(0, 1), "loguniform(0, 1): a logarithm needs numbers above 0"),
+        (lambda: uniform(0, float("nan")), "must be a finite number"),
+        (lambda: uniform("a", 1), "'a' must be a finite number"),
+        (lambda: uniform(0, 1, step=0), "step=0 must be a number above 0"),
+        (lambda: choice([]), "at least one value"),
+        (lambda: choice("gcn"), "expected a list of values"),
+        (lambda: Sweep.from_tasks([]), "no tasks"),
+    ],
+)
+def test_mistakes_in_ranges(make, message):
+    with pytest.raises(SpecError) as error:
+        make()
+    assert message in str(error.value)
