@@ -1,0 +1,119 @@
+"""Machines: data in and out, rates between the measured points, and mistakes that are named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from weft.core.amounts import parse_bytes, show_bytes, show_seconds
+from weft.core.cost import Cost
+from weft.core.errors import SpecError
+from weft.core.machine import Machine, interpolate
+from weft.plan.profiles import PROFILES, closest_profile, profile
+
+
+@pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)
+def test_profiles_go_through_json(machine):
+    assert Machine.from_json(machine.to_json(), "file") == machine
+
+
+@pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)
+def test_profiles_make_sense(machine):
+    assert 0 < machine.available_bytes <= machine.memory_bytes
+    assert machine.flops["fp32"] <= machine.flops["tf32"]
+    assert machine.gather_rate(256, cached=True) > machine.gather_rate(256, cached=False)
+    assert machine.replay_seconds <= machine.launch_seconds
+    assert not machine.measured
+
+
+@pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)
+def test_profiles_say_where_their_numbers_are_from(machine):
+    for name in ("copy_bandwidth", "gather", "l2_gather", "flops", "memory_bytes"):
+        assert machine.sources.get(name), name
+
+
+def test_unknown_machine_names_the_close_ones():
+    with pytest.raises(SpecError, match=r"no machine 'a100'; did you mean .*'a100-40g'"):
+        profile("a100")
+    with pytest.raises(SpecError, match="known: v100-32g"):
+        profile("zzzz")
+    assert profile("H200").name == "h200"
+
+
+def test_a_driver_name_finds_its_profile():
+    assert closest_profile("NVIDIA A100-SXM4-40GB").name == "a100-40g"
+    assert closest_profile("Tesla V100-SXM2-32GB").name == "v100-32g"
+    assert closest_profile("NVIDIA H200").name == "h200"
+    assert closest_profile("NVIDIA T4") is None
+
+
+def test_rates_between_the_points():
+    rates = ((64, 2.0), (256, 4.0))
+    assert interpolate(rates, 128) == 3.0
+    assert interpolate(rates, 1 << 20) == 4.0
+    assert interpolate(rates, 32) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "tpu"}, "device='tpu' must be one of cpu, cuda"),
+        ({"memory_bytes": 0}, "memory_bytes=0 must be a number above 0"),
+        ({"copy_bandwidth": float("nan")}, "copy_bandwidth=nan must be a number above 0"),
+        ({"context_bytes": -1}, "context_bytes=-1 must be a number at least 0"),
+        ({"gather": ()}, "must be pairs of row bytes"),
+        ({"gather": ((64, 1.0), (64, 2.0))}, "must be pairs of row bytes"),
+        ({"flops": {"fp32": 1.0, "tf32": 1.0}}, "no rate above 0 for 'bf16'"),
+    ],
+)
+def test_bad_numbers_are_named(change, message):
+    with pytest.raises(SpecError, match=message):
+        replace(profile("h200"), **change)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not valid JSON"), ("[1]", "holds list"), ('{"name": "x"}', "no 'device'")],
+)
+def test_bad_files_are_named(text, message):
+    with pytest.raises(SpecError, match=f"^my.json: .*{message}"):
+        Machine.from_json(text, "my.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24 G", 24 * 2**30),
+        ("24GB", 24 * 10**9),
+        ("0.5kib", 512),
+        ("512", 512),
+        ("512B", 512),
+        (1e9, 10**9),
+    ],
+)
+def test_amounts_of_memory(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "lots", "24 GiG", "-3GiB", "0", "nan", True, None, float("inf")])
+def test_bad_amounts_are_named(text):
+    with pytest.raises(SpecError, match="budget="):
+        parse_bytes(text)
+
+
+def test_amounts_are_shown_with_three_digits():
+    assert [show_bytes(n) for n in (0, 512, 1536, 1.4 * 2**30, 139 * 2**30)] == [
+        "0 B", "512 B", "1.50 KiB", "1.40 GiB", "139 GiB",
+    ]  # fmt: skip
+    assert [show_seconds(s) for s in (2e-6, 9.37e-4, 0.0471, 1.5, 600, 90_000)] == [
+        "2.00 us", "937 us", "47.1 ms", "1.50 s", "10.0 min", "25.0 h",
+    ]  # fmt: skip
+
+
+def test_cost_goes_through_json():
+    cost = Cost(peak_bytes=5, bytes={"weight": 5}, seconds={"gpu": 0.5, "host": 0.25}, families={"spmm": 0.75})
+    assert cost.epoch_seconds == 0.75
+    assert Cost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost

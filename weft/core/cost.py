@@ -1,0 +1,48 @@
+"""Cost: what a training step takes, in bytes by lifetime and seconds by resource. Predicted and measured alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes and seconds of one epoch of a group of tasks.
+
+    ``peak_bytes``: the most that tensors take at once; ``reserved_bytes``: with what the allocator holds beyond
+    that; ``total_bytes``: with the CUDA context and libraries as well, which is what a device must have.
+    ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...).
+
+    ``seconds``: of one epoch by resource (``gpu``, ``cpu``, ``host``); they add up to :attr:`epoch_seconds`.
+    ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``matmul``, ``pointwise``,
+    ``update``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
+
+    ``measured``: whether it was measured or predicted; ``corrected``: whether a prediction went through calibration.
+    """
+
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    total_bytes: int = 0
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    families: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
+    measured: bool = False
+    corrected: bool = False
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Seconds of one epoch."""
+        return sum(self.seconds.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "epoch_seconds": self.epoch_seconds}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cost:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})

@@ -1,0 +1,42 @@
+"""Where Weft keeps what it has learned of a machine: its probe and its calibration.
+
+``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/HOST-DEVICE/``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+HOME_VARIABLE = "WEFT_HOME"
+PROBE, CALIBRATION = "probe.json", "calibration.json"
+
+
+def home() -> Path:
+    """The folder for what Weft keeps between runs; it need not exist."""
+    given = os.environ.get(HOME_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "weft"
+
+
+def machine_folder(device: str) -> Path:
+    """The folder of this host's ``device``: ``"cpu"``, or the name of its GPU."""
+    words = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {device}".lower()).strip("-")
+    return home() / "machines" / (words or "machine")
+
+
+def gpu_names() -> list[str]:
+    """Names of the NVIDIA GPUs of this host as the driver lists them, without starting CUDA."""
+    names = []
+    for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            found = re.search(r"^Model:\s*(.+)$", card.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            names.append(found.group(1).strip())
+    return names
