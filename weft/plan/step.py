@@ -1,0 +1,67 @@
+"""Decisions about the step of a group, one task or many: what to compute once, what to record, how many threads.
+
+Each function returns the choice and the sentence that explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.core.stats import GraphStats
+from weft.core.task import MODELS, Task
+
+CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
+
+# Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
+# and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
+# embedded graph took 20 times as long beside one other process.
+WORK_FOR_THREADS = 1 << 25
+
+
+def first_layer(tasks: Sequence[Task], stats: GraphStats) -> tuple[bool, str]:
+    """Whether any member's first aggregation is constant: it is computed once for all whose it is."""
+    found = [_first_layer(task, stats) for task in tasks]
+    return next((pair for pair in found if pair[0]), found[0])
+
+
+def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
+    if task.model in MODELS and task.model not in CONSTANT_FIRST_LAYER:
+        return False, f"first layer every step: {task.model}'s attention depends on the weights"
+    if task.model == "sage" and task.aggregator == "max" and stats.sparse_features:
+        return False, "first layer every step: a maximum over sparse features would be dense"
+    if task.model in MODELS and task.input_dropout:
+        return False, f"first layer every step: input_dropout={task.input_dropout:g} changes the input"
+    if stats.sparse_features:
+        return False, "first layer every step: the features are sparse, and their aggregate would be dense"
+    megabytes = stats.num_nodes * stats.num_features * 4 / 1e6
+    if task.model not in MODELS:
+        return True, "first layer once if the model offers first_aggregate: the features do not change"
+    return True, f"first layer's aggregation once ({megabytes:,.1f} MB kept): the features do not change"
+
+
+def replay(device: str) -> tuple[bool, str]:
+    """Whether the step is recorded as a CUDA graph."""
+    if device == "cuda":
+        return True, "the step is recorded as a CUDA graph and replayed: every shape in it is fixed"
+    return False, "the step runs eagerly: a CPU has no kernel launches to save"
+
+
+def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:
+    """How many threads a CPU run gets: one where an epoch of the whole group is too short to share."""
+    if device != "cpu":
+        return None, ()
+    values = stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
+    rows = stats.num_edges + stats.num_nodes
+    work = sum(task.hidden * (task.layers * rows + values) for task in tasks)
+    if work >= WORK_FOR_THREADS:
+        return None, ()
+    return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
+
+
+def features_reason(stats: GraphStats) -> str:
+    """Whether the features stay sparse, in words."""
+    cells = max(stats.num_nodes * stats.num_features, 1)
+    if stats.feature_nnz is None:
+        return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
+    share = stats.feature_nnz / cells
+    return f"features stay sparse: {stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"

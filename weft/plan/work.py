@@ -1,0 +1,110 @@
+"""How much one epoch of a task is, roughly: bytes, multiply-adds and kernel launches from the task alone.
+
+Good to a factor of about two, which is enough to weigh padding against launches; the real estimate walks a
+captured program. Shapes: N nodes, E edges, F features in, H hidden, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from weft.core.machine import Machine
+from weft.core.stats import GraphStats
+from weft.core.task import MODELS, Task
+
+LAUNCHES = {"gcn": 8, "sage": 10, "gin": 14, "gat": 12, "gatv2": 14}  # of one layer, forward and backward
+LINEAR_MAPS = {"gcn": 1, "sage": 2, "gin": 2, "gat": 1, "gatv2": 2}
+WALKS = {"gcn": 2, "sage": 2, "gin": 2, "gat": 4, "gatv2": 5}  # over the edges, forward and backward
+LAUNCHES_AROUND = 10  # loss, update, evaluation, book-keeping
+ROWS_TOUCHED = 6  # passes over a layer's [N, H] that are not part of a walk
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One epoch of one task: bytes moved, multiply-adds, and kernels (or operator calls) launched."""
+
+    bytes: float
+    flops: float
+    launches: int
+
+    def seconds(self, rates: Rates) -> float:
+        """What a device with ``rates`` needs for the work itself, launches aside."""
+        return self.bytes / rates.bandwidth + self.flops / rates.flops
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A device in four numbers: bytes/s, multiply-adds/s, seconds of one launch, bytes of the last cache."""
+
+    bandwidth: float
+    flops: float
+    launch: float
+    cache: int
+
+
+# A mid-range GPU replaying a CUDA graph, and two cores with an operator call and its backward from Python.
+DEFAULT_RATES = {
+    "cuda": Rates(bandwidth=2e12, flops=2e13, launch=3e-6, cache=40 << 20),
+    "cpu": Rates(bandwidth=1.5e10, flops=5e10, launch=6e-5, cache=32 << 20),
+}
+
+
+def rates_of(device: str, machine: Machine | None, precision: str) -> Rates:
+    """The rates of ``machine``, or defaults for the kind of device."""
+    if machine is None:
+        return DEFAULT_RATES[device]
+    launch = machine.replay_seconds if device == "cuda" else machine.custom_op_seconds or machine.op_seconds
+    fallback = DEFAULT_RATES[device]
+    return Rates(
+        bandwidth=machine.copy_bandwidth,
+        flops=machine.matmul_rate(precision) / 2,
+        launch=launch or fallback.launch,
+        cache=machine.l2_bytes or fallback.cache,
+    )
+
+
+def widths(task: Task, stats: GraphStats, hidden: int | None = None) -> list[int]:
+    """Widths from the features to the classes, with ``hidden`` instead of the task's own where given."""
+    layers = task.layers if task.model in MODELS else 2  # a model of one's own: two layers are as good a guess as any
+    inner = task.hidden if hidden is None else hidden
+    return [stats.num_features, *[inner] * (layers - 1), max(stats.num_classes, 1)]
+
+
+def work(task: Task, stats: GraphStats, hidden: int | None = None) -> Work:
+    """The work of one epoch of ``task``; ``hidden`` replaces its width (padding)."""
+    model = task.model if task.model in MODELS else "gcn"
+    size, nodes, edges = BYTES[task.precision], stats.num_nodes, stats.num_edges + stats.num_nodes
+    moved = flops = 0.0
+    steps = list(pairwise(widths(task, stats, hidden)))
+    for place, (size_in, size_out) in enumerate(steps):
+        values = nodes * size_in if place or stats.feature_nnz is None else stats.feature_nnz
+        walks = WALKS[model] if place else WALKS[model] / 2  # nothing flows back into the features
+        moved += size * (walks * edges * min(size_in, size_out) + 3 * values + ROWS_TOUCHED * nodes * size_out)
+        flops += 3.0 * LINEAR_MAPS[model] * values * size_out
+    return Work(moved, flops, LAUNCHES[model] * len(steps) + LAUNCHES_AROUND)
+
+
+def parameters(task: Task, stats: GraphStats, hidden: int | None = None) -> int:
+    """P, roughly."""
+    model = task.model if task.model in MODELS else "gcn"
+    return sum(LINEAR_MAPS[model] * (a * b + b) for a, b in pairwise(widths(task, stats, hidden)))
+
+
+def graph_bytes(stats: GraphStats, size: int = 4) -> float:
+    """Structure, its normalised and transposed forms, and the features."""
+    values = stats.num_nodes * stats.num_features if stats.feature_nnz is None else 2 * stats.feature_nnz
+    forms = 2 if stats.symmetric else 4
+    return 4.0 * forms * (stats.num_edges + stats.num_nodes) + size * values
+
+
+def memory(tasks: list[Task], stats: GraphStats) -> float:
+    """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member."""
+    size = BYTES[tasks[0].precision]
+    constant = stats.num_nodes * stats.num_features * size if stats.feature_nnz is None else 0
+    total = graph_bytes(stats, size) + constant  # the first aggregation, kept
+    for task in tasks:
+        rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
+        total += 4.0 * 6 * parameters(task, stats) + size * 2.0 * stats.num_nodes * rows
+    return total
