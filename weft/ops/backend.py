@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -15,9 +18,30 @@ def have_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+_META_MEANS_GPU = ContextVar("meta means GPU", default=False)
+
+
+@contextmanager
+def meta_means_gpu(yes: bool = True) -> Iterator[None]:
+    """Inside, tensors on the ``meta`` device (sizes without data) take the path that GPU tensors would take.
+
+    So a step can be followed, allocation by allocation, as a GPU would run it, on a machine that has none.
+    """
+    token = _META_MEANS_GPU.set(yes)
+    try:
+        yield
+    finally:
+        _META_MEANS_GPU.reset(token)
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether ``tensor`` lies on a GPU, or stands for one that would: see :func:`meta_means_gpu`."""
+    return tensor.is_cuda or (tensor.is_meta and _META_MEANS_GPU.get())
+
+
 def use_triton(tensor: Tensor) -> bool:
     """GPU tensors go to Triton kernels, others to the CPU path."""
-    return tensor.is_cuda and have_triton()
+    return on_gpu(tensor) and (have_triton() or tensor.is_meta)
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

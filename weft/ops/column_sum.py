@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.backend import accumulate_dtype, next_power_of_2, use_triton
+from weft.ops.backend import accumulate_dtype, next_power_of_2, on_gpu, use_triton
 from weft.ops.lang import tl, triton
 from weft.ops.launch import triton_acc
 
@@ -77,4 +77,4 @@ def _vmap(info, in_dims, x):
 
 def column_sum(x: Tensor) -> Tensor:
     """Sum ``x [..., N, F]`` over its rows to ``[..., F]``. Not differentiable: it serves backward passes."""
-    return _op(x) if x.is_cuda else x.sum(-2)
+    return _op(x) if on_gpu(x) else x.sum(-2)

@@ -11,15 +11,22 @@ from typing import Any
 
 from weft.ops.backend import have_triton
 
+
+class InertKernel:
+    """What a kernel is where Triton is missing: it has a name and can be asked for, not launched."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise RuntimeError(f"{self.fn.__name__} is a Triton kernel, and Triton is not installed")
+
+
 if have_triton():
     import triton
     import triton.language as tl
 else:
+    triton: Any = SimpleNamespace(jit=InertKernel)  # type: ignore[no-redef]
+    tl: Any = SimpleNamespace(float32="float32", float64="float64")  # type: ignore[no-redef]
 
-    def _keep(function: Any) -> Any:
-        return function
-
-    triton: Any = SimpleNamespace(jit=_keep)  # type: ignore[no-redef]
-    tl: Any = SimpleNamespace()  # type: ignore[no-redef]
-
-__all__ = ["tl", "triton"]
+__all__ = ["InertKernel", "tl", "triton"]

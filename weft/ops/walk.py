@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.adjacency import Adjacency
+from weft.ops.backend import on_gpu
 from weft.ops.worklist import WorkList, worklist
 
 HEADER = 4
@@ -56,7 +57,7 @@ def pack(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tens
         empty if order is None else order,
         adj.rows() if rows else empty,
     ]
-    return header + (worklist(adj).tensors() if adj.indices.is_cuda else [])
+    return header + (worklist(adj).tensors() if on_gpu(adj.indices) else [])
 
 
 def unpack(tensors: list[Tensor]) -> Walk:
