@@ -143,7 +143,7 @@ def test_lists_and_ranges_make_a_sweep(spec):
     sweep = read_spec(spec(SWEEP))
     assert isinstance(sweep, Sweep)
     assert (sweep.name, len(sweep)) == ("my-task", 3 * 2 * 2 * 2 * 2)
-    assert sweep.varying == ("seed", "model", "norm", "lr", "betas")
+    assert sweep.varying == ("model", "norm", "lr", "betas", "seed")
     assert {task.norm for task in sweep} == {None, "layer"}
     assert all(1e-4 <= task.lr <= 1e-1 for task in sweep)
 
@@ -171,7 +171,7 @@ model.hidden = [16, 32]
 train.lr = 0.01
 """
     tasks = read_spec(spec(text)).tasks()
-    expected = ["paper seed=0", "paper seed=1", "gcn seed=0 hidden=16 lr=0.01", "gcn seed=0 hidden=32 lr=0.01"]
+    expected = ["paper seed=0", "paper seed=1", "gcn lr=0.01 hidden=16 seed=0", "gcn lr=0.01 hidden=16 seed=1"]
     assert [task.name for task in tasks[:4]] == expected
     assert (tasks[0].model, tasks[0].lr, tasks[0].hidden) == ("gat", 0.005, 64)
     assert len(tasks) == 6

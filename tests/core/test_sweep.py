@@ -108,12 +108,12 @@ def test_overrides_that_belong_together():
     assert names(sweep) == [
         "paper seed=0",
         "paper seed=1",
-        "gcn seed=0 lr=0.1",
-        "gcn seed=0 lr=0.2",
-        "gcn seed=1 lr=0.1",
-        "gcn seed=1 lr=0.2",
+        "gcn lr=0.1 seed=0",
+        "gcn lr=0.1 seed=1",
+        "gcn lr=0.2 seed=0",
+        "gcn lr=0.2 seed=1",
     ]
-    assert sweep.varying == ("model", "seed", "lr")
+    assert sweep.varying == ("model", "lr", "seed")
 
 
 def test_from_tasks_gives_the_same_tasks():

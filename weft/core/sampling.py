@@ -46,7 +46,7 @@ class Range:
             return float(min(max(self._between(self.low, self.high, share), self.low), self.high))  # rounding
         # Half a step more on either side, so that the first and the last value are as likely as the others.
         low, high = max(self.low - step / 2, self.low / 2 if self.log else -math.inf), self.high + step / 2
-        steps = round((self._between(low, high, share) - self.low) / step)
+        steps = math.floor((self._between(low, high, share) - self.low) / step + 0.5)
         value = self.low + step * min(max(steps, 0), math.floor((self.high - self.low) / step + 1e-9))
         return round(value) if whole else value
 

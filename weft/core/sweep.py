@@ -51,7 +51,7 @@ class Sweep:
         label = f"sweep {name!r}" if name else "sweep"
         reject_unknown(settings, label)
         put = object.__setattr__
-        put(self, "settings", _frozen({"graph": graph, "model": model, **settings}))
+        put(self, "settings", _frozen({"graph": graph, "model": model, **_seed_last(settings)}))
         put(self, "explicit", tuple(_overrides(tasks, label)))
         put(self, "samples", Rule(int, low=1, optional=True).check(label, "samples", samples))
         put(self, "sample_seed", Rule(int, low=0).check(label, "sample_seed", sample_seed))
@@ -65,14 +65,14 @@ class Sweep:
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """The settings that differ between members, in the order in which they were given."""
-        given = list(dict.fromkeys([*self.settings, *(key for entry in self.explicit for key in entry)]))
+        """The settings that differ between members, in the order in which they were given, seed last."""
+        given = _seed_last(dict.fromkeys([*self.settings, *(key for entry in self.explicit for key in entry)]))
         members = self.tasks()
         several = (key for key in given if key != "name" and _distinct(getattr(task, key) for task in members) > 1)
         return tuple(several)
 
     def tasks(self) -> list[Task]:
-        """The members, named by the settings that vary; lists later in the call vary faster."""
+        """The members, named by the settings that vary; later settings vary faster, the seed fastest."""
         members: tuple[Task, ...] = self._members  # type: ignore[attr-defined]
         return list(members)
 
@@ -161,7 +161,7 @@ def _combinations(sweep: Sweep, label: str) -> list[tuple[int, dict[str, Any]]]:
     found: list[tuple[int, dict[str, Any]]] = []
     drawn_anywhere = False
     for position, entry in enumerate(sweep.explicit or ({},)):
-        merged = {**sweep.settings, **entry}
+        merged = _seed_last({**sweep.settings, **entry})
         grid = {key: list(value) for key, value in merged.items() if is_grid(key, value)}
         for key, values in grid.items():
             _check_grid(key, values, label)
@@ -245,7 +245,7 @@ def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
 def _names(sweep: Sweep, combinations: Sequence[tuple[int, dict[str, Any]]]) -> list[str]:
     """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it."""
     values = [values for _, values in combinations]
-    keys = dict.fromkeys(key for each in values for key in each if key != "name")
+    keys = _seed_last({key: 0 for each in values for key in each if key != "name"})
     varying = [key for key in keys if _distinct(each.get(key, _absent) for each in values) > 1]
     labels = Labels({key: [each[key] for each in values if key in each] for key in varying})
     entries = sweep.explicit or ({},)
@@ -280,6 +280,12 @@ def _unique(names: Sequence[str], fallback: str) -> list[str]:
 def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
     return {key: _as_tuples(value) for key, value in settings.items()}
+
+
+def _seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Wherever a seed was written, members that differ in it alone stand together, and names end with it."""
+    seed = {"seed": settings["seed"]} if "seed" in settings else {}
+    return {key: value for key, value in settings.items() if key != "seed"} | seed
 
 
 def _as_tuples(value: Any) -> Any:
