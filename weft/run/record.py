@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.ops.backend import use_triton
+from weft.ops.backend import on_gpu, use_triton
 from weft.run.record_triton import record_triton
 from weft.run.state import State
 
@@ -31,7 +31,7 @@ class Recorder:
 
     def __call__(self, state: State, row: Tensor) -> None:
         """Record ``row`` for the epoch that the state's clock shows."""
-        if row.is_cuda:
+        if on_gpu(row):
             self.on_device(state, row)
         else:
             self.on_host(state, row)
