@@ -18,7 +18,7 @@ from weft import ops
 from weft.ops.attention import attention_torch, coefficient_mask
 from weft.ops.attention_v2 import attention_v2_torch
 from weft.ops.edge_softmax import edge_softmax_torch
-from weft.ops.random import keep_mask, uniform
+from weft.ops.random import keep_mask_rows, uniform
 from weft.ops.sddmm import sddmm_torch
 from weft.ops.spmm import spmm_torch
 from weft.ops.spmm_max import spmm_max_torch
@@ -156,7 +156,7 @@ def plain_epilogue(x, bias, act, rate, clock, site):
     out = ACTIVATE[act](x + bias.unsqueeze(-2))
     if rate is None:
         return out
-    kept = keep_mask(rate, clock, site, x.shape[-2] * x.shape[-1]).reshape(x.shape)
+    kept = keep_mask_rows(rate, clock, site, x.shape[-2], x.shape[-1])
     return out * kept / (1 - rate.double()[..., None, None])
 
 

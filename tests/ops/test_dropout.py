@@ -10,8 +10,9 @@ from torch.nn.functional import elu, relu
 from weft.core.errors import InputError
 from weft.ops import bias_act_dropout, dropout
 from weft.ops.cpu import threads
+from weft.ops.random import keep_mask_rows
 
-from .bits import mask_of
+from .bits import row_mask_of
 from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached, value_and_gradients
 from .contract import TYPES
 
@@ -22,7 +23,7 @@ CLOCK, SITE = torch.tensor([5, 6]), 9
 def plain(x, bias=None, act="none", rate=0.0, clock=CLOCK):
     """One task."""
     out = ACTIVATE[act](x if bias is None else x + bias)
-    return out if rate == 0.0 else out * mask_of(clock, SITE, x.numel(), rate).reshape(x.shape)
+    return out if rate == 0.0 else out * row_mask_of(clock, SITE, tuple(x.shape), rate)
 
 
 def make(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -93,6 +94,60 @@ def test_a_mask_does_not_depend_on_who_else_is_there():
     assert torch.equal(nested[1, 2], alone)
     assert torch.equal(dropout(x.expand(2, 3, 6, 5), 0.5, clocks, SITE)[0, 1], alone)
     assert not torch.equal(nested[1, 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("act", ACTIVATE)
+@pytest.mark.parametrize("wide", [8, 64, 2100])
+def test_padding_moves_no_mask(wide, act, dtype):
+    """Columns beside the real ones change neither their values nor their gradients: not a bit."""
+    x, bias = make(13, 5).to(dtype), make(5, seed=1).to(dtype)
+    padded = torch.nn.functional.pad(x, (0, wide - 5)), torch.nn.functional.pad(bias, (0, wide - 5))
+    call = lambda x, b: bias_act_dropout(x, b, act, 0.5, CLOCK, SITE)  # noqa: E731
+    wider, wider_grads = value_and_gradients(call, list(padded), torch.ones(13, wide, dtype=dtype))
+    out, narrow_grads = value_and_gradients(call, [x, bias], torch.ones(13, 5, dtype=dtype))
+    assert torch.equal(wider[:, :5], out)
+    assert not wider[:, 5:].any()
+    assert torch.equal(wider_grads[0][:, :5], narrow_grads[0])
+    assert_near(wider_grads[1][:5], narrow_grads[1].double(), 1e-6 if dtype == torch.float32 else 1e-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("act", ACTIVATE)
+def test_heads_side_by_side_may_grow(act, dtype):
+    """With ``parts=3`` every head's columns keep their mask when each head is padded from 2 to 5 wide."""
+    x, bias = make(7, 6), make(6, seed=1)
+    assert_agrees(
+        lambda x, b: bias_act_dropout(x, b, act, 0.5, CLOCK, SITE, parts=3),
+        lambda x, b: ACTIVATE[act](x + b) * row_mask_of(CLOCK, SITE, (7, 6), 0.5, parts=3),
+        [x, bias],
+        dtype,
+    )
+    wide = [torch.nn.functional.pad(v.unflatten(-1, (3, 2)), (0, 3)).flatten(-2).to(dtype) for v in (x, bias)]
+    grown = bias_act_dropout(*wide, act, 0.5, CLOCK, SITE, parts=3).unflatten(-1, (3, 5))[..., :2].flatten(-2)
+    assert torch.equal(grown, bias_act_dropout(x.to(dtype), bias.to(dtype), act, 0.5, CLOCK, SITE, parts=3))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5000, 3), (4100, 40), (3, 4099)])
+def test_masks_of_many_rows_and_of_wide_ones(rows, width):
+    """Past 4096 rows the upper half of an element's bits changes; past 2048 columns a row has several pieces."""
+    for clock, rate in ((CLOCK, torch.tensor(0.5)), (torch.tensor([[1, 2], [3, 4]]), torch.tensor([0.3, 0.6]))):
+        x = torch.ones(*clock.shape[:-1], rows, width)
+        kept = dropout(x, rate, clock, SITE) != 0
+        assert torch.equal(kept, keep_mask_rows(rate, clock, SITE, rows, width))
+
+
+def test_features_that_tasks_share_are_not_copied(monkeypatch):
+    """A shared ``x`` arrives at the kernel as one task's memory."""
+    from weft.ops.cpu import calls
+
+    x, clocks, rates = make(6, 5).float(), torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([0.2, 0.5, 0.8])
+    sizes = []
+    once = calls.once_for_all
+    monkeypatch.setattr(calls, "once_for_all", lambda *a: sizes.append(once(*a).numel()) or once(*a))
+    out = torch.vmap(lambda rate, clock: dropout(x, rate, clock, SITE))(rates, clocks)
+    assert sizes == [30]
+    assert torch.equal(out, torch.stack([dropout(x, r, c, SITE) for r, c in zip(rates, clocks, strict=True)]))
 
 
 def test_one_clock_for_mapped_tasks_gives_all_the_same_mask():

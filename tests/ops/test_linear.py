@@ -8,7 +8,7 @@ import torch
 from weft.ops import linear
 from weft.ops.linear import weight_grad, weight_grad_torch
 
-from .bits import mask_of
+from .bits import row_mask_of
 from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached
 from .contract import TYPES
 from .test_dropout import ACTIVATE, make
@@ -40,7 +40,7 @@ def test_epilogue(lead, act):
         make(*lead, 7, 5, seed=3),
     )
     clock = torch.tensor([[1, 2], [3, 4], [5, 6]]) if lead else torch.tensor([1, 2])
-    masks = [mask_of(one, 8, 35, 0.5).reshape(7, 5) for one in clock.reshape(-1, 2)]
+    masks = [row_mask_of(one, 8, (7, 5), 0.5) for one in clock.reshape(-1, 2)]
     mask = torch.stack(masks) if lead else masks[0]
 
     def call(x, weight, bias, add):

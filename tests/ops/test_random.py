@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from weft.ops import random
-from weft.ops.random import keep_mask, mix_key, random_bits, uniform
+from weft.ops.random import keep_mask, keep_mask_rows, mix_key, random_bits, row_elements, uniform
 
 from .bits import bits_of, key_of
 
@@ -65,6 +65,17 @@ def test_numba_and_torch_keep_the_same_elements(rate):
     expected = keep_mask(fraction, clock, 2, x.numel())
     kept = cpu.bias_act_dropout(x, None, "none", fraction, clock, 2) != 0
     assert torch.equal(kept, expected)
+
+
+def test_elements_of_rows():
+    elements = row_elements(3, 4)
+    assert elements.tolist() == [[row * 2**20 + column for column in range(4)] for row in range(3)]
+    rate, clock = torch.tensor(0.5), torch.tensor([3, 4])
+    kept = keep_mask_rows(rate, clock, 2, 5000, 3)
+    expected = [
+        [bits_of(3, 4, 2, row * 2**20 + column) >= 2**31 for column in range(3)] for row in (0, 4095, 4096, 4999)
+    ]
+    assert kept[[0, 4095, 4096, 4999]].tolist() == expected
 
 
 def test_every_rate_drops_its_part():

@@ -30,6 +30,11 @@ class AttentionConv(Conv):
         self.head_features = out_features // heads if concat else out_features
         self.dropout = Dropout(dropout)
 
+    @property
+    def parts(self) -> int:
+        """How many heads stand side by side in the result."""
+        return self.heads if self.concat else 1
+
     def split(self, x: Tensor) -> Tensor:
         """``[..., N, H D]`` to ``[..., N, H, D]``."""
         return x.unflatten(-1, (self.heads, self.head_features))

@@ -22,13 +22,13 @@ class Ending:
     epilogue: Epilogue | None = None
     add: Tensor | None = None
 
-    def apply(self, out: Tensor, also: Tensor | None = None) -> Tensor:
-        """``out [N, O]`` finished; ``also [N, O]`` is added to it."""
+    def apply(self, out: Tensor, also: Tensor | None = None, parts: int = 1) -> Tensor:
+        """``out [N, O]`` finished; ``also [N, O]`` is added to it. ``parts``: heads side by side in O."""
         add = self._sum(also)
         out = out if add is None else out + add
         if self.epilogue is None:
             return ops.bias_act_dropout(out, self.bias)
-        return self.epilogue(out, self.bias)
+        return self.epilogue(out, self.bias, parts)
 
     def linear(self, x: Tensor, weight: Tensor, also: Tensor | None = None) -> Tensor:
         """``x W^T`` finished, ``x [N, I]``, ``weight [O, I]``; ``also [N, O]`` is added to it."""

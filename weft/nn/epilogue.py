@@ -25,12 +25,12 @@ class Epilogue(nn.Module):
         self.activation = check_choice("activation", activation, ACTIVATIONS)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, b: Tensor | None = None) -> Tensor:
-        """``x [N, F]`` and the bias ``b [F]`` that was not added yet, to ``[N, F]``."""
+    def forward(self, x: Tensor, b: Tensor | None = None, parts: int = 1) -> Tensor:
+        """``x [N, F]`` and the bias ``b [F]`` that was not added yet, to ``[N, F]``; ``parts``: heads side by side."""
         if self.norm is not None:
             x, b = self.norm(x, b), None
         rate, clock = self.dropout.draw(x.device)
-        return ops.bias_act_dropout(x, b, self.activation, rate, clock, self.dropout.site)
+        return ops.bias_act_dropout(x, b, self.activation, rate, clock, self.dropout.site, parts)
 
     def extra_repr(self) -> str:
         """The activation."""

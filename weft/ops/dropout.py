@@ -2,6 +2,9 @@
 
     out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
 
+The element of ``x[..., n, f]`` is row * 2^20 + column, with all dimensions of a task but the last flattened to rows.
+``parts`` > 1 says that the last dimension is that many parts side by side (heads), each a row of the mask by itself.
+
 Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a
 task, so every task of a group has its own seed and its own rate.
 """
@@ -16,14 +19,14 @@ from torch.nn.functional import elu, relu
 
 from weft.core.errors import InputError
 from weft.ops import cpu
-from weft.ops.backend import use_triton
+from weft.ops.backend import on_gpu, use_triton
 from weft.ops.column_sum import column_sum
 from weft.ops.dropout_triton import (
     bias_act_dropout_backward_bias_triton,
     bias_act_dropout_backward_triton,
     bias_act_dropout_triton,
 )
-from weft.ops.random import keep_mask
+from weft.ops.random import keep_mask_rows
 
 ACTIVATIONS = ("none", "relu", "elu")
 
@@ -37,31 +40,32 @@ def _per_task(values: Tensor, x: Tensor, lead: int) -> Tensor:
     return values.reshape(*values.shape[:lead], *(1,) * (x.dim() - values.dim()), *values.shape[lead:])
 
 
-def _mask(x: Tensor, rate: Tensor, clock: Tensor, site: int) -> Tensor:
+def _mask(x: Tensor, rate: Tensor, clock: Tensor, site: int, parts: int) -> Tensor:
     """``keep / (1 - rate)`` in the shape of ``x``; elements are counted inside one task."""
     lead = clock.dim() - 1
-    count = x[(0,) * lead].numel() if x.numel() else 0
-    keep = keep_mask(rate.expand(clock.shape[:-1]), clock, site, count).reshape(x.shape)
+    columns = x.shape[-1] // parts
+    rows = x[(0,) * lead].numel() // columns if x.numel() else 0
+    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, rows, columns).reshape(x.shape)
     scale = (1.0 / (1.0 - rate.to(torch.float32))).expand(clock.shape[:-1])
     return torch.where(keep, _per_task(scale, x, lead), 0.0)
 
 
 def bias_act_dropout_torch(
-    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
     """Reference."""
     out = x if bias is None else x + (_per_task(bias, x, bias.dim() - 1) if bias.dim() > 1 else bias)
     out = _activate(out, act)
-    return out if rate is None else (out * _mask(x, rate, clock, site)).to(x.dtype)
+    return out if rate is None else (out * _mask(x, rate, clock, site, parts)).to(x.dtype)
 
 
 def bias_act_dropout_backward_torch(
-    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
     """Reference: gradient to ``x`` from the saved *output*; the mask is recomputed, never stored."""
     dtype = out.dtype
     if rate is not None:
-        mask = _mask(grad, rate, clock, site)
+        mask = _mask(grad, rate, clock, site, parts)
         grad = grad * mask
         out = torch.where(mask > 0, out / mask, 0.0)
     if act == "relu":
@@ -74,43 +78,43 @@ def bias_act_dropout_backward_torch(
 @torch.library.custom_op(
     "weft::bias_act_dropout",
     mutates_args=(),
-    schema="(Tensor x, Tensor? bias, str act, Tensor? rate, Tensor? clock, int site) -> Tensor",
+    schema="(Tensor x, Tensor? bias, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
 )
-def _op(x, bias, act, rate, clock, site):
+def _op(x, bias, act, rate, clock, site, parts=1):
     if use_triton(x):
-        return bias_act_dropout_triton(x, bias, act, rate, clock, site)
+        return bias_act_dropout_triton(x, bias, act, rate, clock, site, parts)
     if cpu.serves(x, bias):
-        return cpu.bias_act_dropout(x, bias, act, rate, clock, site)
-    out = bias_act_dropout_torch(x, bias, act, rate, clock, site)
+        return cpu.bias_act_dropout(x, bias, act, rate, clock, site, parts)
+    out = bias_act_dropout_torch(x, bias, act, rate, clock, site, parts)
     return out.clone() if out is x else out
 
 
 @torch.library.custom_op(
     "weft::bias_act_dropout_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor out, str act, Tensor? rate, Tensor? clock, int site) -> Tensor",
+    schema="(Tensor grad, Tensor out, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
 )
-def _backward_op(grad, out, act, rate, clock, site):
+def _backward_op(grad, out, act, rate, clock, site, parts=1):
     if use_triton(grad):
-        return bias_act_dropout_backward_triton(grad, out, act, rate, clock, site)
+        return bias_act_dropout_backward_triton(grad, out, act, rate, clock, site, parts)
     if cpu.serves(grad, out):
-        return cpu.bias_act_dropout_backward(grad, out, act, rate, clock, site)
-    result = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site)
+        return cpu.bias_act_dropout_backward(grad, out, act, rate, clock, site, parts)
+    result = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site, parts)
     return result.clone() if result is grad else result
 
 
 @_op.register_fake
-def _fake(x, bias, act, rate, clock, site):
+def _fake(x, bias, act, rate, clock, site, parts=1):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, out, act, rate, clock, site):
+def _backward_fake(grad, out, act, rate, clock, site, parts=1):
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 
 def _setup(ctx, inputs, output):
-    _, bias, ctx.act, rate, clock, ctx.site = inputs
+    _, bias, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
     ctx.bias_shape = None if bias is None else bias.shape
     ctx.save_for_backward(output, rate, clock)
 
@@ -118,8 +122,8 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad):
     out, rate, clock = ctx.saved_tensors
     bias_shape = ctx.bias_shape if ctx.needs_input_grad[1] else None
-    grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site)
-    return grad_x, grad_bias, None, None, None, None
+    grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site, ctx.parts)
+    return grad_x, grad_bias, None, None, None, None, None
 
 
 def epilogue_gradients(
@@ -130,14 +134,15 @@ def epilogue_gradients(
     rate: Tensor | None,
     clock: Tensor | None,
     site: int,
+    parts: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients to what the epilogue was given and to its bias, in as few passes as possible."""
     changes = act != "none" or rate is not None
     if bias_shape is None:
-        return _backward_op(grad, out, act, rate, clock, site) if changes else grad, None
-    if changes and grad.is_cuda:
-        return _backward_bias_op(grad, out, list(bias_shape), act, rate, clock, site)
-    grad_x = _backward_op(grad, out, act, rate, clock, site) if changes else grad
+        return _backward_op(grad, out, act, rate, clock, site, parts) if changes else grad, None
+    if changes and on_gpu(grad):
+        return _backward_bias_op(grad, out, list(bias_shape), act, rate, clock, site, parts)
+    grad_x = _backward_op(grad, out, act, rate, clock, site, parts) if changes else grad
     return grad_x, column_sum(grad_x.flatten(len(bias_shape) - 1, -2))
 
 
@@ -145,34 +150,37 @@ def epilogue_gradients(
     "weft::bias_act_dropout_backward_bias",
     mutates_args=(),
     schema=(
-        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site)"
-        " -> (Tensor, Tensor)"
+        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site,"
+        " int parts=1) -> (Tensor, Tensor)"
     ),
 )
-def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site):
+def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
     shape = torch.Size(bias_shape)
     if use_triton(grad):
-        return bias_act_dropout_backward_bias_triton(grad, out, shape, act, rate, clock, site)
-    return bias_act_dropout_backward_bias_torch(grad, out, shape, act, rate, clock, site)
+        return bias_act_dropout_backward_bias_triton(grad, out, shape, act, rate, clock, site, parts)
+    return bias_act_dropout_backward_bias_torch(grad, out, shape, act, rate, clock, site, parts)
 
 
-def bias_act_dropout_backward_bias_torch(grad, out, bias_shape, act, rate, clock, site) -> tuple[Tensor, Tensor]:
+def bias_act_dropout_backward_bias_torch(
+    grad, out, bias_shape, act, rate, clock, site, parts=1
+) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and its sum over everything that shares a bias."""
-    grad_x = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site)
+    grad_x = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site, parts)
     return grad_x.clone(), grad_x.flatten(len(bias_shape) - 1, -2).sum(-2)
 
 
 @_backward_bias_op.register_fake
-def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site):
+def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site, parts=1):
     return torch.empty_like(grad, memory_format=torch.contiguous_format), grad.new_empty(bias_shape)
 
 
 @_backward_bias_op.register_vmap
-def _backward_bias_vmap(info, in_dims, grad, out, bias_shape, act, rate, clock, site):
+def _backward_bias_vmap(info, in_dims, grad, out, bias_shape, act, rate, clock, site, parts=1):
     size = info.batch_size
     grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
     rate, clock = lead_task(rate, in_dims[4], size), lead_task(clock, in_dims[5], size)
-    return _backward_bias_op(grad.contiguous(), out.contiguous(), [size, *bias_shape], act, rate, clock, site), (0, 0)
+    shape = [size, *bias_shape]
+    return _backward_bias_op(grad.contiguous(), out.contiguous(), shape, act, rate, clock, site, parts), (0, 0)
 
 
 _op.register_autograd(_backward, setup_context=_setup)
@@ -186,7 +194,7 @@ def lead_task(value, dim, size):
 
 
 @_op.register_vmap
-def _vmap(info, in_dims, x, bias, act, rate, clock, site):
+def _vmap(info, in_dims, x, bias, act, rate, clock, site, parts=1):
     size = info.batch_size
     x, rate, clock = (
         lead_task(x, in_dims[0], size),
@@ -194,15 +202,15 @@ def _vmap(info, in_dims, x, bias, act, rate, clock, site):
         lead_task(clock, in_dims[4], size),
     )
     bias = lead_task(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
-    return _op(x.contiguous(), bias, act, rate, clock, site), 0
+    return _op(x, bias, act, rate, clock, site, parts), 0
 
 
 @_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site):
+def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site, parts=1):
     size = info.batch_size
     grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
     rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
-    return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site), 0
+    return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site, parts), 0
 
 
 def bias_act_dropout(
@@ -212,11 +220,13 @@ def bias_act_dropout(
     p: float | Tensor = 0.0,
     clock: Tensor | None = None,
     site: int = 0,
+    parts: int = 1,
 ) -> Tensor:
     """``dropout(act(x + bias))`` over ``x [..., N, F]`` in one pass.
 
     ``act`` is one of ``"none"``, ``"relu"``, ``"elu"``. Without a ``clock``, or with ``p == 0.0``, nothing is
-    dropped. ``p`` may be a tensor so that every task has its own rate.
+    dropped. ``p`` may be a tensor so that every task has its own rate. ``parts`` is how many heads stand side by
+    side in F: the mask of a head's column does not depend on how wide the others are.
     """
     if act not in ACTIVATIONS:
         raise InputError(f"bias_act_dropout: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
@@ -225,7 +235,7 @@ def bias_act_dropout(
         clock = None
         if bias is None and act == "none":
             return x
-    return _op(x, bias, act, rate, clock, site)
+    return _op(x, bias, act, rate, clock, site, parts)
 
 
 def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:

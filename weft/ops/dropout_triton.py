@@ -8,8 +8,8 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
-from weft.ops.launch import per_task_stride, triton_acc
-from weft.ops.random_triton import keep_scale, mix_key
+from weft.ops.launch import once_for_all, per_task_stride, triton_acc
+from weft.ops.random_triton import keep_scale, mix_key, row_element
 
 BLOCK = 1024
 PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
@@ -17,14 +17,14 @@ PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 @triton.jit
 def _forward_kernel(
-    x, bias, rate, clock, out, count, N, site, stride_bias, stride_rate, stride_clock,
-    F: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    x, bias, rate, clock, out, count, N, rows_x, site, stride_bias, stride_rate, stride_clock,
+    F: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
     inside = element < count
-    value = tl.load(x + task * N * F + element, mask=inside, other=0.0).to(ACC)
+    value = tl.load(x + task * rows_x * F + element, mask=inside, other=0.0).to(ACC)
     if HAS_BIAS:
         value += tl.load(bias + task * stride_bias + element % F, mask=inside, other=0.0).to(ACC)
     if ACT == "relu":
@@ -34,14 +34,15 @@ def _forward_kernel(
         value = tl.where(value > 0.0, value, tl.exp(value) - 1.0)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
-        value *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), element).to(ACC)
+        counted = row_element(element // W, element % W)
+        value *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), counted).to(ACC)
     tl.store(out + task * N * F + element, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward_kernel(
     grad, out, rate, clock, grad_x, count, N, site, stride_rate, stride_clock,
-    F: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -56,7 +57,8 @@ def _backward_kernel(
     else:
         if DROP:
             fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-            scale = keep_scale(mix_key(clock + task * stride_clock, site), fraction, element).to(ACC)
+            counted = row_element(element // W, element % W)
+            scale = keep_scale(mix_key(clock + task * stride_clock, site), fraction, counted).to(ACC)
             value *= scale
         if ACT == "elu":
             activated = tl.load(out + task * N * F + element, mask=inside, other=0.0).to(ACC)
@@ -73,29 +75,30 @@ def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
 
 
 def bias_act_dropout_triton(
-    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
-    """Launch the forward over ``x [..., N, F]``."""
+    """Launch the forward over ``x [..., N, F]``; an ``x`` that tasks share stays one in memory."""
     if bias is not None and clock is not None and bias.dim() > 1 and bias.shape[:-1] != clock.shape[:-1]:
         # Tasks that share a clock are one task to the mask and many to the bias: two passes.
         x, bias, act = bias_act_dropout_triton(x, bias, act, None, None, site), None, "none"
-    x = x.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     tasks = _tasks(clock, bias)
     count, width = x.numel() // max(tasks, 1), x.shape[-1]
     if x.numel():
+        x = once_for_all(x, clock.dim() - 1 if clock is not None else 0)
         _forward_kernel[(-(-count // BLOCK), tasks)](
             x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
-            x if clock is None else clock.contiguous(), out, count, count // max(width, 1), site,
+            x if clock is None else clock.contiguous(), out, count, count // width,
+            per_task_stride(x, tasks, count) // width, site,
             per_task_stride(bias, tasks, width), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            F=width, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
+            F=width, W=width // parts, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
             ACC=triton_acc(x.dtype), BLOCK=BLOCK,
         )  # fmt: skip
     return out
 
 
 def bias_act_dropout_backward_triton(
-    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
     """Launch the backward; the mask is recomputed from the clock."""
     grad, out = grad.contiguous(), out.contiguous()
@@ -105,8 +108,8 @@ def bias_act_dropout_backward_triton(
     if grad.numel():
         _backward_kernel[(-(-count // BLOCK), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count, count // max(grad.shape[-1], 1), site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            F=max(grad.shape[-1], 1), ACT=act, DROP=rate is not None,
+            grad_x, count, count // grad.shape[-1], site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
+            F=grad.shape[-1], W=grad.shape[-1] // parts, ACT=act, DROP=rate is not None,
             ACC=triton_acc(grad.dtype), BLOCK=BLOCK,
         )  # fmt: skip
     return grad_x
@@ -115,7 +118,7 @@ def bias_act_dropout_backward_triton(
 @triton.jit
 def _backward_bias_kernel(
     grad, out, rate, clock, grad_x, partial, N, rows_per_program, site, stride_rate, stride_clock,
-    F: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """The backward of a range of rows, and on the way the sum of its columns."""
     part = tl.program_id(0)
@@ -131,8 +134,7 @@ def _backward_bias_kernel(
     for base in range(first, last, BN):
         n = base + tl.arange(0, BN)
         mask = (n < last)[:, None] & (f < F)[None, :]
-        element = n.to(tl.int64)[:, None] * F + f[None, :]
-        at = task * N * F + element
+        at = (task * N + n.to(tl.int64))[:, None] * F + f[None, :]
         value = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
         if ACT == "relu":
             # A kept and active element is a positive output: no need to draw the mask again.
@@ -140,7 +142,8 @@ def _backward_bias_kernel(
         else:
             if DROP:
                 key = mix_key(clock + task * stride_clock, site)
-                value *= keep_scale(key, fraction, element).to(ACC)
+                counted = row_element(n[:, None] * (F // W) + f[None, :] // W, f[None, :] % W)
+                value *= keep_scale(key, fraction, counted).to(ACC)
             if ACT == "elu":
                 activated = tl.load(out + at, mask=mask, other=0.0).to(ACC) / scale
                 value = tl.where(activated > 0.0, value, value * (activated + 1.0))
@@ -150,11 +153,18 @@ def _backward_bias_kernel(
 
 
 def bias_act_dropout_backward_bias_triton(
-    grad: Tensor, out: Tensor, bias_shape: torch.Size, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    grad: Tensor,
+    out: Tensor,
+    bias_shape: torch.Size,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+    parts: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """``(grad_x, grad_bias)`` in one pass: the columns are summed while they are at hand."""
     if clock is not None and clock.shape[:-1] != bias_shape[:-1]:
-        grad_x = bias_act_dropout_backward_triton(grad, out, act, rate, clock, site)
+        grad_x = bias_act_dropout_backward_triton(grad, out, act, rate, clock, site, parts)
         return grad_x, column_sum_triton(grad_x.flatten(len(bias_shape) - 1, -2))
     grad, out = grad.contiguous(), out.contiguous()
     tasks, F = bias_shape[:-1].numel(), bias_shape[-1]
@@ -163,13 +173,13 @@ def bias_act_dropout_backward_bias_triton(
     block_f = min(128, next_power_of_2(F))
     block_n = max(1, 2048 // block_f)
     rows = max(block_n, -(-N // PROGRAMS))
-    parts = max(1, -(-N // rows))
-    partial = grad.new_empty(tasks, parts, F, dtype=accumulate_dtype(grad.dtype))
+    programs = max(1, -(-N // rows))
+    partial = grad.new_empty(tasks, programs, F, dtype=accumulate_dtype(grad.dtype))
     if grad.numel():
-        _backward_bias_kernel[(parts, -(-F // block_f), tasks)](
+        _backward_bias_kernel[(programs, -(-F // block_f), tasks)](
             grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
             grad_x, partial, N, rows, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            F=F, ACT=act, DROP=rate is not None,
+            F=F, W=F // parts, ACT=act, DROP=rate is not None,
             ACC=triton_acc(grad.dtype), BN=block_n, BF=block_f, num_warps=4,
         )  # fmt: skip
     return grad_x, partial.sum(1).to(grad.dtype).reshape(bias_shape)

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
-from weft.ops.random_triton import keep_scale, mix_key
+from weft.ops.random_triton import keep_scale, mix_key, row_element
 
 
 @triton.jit
@@ -38,8 +38,7 @@ def _linear_kernel(
         right = tl.load(weight + o[None, :] * I + k[:, None], mask=(o < O)[None, :] & (k < I)[:, None], other=0.0)
         total = tl.dot(left, right, total, input_precision=PRECISION)
     mask = (n < N)[:, None] & (o < O)[None, :]
-    element = row[:, None] * O + o[None, :]
-    at = task * N * O + element
+    at = (task * N + row)[:, None] * O + o[None, :]
     if HAS_BIAS:
         total += tl.load(bias + task * stride_bias + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
     if HAS_ADD:
@@ -51,7 +50,8 @@ def _linear_kernel(
         total = tl.where(total > 0.0, total, tl.exp(total) - 1.0)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
-        total *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), element)
+        counted = row_element(row[:, None], o[None, :])
+        total *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), counted)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 

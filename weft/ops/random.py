@@ -22,6 +22,7 @@ MIX64_B = 0x94D049BB133111EB
 GOLDEN32 = 0x9E3779B9
 MIX32_A = 0x7FEB352D
 MIX32_B = 0x846CA68B
+ROW_SHIFT = 20  # the element of a mask over rows is row * 2^20 + column
 INIT_STEP = -1  # training steps count from 0, so initial weights never share bits with a mask
 
 
@@ -67,6 +68,23 @@ def keep_mask(rate: Tensor, clock: Tensor, site: int, count: int) -> Tensor:
     elements = torch.arange(count, dtype=torch.int64, device=clock.device)
     bits = random_bits(mix_key(clock, site)[..., None], elements)
     return bits >= threshold(rate)[..., None]
+
+
+def row_elements(rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:
+    """Elements ``[rows, columns]`` of a mask over rows: row * 2^20 + column.
+
+    A row's elements do not depend on its width, so that columns may be added (a model padded to its neighbours'
+    width) without moving the mask of those that were there.
+    """
+    row = torch.arange(rows, dtype=torch.int64, device=device)[:, None] << ROW_SHIFT
+    return row + torch.arange(columns, dtype=torch.int64, device=device)
+
+
+def keep_mask_rows(rate: Tensor, clock: Tensor, site: int, rows: int, columns: int) -> Tensor:
+    """Dropout mask ``[..., rows, columns]``; see :func:`row_elements` for which element stands where."""
+    elements = row_elements(rows, columns, clock.device)
+    bits = random_bits(mix_key(clock, site)[..., None, None], elements)
+    return bits >= threshold(rate)[..., None, None]
 
 
 def threshold(rate: Tensor) -> Tensor:

@@ -40,6 +40,12 @@ def random_bits(key, element):
 
 
 @triton.jit
+def row_element(row, column):
+    """Element of a mask over rows, int64; the shift is ``ROW_SHIFT`` of ``random.py``."""
+    return (row.to(tl.int64) << 20) + column
+
+
+@triton.jit
 def keep_scale(key, rate, element):
     """``1 / (1 - rate)`` where the element is kept, 0 where it is dropped."""
     bits = random_bits(key, element).to(tl.int64)

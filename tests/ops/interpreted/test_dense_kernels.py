@@ -22,7 +22,7 @@ from weft.ops.loss import cross_entropy_rows_backward_torch, cross_entropy_rows_
 from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 from weft.ops.optimizer import adam_torch
 from weft.ops.optimizer_triton import adam_triton
-from weft.ops.random import keep_mask
+from weft.ops.random import keep_mask_rows
 from weft.ops.weight_grad_triton import WeightGradLaunch, weight_grad_triton
 
 from .walks import assert_same, numbers
@@ -73,10 +73,28 @@ def test_epilogue_with_a_clock_that_tasks_share():
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
 def test_kernels_keep_the_same_elements_as_torch(rate):
-    x, fraction = torch.ones(3, 2500), torch.full((3,), rate)
+    x, fraction = torch.ones(3, 4100, 2), torch.full((3,), rate)
     clock = torch.tensor([[0, 0], [-1, 7], [2**63 - 1, 2**40]])
     kept = bias_act_dropout_triton(x, None, "none", fraction, clock, 11) != 0
-    assert torch.equal(kept, keep_mask(fraction, clock, 11, 2500))
+    assert torch.equal(kept, keep_mask_rows(fraction, clock, 11, 4100, 2))
+
+
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+def test_epilogue_over_heads_side_by_side(act):
+    x, bias, clock, rate = numbers(3, 5, 6), numbers(3, 6, seed=1), clocks(3), torch.tensor([0.1, 0.5, 0.9])
+    out = bias_act_dropout_triton(x, bias, act, rate, clock, 3, 2)
+    assert_same(out, bias_act_dropout_torch(x, bias, act, rate, clock, 3, 2), x.dtype)
+    grad = numbers(3, 5, 6, seed=2)
+    mine = bias_act_dropout_backward_triton(grad, out, act, rate, clock, 3, 2)
+    assert_same(mine, bias_act_dropout_backward_torch(grad, out, act, rate, clock, 3, 2), x.dtype)
+    mine = bias_act_dropout_backward_bias_triton(grad, out, bias.shape, act, rate, clock, 3, 2)
+    assert_same(mine, bias_act_dropout_backward_bias_torch(grad, out, bias.shape, act, rate, clock, 3, 2), x.dtype)
+
+
+def test_epilogue_of_an_input_that_tasks_share():
+    x, clock, rate = numbers(5, 7).expand(3, 5, 7), clocks(3), torch.tensor([0.1, 0.5, 0.9])
+    mine = bias_act_dropout_triton(x, None, "none", rate, clock, 3)
+    assert_same(mine, bias_act_dropout_torch(x, None, "none", rate, clock, 3), x.dtype)
 
 
 @pytest.mark.parametrize("act", ["none", "relu", "elu"])

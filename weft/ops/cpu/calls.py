@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.cpu.threads import count_shares, run_shares
+from weft.ops.launch import once_for_all
 from weft.ops.walk import Walk
 
 COMPILED = (torch.float32, torch.float64)
@@ -170,22 +171,22 @@ def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk:
 
 
 def bias_act_dropout(
-    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
     """See :func:`weft.ops.dropout.bias_act_dropout_torch`."""
-    x = x.contiguous()
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     lead = x.shape[:0] if clock is None else clock.shape[:-1]
+    x = once_for_all(x, len(lead))
     random = Dropout(rate, clock, site, lead)
     B, has_bias = math.prod(lead), bias is not None
     bias = bias.contiguous() if has_bias else x
     groups = math.prod(bias.shape[:-1]) if has_bias else 1
     arguments = (
-        out.data_ptr(), x.data_ptr(), bias.data_ptr(), *random.arguments, B, x.numel() // max(B, 1), groups,
-        x.shape[-1], ACTIVATION_CODE[act], has_bias, random.active, _like(x.dtype),
+        out.data_ptr(), x.data_ptr(), x.numel(), bias.data_ptr(), *random.arguments, B, out.numel() // max(B, 1),
+        x.shape[-1] // parts, groups, x.shape[-1], ACTIVATION_CODE[act], has_bias, random.active, _like(x.dtype),
     )  # fmt: skip
     if out.numel():
-        run_shares(_kernels().epilogue_share, arguments, count_shares(WORK_OF_ACT[act] * x.numel()))
+        run_shares(_kernels().epilogue_share, arguments, count_shares(WORK_OF_ACT[act] * out.numel()))
     return out
 
 
@@ -193,7 +194,7 @@ WORK_OF_ACT = {"none": 8, "relu": 8, "elu": 16}  # multiply-adds that take as lo
 
 
 def bias_act_dropout_backward(
-    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int
+    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
 ) -> Tensor:
     """See :func:`weft.ops.dropout.bias_act_dropout_backward_torch`."""
     grad, out = grad.contiguous(), out.contiguous()
@@ -203,7 +204,7 @@ def bias_act_dropout_backward(
     B = math.prod(lead)
     arguments = (
         result.data_ptr(), grad.data_ptr(), out.data_ptr(), *random.arguments, B, grad.numel() // max(B, 1),
-        ACTIVATION_CODE[act], random.active, _like(grad.dtype),
+        grad.shape[-1] // parts, ACTIVATION_CODE[act], random.active, _like(grad.dtype),
     )  # fmt: skip
     if result.numel():
         run_shares(_kernels().epilogue_backward_share, arguments, count_shares(WORK_OF_ACT[act] * grad.numel()))

@@ -1,6 +1,7 @@
 """Bias, activation and counter-based dropout on the CPU, a piece that fits the first cache at a time.
 
-Shapes: B tasks with ``count`` elements each; G groups of rows that share a bias ``[G, F]``.
+Shapes: B tasks with ``count`` elements each; G groups of rows that share a bias ``[G, F]``; W columns of a mask's
+rows, whose elements are row * 2^20 + column.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import numpy as np
 from weft.ops.cpu.exponential import expm1
 from weft.ops.cpu.kernel import float32s, int64s, kernel, part, pointer
 from weft.ops.cpu.simd import zero
+from weft.ops.random import ROW_SHIFT
 from weft.ops.random_cpu import keep_bound, key_high, mix_key, random_bits
 
 PIECE = 2048
 LOW = np.int64(0xFFFFFFFF)
+ROW_BITS = np.int64(ROW_SHIFT)
 
 
 @part
-def _copy(source, out, at, count):
-    for k in range(at, at + count):
-        out[k] = source[k]
+def _copy(source, start, out, at, count):
+    for k in range(count):
+        out[at + k] = source[start + k]
 
 
 @part
-def _add_bias(x, out, at, count, bias, group, f, F):
-    """``out = x + bias`` for ``count`` elements, the first of which is feature ``f`` of a row."""
+def _add_bias(x, start, out, at, count, bias, group, f, F):
+    """``out[at:] = x[start:] + bias`` for ``count`` elements, the first of which is feature ``f`` of a row."""
     done = 0
     while done < count:
         run = min(F - f, count - done)
         for k in range(run):
-            out[at + done + k] = x[at + done + k] + bias[group * F + f + k]
+            out[at + done + k] = x[start + done + k] + bias[group * F + f + k]
         done += run
         f = 0
 
@@ -49,40 +52,78 @@ def _elu(out, at, count):
 
 
 @part
-def _mask(values, at, count, key, element, bound, scale):
+def _offsets(W, most):
+    """Elements of a piece of at most ``most`` values less its first one's: whole rows, or a part of a long one.
+
+    A table, because rows of 7 or 16 values are too short for a vector loop over each of them.
+    """
+    offsets = np.empty(max(1, min(most, PIECE)), np.uint32)
+    row, column = 0, 0
+    for k in range(offsets.size):
+        offsets[k] = np.uint32((row << ROW_BITS) + column)
+        column += 1
+        if column == W:
+            row, column = row + 1, 0
+    return offsets
+
+
+@part
+def _mask(values, at, count, key, element, offsets, bound, scale):
     """Multiply ``count`` values by ``keep / (1 - rate)``; the first of them is ``element`` of its task."""
     low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), key_high(key, element)
     low = np.uint32(element & LOW)
     for k in range(count):
-        bits = random_bits(low_key, high_key, np.uint32(low + np.uint32(k)))
+        bits = random_bits(low_key, high_key, np.uint32(low + offsets[k]))
         values[at + k] *= scale if bits >= bound else np.float32(0.0)
 
 
 @part
-def _piece(at, last, count):
-    """How many elements from ``at`` on are in one piece: one task, one run of 2^32 elements."""
-    element = at % count
-    return min(min(last - at, count - element), min(PIECE, (LOW + 1) - (element & LOW)))
+def _element(at, count, W):
+    """Number of the value ``at`` inside its task: row * 2^20 + column."""
+    return ((at % count) // W << ROW_BITS) + at % W
+
+
+@part
+def _share(total, W, share, shares):
+    """``(first, last)`` of one share: whole rows where a piece holds some, since pieces begin with a row."""
+    unit = W if W <= PIECE else 1
+    units = total // unit
+    return units * share // shares * unit, units * (share + 1) // shares * unit
+
+
+@part
+def _piece(at, last, count, W):
+    """How many values from ``at`` on are in one piece: one task, one upper half of their elements' bits."""
+    size = min(last - at, count - at % count)
+    if W > PIECE:
+        return min(min(size, PIECE), min(W - at % W, LOW + 1 - (_element(at, count, W) & LOW)))
+    rows_of_one_half = np.int64(1) << (32 - ROW_BITS)
+    left = rows_of_one_half - (at % count) // W % rows_of_one_half
+    return min(size, min(PIECE // W, left) * W)
 
 
 @kernel
 def forward_share(
-    out_at, x_at, bias_at, rate_at, rate_step, clock_at, clock_step, site, B, count, G, F, act, has_bias, has_mask,
-    like, share, shares,
+    out_at, x_at, x_total, bias_at, rate_at, rate_step, clock_at, clock_step, site, B, count, W, G, F, act,
+    has_bias, has_mask, like, share, shares,
 ):  # fmt: skip
-    """Elements of one share of ``out [B, count]``; ``act`` is 0 (none), 1 (relu) or 2 (elu)."""
+    """Elements of one share of ``out [B, count]``; ``act`` is 0 (none), 1 (relu) or 2 (elu).
+
+    ``x`` has ``x_total`` elements: all of them, or one task's that all tasks share.
+    """
     out, x, bias = pointer(out_at, like), pointer(x_at, like), pointer(bias_at, like)
     rate, clock = float32s(rate_at), int64s(clock_at)
     total = B * count
-    at, last = total * share // shares, total * (share + 1) // shares
+    at, last = _share(total, W, share, shares)
+    offsets = _offsets(W, last - at if has_mask else 0)
     while at < last:
-        size = _piece(at, last, count)
+        size = _piece(at, last, count, W)
         if has_bias:
             in_group = total // G
             size = min(size, in_group - at % in_group)
-            _add_bias(x, out, at, size, bias, at // in_group, at % F, F)
+            _add_bias(x, at % x_total, out, at, size, bias, at // in_group, at % F, F)
         else:
-            _copy(x, out, at, size)
+            _copy(x, at % x_total, out, at, size)
         if act == 1:
             _relu(out, at, size)
         elif act == 2:
@@ -91,7 +132,7 @@ def forward_share(
             task = at // count
             key = mix_key(clock[task * clock_step], clock[task * clock_step + 1], site)
             bound, scale = keep_bound(rate[task * rate_step])
-            _mask(out, at, size, key, at % count, bound, scale)
+            _mask(out, at, size, key, _element(at, count, W), offsets, bound, scale)
         at += size
 
 
@@ -111,23 +152,24 @@ def _elu_backward(result, out, at, count, unscale):
 
 @kernel
 def backward_share(
-    result_at, grad_at, out_at, rate_at, rate_step, clock_at, clock_step, site, B, count, act, has_mask,
+    result_at, grad_at, out_at, rate_at, rate_step, clock_at, clock_step, site, B, count, W, act, has_mask,
     like, share, shares,
 ):  # fmt: skip
     """Elements of one share of the gradient ``result [B, count]``, from the output that was saved."""
     result, grad, out = pointer(result_at, like), pointer(grad_at, like), pointer(out_at, like)
     rate, clock = float32s(rate_at), int64s(clock_at)
-    at, last = B * count * share // shares, B * count * (share + 1) // shares
+    at, last = _share(B * count, W, share, shares)
+    offsets = _offsets(W, last - at if has_mask else 0)
     while at < last:
-        size = _piece(at, last, count)
+        size = _piece(at, last, count, W)
         unscale = np.float32(1.0)
-        _copy(grad, result, at, size)
+        _copy(grad, at, result, at, size)
         if has_mask:
             task = at // count
             key = mix_key(clock[task * clock_step], clock[task * clock_step + 1], site)
             bound, scale = keep_bound(rate[task * rate_step])
             unscale = np.float32(1.0) / scale if scale > 0 else np.float32(0.0)
-            _mask(result, at, size, key, at % count, bound, scale)
+            _mask(result, at, size, key, _element(at, count, W), offsets, bound, scale)
         if act == 1:
             _relu_backward(result, out, at, size)
         elif act == 2:
