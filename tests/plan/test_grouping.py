@@ -12,7 +12,7 @@ from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.stats import GraphStats
 from weft.core.task import Task
-from weft.plan.grouping import group
+from weft.plan.grouping import group, together
 from weft.plan.padding import cut_widths, waste
 from weft.plan.solo import choose
 from weft.plan.throughput import Throughput
@@ -254,6 +254,14 @@ def test_memory_bounds_woven_groups():
     tasks = sweep(2) + sweep(2, model="gin")
     plans = group(tasks, CORA, "cuda", memory_of=lambda tasks: float(len(tasks)), budget=3)
     assert [plan.join for plan in plans] == ["stacked", "stacked"]
+
+
+def test_together_keeps_to_no_limit_of_size():
+    plan = together(sweep(300) + sweep(2, model="gat"), CORA, "cpu")
+    assert plan.join == "woven"
+    assert [len(stack) for stack in plan.stacks] == [300, 2]
+    with pytest.raises(SpecError, match="must agree in graph, feature_norm, precision"):
+        together([Task(graph="g", name="a"), Task(graph="g", name="b", precision="bf16")], CORA, "cpu")
 
 
 # ---- all of it ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from weft.plan import step
 from weft.plan.padding import cut_widths, waste
 from weft.plan.similarity import Features, features_of_program, features_of_task, similarity
 from weft.plan.size import fitting_size
-from weft.plan.structure import padding_obstacle, structure, treatment, width
+from weft.plan.structure import TREATMENT_WORDS, padding_obstacle, structure, treatment, width
 from weft.plan.throughput import Throughput
 from weft.plan.work import Rates, memory, rates_of, work
 
@@ -115,6 +115,21 @@ def group(
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]
 
 
+def together(tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None) -> Plan:
+    """One plan for all ``tasks`` as one group, whatever their number and similarity: for those who insist."""
+    listed = list(tasks)
+    _check_names(listed)
+    if len(_by_treatment(listed, stats)) > 1:
+        raise SpecError("tasks that share a step must agree in " + ", ".join(TREATMENT_WORDS))
+    limits = Limits(stats, device, machine)
+    places = list(range(len(listed)))
+    bundles = []
+    for alike in _by_structure(listed, places):
+        for inside, why in _padded(listed, alike, limits):
+            bundles.append(_bundle(listed, inside, len(inside), why))
+    return _plan(listed, places, bundles, [], limits)
+
+
 def _check_names(tasks: Sequence[Task]) -> None:
     counts = Counter(task.label for task in tasks)
     twice = [name for name, count in counts.items() if count > 1]
@@ -181,15 +196,24 @@ def _by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
 
 def _stacks(tasks: list[Task], places: list[int], limits: Limits) -> list[Bundle]:
     """The stacks of tasks with one structure: widths padded or apart, then cut to size."""
+    return [b for inside, why in _padded(tasks, places, limits) for b in _cut(tasks, inside, why, limits)]
+
+
+def _padded(tasks: list[Task], places: list[int], limits: Limits) -> list[tuple[list[int], list[str]]]:
+    """Tasks of one structure by the widths that share a stack, with the reason."""
     counts = Counter(width(tasks[place]) for place in places)
     sample = tasks[places[0]]
     runs, why = _runs(sample, counts, limits)
-    result: list[Bundle] = []
+    result = []
     for run in runs:
         inside = [place for place in places if width(tasks[place]) in run]
-        said = [*why, *_padding_reason(sample, {w: counts[w] for w in run}, limits)]
-        result += _cut(tasks, inside, said, limits)
+        result.append((inside, [*why, *_padding_reason(sample, {w: counts[w] for w in run}, limits)]))
     return result
+
+
+def _bundle(tasks: list[Task], places: list[int], size: int, why: list[str]) -> Bundle:
+    chosen = sorted(places)
+    return Bundle([tasks[place] for place in chosen], chosen, size, list(why))
 
 
 def _runs(sample: Task, counts: Counter[int], limits: Limits) -> tuple[list[list[int]], list[str]]:
@@ -240,7 +264,7 @@ def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -
         cause = memory_reason if most < size else size_reason
         reasons.append(f"{len(order)} tasks cut into stacks of at most {least}: {cause}")
     pieces = _even(order, least)
-    return [Bundle([tasks[place] for place in sorted(piece)], sorted(piece), size, list(reasons)) for piece in pieces]
+    return [_bundle(tasks, piece, size, reasons) for piece in pieces]
 
 
 def _most_that_fit(tasks: list[Task], limits: Limits) -> tuple[int, str]:
