@@ -23,7 +23,7 @@ def parse_bytes(value: str | float, what: str = "budget") -> int:
     if found is None:
         raise SpecError(f"{what}={value!r} is not an amount of memory; write it like 24GiB, 500MB or 16000000000")
     number, letter, binary = found.groups()
-    decimal = value.strip().lower().endswith("b") and not binary and bool(letter)
+    decimal = str(value).strip().lower().endswith("b") and not binary and bool(letter)
     factor = (DECIMAL if decimal else BINARY)[letter.lower()]
     return _whole(float(number) * factor, value, what)
 

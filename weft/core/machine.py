@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -130,7 +131,7 @@ def interpolate(rates: Rates, row_bytes: float) -> float:
         return first[1] * max(row_bytes, 1.0) / first[0]
     if row_bytes >= last[0]:
         return last[1]
-    for (low, slow), (high, fast) in zip(rates, rates[1:], strict=False):
+    for (low, slow), (high, fast) in pairwise(rates):
         if row_bytes <= high:
             share = math.log2(row_bytes / low) / math.log2(high / low)
             return slow + share * (fast - slow)
@@ -161,7 +162,7 @@ def _checked_rates(machine: str, name: str, rates: Any) -> Rates:
         points = tuple((int(width), float(rate)) for width, rate in rates)
     except (TypeError, ValueError):
         points = ()
-    ascending = all(a[0] < b[0] for a, b in zip(points, points[1:], strict=False))
+    ascending = all(a[0] < b[0] for a, b in pairwise(points))
     if not points or not ascending or not all(width > 0 and _positive(rate) for width, rate in points):
         raise SpecError(
             f"machine {machine!r}: {name}={rates!r} must be pairs of row bytes (ascending) and bytes a second"

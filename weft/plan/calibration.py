@@ -1,0 +1,121 @@
+"""Calibration: factors by which a machine's operators take longer than the roofline says, learned from runs.
+
+An observation is one run: the seconds an epoch was predicted to take, by family of operator and uncorrected, and the
+seconds it took. The factors ``f`` are those for which ``sum_k f_k s_ik`` comes nearest to ``t_i`` in ratio, not in
+difference (a millisecond matters to a short epoch and not to a long one), with a limit on what one odd run can do
+(Huber), and held near one common factor where the runs do not tell the families apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FAMILIES = ("spmm", "attention", "matmul", "pointwise", "launch")
+KEPT = 400  # observations a file keeps, the newest
+OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
+LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
+ROUNDS = 60
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One run: what was predicted by family, and what it took, in seconds of an epoch."""
+
+    families: Mapping[str, float]
+    measured: float
+    label: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether both sides are positive numbers."""
+        total = sum(self.families.values())
+        return 0 < total < math.inf and 0 < self.measured < math.inf
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The factor of every family (1 where nothing is known) and the runs they were fitted to."""
+
+    factors: Mapping[str, float] = field(default_factory=dict)
+    observations: tuple[Observation, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether it was fitted to anything."""
+        return bool(self.observations)
+
+    def factor(self, name: str) -> float:
+        """By how much the operators of a family take longer than predicted."""
+        return self.factors.get(name, 1.0)
+
+    def with_observations(self, new: Iterable[Observation]) -> Calibration:
+        """Fitted anew with more runs; of too many the oldest are forgotten."""
+        usable = [one for one in (*self.observations, *new) if one.usable][-KEPT:]
+        return Calibration(fit(usable), tuple(usable))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"factors": dict(self.factors), "observations": [asdict(one) for one in self.observations]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        """The inverse of :meth:`to_dict`; the factors are fitted anew."""
+        return cls().with_observations(
+            Observation(dict(one["families"]), float(one["measured"]), str(one.get("label", "")))
+            for one in data.get("observations", ())
+        )
+
+
+def fit(observations: Sequence[Observation]) -> dict[str, float]:
+    """The factor of every family that the observations have."""
+    present = [name for name in FAMILIES if any(one.families.get(name, 0.0) > 0 for one in observations)]
+    if not present:
+        return {}
+    logs = [0.0] * (len(present) + 1)  # the common factor, then each family's deviation from it
+    for _ in range(ROUNDS):
+        step = _newton_step(observations, present, logs)
+        logs = [value + max(-1.0, min(1.0, change)) for value, change in zip(logs, step, strict=True)]
+        if max(abs(change) for change in step) < 1e-9:
+            break
+    return {name: math.exp(logs[0] + own) for name, own in zip(present, logs[1:], strict=True)}
+
+
+def _newton_step(observations: Sequence[Observation], present: Sequence[str], logs: Sequence[float]) -> list[float]:
+    """One weighted Gauss-Newton step on the log ratios."""
+    size = len(logs)
+    held = [LOOSE] + [TIGHT] * (size - 1)
+    matrix = [[held[i] if i == j else 0.0 for j in range(size)] for i in range(size)]
+    right = [-held[i] * logs[i] for i in range(size)]
+    for one in observations:
+        parts = [
+            math.exp(logs[0] + own) * one.families.get(name, 0.0) for name, own in zip(present, logs[1:], strict=True)
+        ]
+        total = sum(parts)
+        residual = math.log(one.measured / total)
+        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12))
+        slope = [1.0] + [part / total for part in parts]
+        for i in range(size):
+            right[i] += weight * slope[i] * residual
+            for j in range(size):
+                matrix[i][j] += weight * slope[i] * slope[j]
+    return solve(matrix, right)
+
+
+def solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of a small symmetric positive system, by elimination with pivots."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for r in range(i + 1, size):
+            factor = rows[r][i] / rows[i][i]
+            rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+    result = [0.0] * size
+    for i in range(size - 1, -1, -1):
+        known = sum(rows[i][j] * result[j] for j in range(i + 1, size))
+        result[i] = (rows[i][size] - known) / rows[i][i]
+    return result

@@ -1,0 +1,190 @@
+"""Seconds of an epoch: a roofline over a Program with a Machine's rates.
+
+An operator takes as long as the slowest of what it does: its traffic in order at the rate of a copy, its rows fetched
+by index at the rate of a gather (``weft.plan.gathers``), its arithmetic at the rate of a product; and every kernel
+has a fixed cost on top. In a recorded graph on a GPU that is all. An eager step also takes the host's time, which hides
+behind the device's where that is longer. On a CPU the host is the device, and every operator costs its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.core.cost import Cost
+from weft.core.machine import Machine
+from weft.core.program import Operator, Program, Value
+from weft.core.stats import GraphStats
+from weft.plan.calibration import Calibration
+from weft.plan.gathers import gather_seconds
+
+ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
+GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
+PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
+ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the step will be run, as far as its time depends on it."""
+
+    precision: str = "fp32"
+    replay: bool = True
+    threads: int | None = None
+    eval_every: int = 1
+
+
+def family(op: Operator) -> str:
+    """Which operators are off by the same factor: ``attention``, ``spmm``, ``matmul`` or ``pointwise``."""
+    name = op.name.rpartition(".")[2] if op.name.startswith("weft") else op.name
+    if any(mark in name for mark in ATTENTION):
+        return "attention"
+    if op.gather_bytes > 0 or any(mark in name for mark in GATHERS):
+        return "spmm"
+    if op.flops > 0 and any(mark in name for mark in PRODUCTS):
+        return "matmul"
+    return "pointwise"
+
+
+def seconds(
+    program: Program,
+    machine: Machine,
+    calibration: Calibration | None = None,
+    *,
+    stats: GraphStats | None = None,
+    setting: Setting | None = None,
+) -> Cost:
+    """Seconds of one epoch of ``program`` on ``machine``, by resource, by family and by phase.
+
+    ``stats`` tells how skewed the degrees are. The evaluation counts once in ``eval_every`` epochs; a program
+    without one is taken to evaluate by another forward pass.
+    """
+    setting = setting or Setting()
+    clock = _Clock(program, machine, calibration or Calibration(), stats, setting)
+    clock.run()
+    return Cost(
+        seconds=clock.resources(),
+        families={name: value for name, value in clock.families.items() if value > 0},
+        phases=clock.phases,
+        corrected=calibration is not None and calibration.known,
+    )
+
+
+class _Clock:
+    """Adds up the operators of one epoch."""
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        calibration: Calibration,
+        stats: GraphStats | None,
+        setting: Setting,
+    ) -> None:
+        self.program, self.machine, self.calibration = program, machine, calibration
+        self.stats, self.setting = stats, setting
+        self.families: dict[str, float] = {}
+        self.phases: dict[str, float] = {}
+        self.device = self.host = 0.0
+
+    def run(self) -> None:
+        """Walk the operators; evaluations count for the share of epochs that have one."""
+        evaluated = 1.0 / self.setting.eval_every
+        has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
+        for op in self.program.operators:
+            self._add(op, op.phase, evaluated if op.phase == "evaluation" else 1.0)
+            if op.phase == "forward" and not has_evaluation:
+                self._add(op, "evaluation", evaluated)
+        if self.machine.device == "cuda" and self.setting.replay:
+            self._count("launch", "forward", self.machine.launch_seconds * self.calibration.factor("launch"))
+            self.device += self.machine.launch_seconds * self.calibration.factor("launch")
+
+    def resources(self) -> dict[str, float]:
+        """Seconds by resource; what the host needs beyond the device is its own."""
+        if self.machine.device == "cpu":
+            return {"cpu": self.device}
+        waiting = 0.0 if self.setting.replay else max(self.host - self.device, 0.0)
+        if waiting:
+            self._count("launch", "forward", waiting)
+        return {"gpu": self.device, "host": waiting} if waiting else {"gpu": self.device}
+
+    def _add(self, op: Operator, phase: str, share: float) -> None:
+        name = family(op)
+        work = self._work(op) * self.calibration.factor(name) * share
+        fixed = self._fixed(op) * self.calibration.factor("launch") * share
+        self._count(name, phase, work)
+        self._count("launch", phase, fixed)
+        self.device += work + fixed
+        if op.launches:
+            self.host += self._call(op) * self.calibration.factor("launch") * share
+
+    def _count(self, name: str, phase: str, amount: float) -> None:
+        self.families[name] = self.families.get(name, 0.0) + amount
+        self.phases[phase] = self.phases.get(phase, 0.0) + amount
+
+    def _fixed(self, op: Operator) -> float:
+        if self.machine.device == "cpu":
+            return self._call(op) if op.launches else 0.0
+        return op.launches * self.machine.replay_seconds
+
+    def _call(self, op: Operator) -> float:
+        return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
+
+    def _work(self, op: Operator) -> float:
+        parts = [op.stream_bytes / self.machine.copy_bandwidth, op.flops / self._flop_rate(op)]
+        if op.gather_bytes:
+            parts.append(self._gather(op))
+        return max(parts) / self._speed()
+
+    def _speed(self) -> float:
+        """Share of the machine's rates: one thread of a CPU has less than all of them."""
+        alone = self.machine.device == "cpu" and self.setting.threads == 1
+        return self.machine.one_thread if alone else 1.0
+
+    def _gather(self, op: Operator) -> float:
+        rows, width = table_of(op, self.program, self.stats)
+        together = gather_seconds(op.gather_bytes, width, rows, self.machine, self.stats)
+        if self.machine.device == "cuda" or self.stats is None:
+            return together  # hubs are cut into pieces, so no program waits for one
+        # A row is summed by one thread of a CPU: the largest hub is a floor.
+        hub = op.gather_bytes * self.stats.max_degree / max(self.stats.num_edges, 1)
+        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
+        return max(together, alone * self._speed())
+
+    def _flop_rate(self, op: Operator) -> float:
+        low = any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
+        precision = "bf16" if low else self.setting.precision
+        rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
+        if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
+            # Weft's own products in float32 are three TF32 products a term.
+            rate = max(rate, self.machine.matmul_rate("tf32") / 3)
+        return rate
+
+
+def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:
+    """Rows of the matrix that ``op`` fetches from, and bytes of a row of one task.
+
+    It is the largest thing the operator reads that is not the graph itself.
+    """
+    tables = [program.values[i] for i in op.reads if program.values[i].kind != "graph"]
+    tables = [value for value in tables if len(value.shape) >= 2]
+    if not tables:
+        return (stats.num_nodes if stats else 1), 256.0
+    value = max(tables, key=lambda value: value.bytes)
+    place = _node_dimension(value, stats)
+    width = 1
+    for size in value.shape[place + 1 :]:
+        width *= size
+    return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
+
+
+def _node_dimension(value: Value, stats: GraphStats | None) -> int:
+    """Which dimension counts the rows: the one as long as the graph has nodes, else the last but one."""
+    if stats is not None and stats.num_nodes in value.shape[:-1]:
+        return value.shape.index(stats.num_nodes)
+    return len(value.shape) - 2
+
+
+def share_of(parts: Mapping[str, float], name: str) -> float:
+    """Share of ``name`` in ``parts``."""
+    return parts.get(name, 0.0) / max(sum(parts.values()), 1e-30)
