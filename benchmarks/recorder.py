@@ -24,6 +24,7 @@ def common_arguments(description: str) -> ArgumentParser:
     """The options every benchmark has."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--resume", action="store_true", help="keep the cells of --out that went well, run the others")
     parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="skip cells after this")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
@@ -44,7 +45,7 @@ class Recorder:
         self._start = time.monotonic()
         self._lost: str | None = None
         self.about: dict[str, Any] = {"environment": environment(self.device)}
-        self.cells: list[dict[str, Any]] = []
+        self.cells: list[dict[str, Any]] = earlier_cells(args.out) if getattr(args, "resume", False) else []
 
     @property
     def elapsed(self) -> float:
@@ -75,9 +76,14 @@ class Recorder:
     def cell(self, key: dict[str, Any], work: Callable[[], dict[str, Any]], *, free: bool = True) -> dict[str, Any]:
         """Run ``work`` and keep ``{**key, "status": ..., **result}``; never raises for what happens in it.
 
-        ``free=False`` spares many small cells the second it takes to give their memory back.
+        A cell that an earlier run found (``--resume``) is not run again. ``free=False`` spares many small cells
+        the second it takes to give their memory back.
         """
         label = " ".join(str(value) for value in key.values())
+        earlier = find(self.cells, **key)
+        if earlier is not None:
+            self.say(f"{label}: done before")
+            return earlier
         found = self._attempt(work)
         cell = {**key, **found}
         self.cells.append(cell)
@@ -126,6 +132,13 @@ class Recorder:
         partial = self._out.with_name(f".{self._out.name}.partial")
         partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._out)
+
+
+def earlier_cells(out: Path | None) -> list[dict[str, Any]]:
+    """The cells in the results file ``out`` that went well."""
+    if out is None or not out.exists():
+        return []
+    return [cell for cell in json.loads(out.read_text(encoding="utf-8"))["cells"] if cell["status"] == "ok"]
 
 
 def _describe(error: BaseException) -> str:

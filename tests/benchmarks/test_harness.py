@@ -47,6 +47,25 @@ def test_cells_after_the_budget_are_skipped(tmp_path):
     assert recorder.cell({"case": 1}, lambda: {"ms": 1.0})["status"] == "skipped"
 
 
+def test_cells_that_went_well_are_not_run_again(tmp_path):
+    args = options(tmp_path)
+    first = Recorder("try", args)
+    first.cell({"case": 1}, lambda: {"ms": 1.0})
+    first.cell({"case": 2}, lambda: {"ms": 1 / 0})
+    args.resume = True
+    second = Recorder("try", args)
+    assert second.cell({"case": 1}, lambda: {"ms": 9.0})["ms"] == 1.0
+    assert second.cell({"case": 2}, lambda: {"ms": 2.0})["ms"] == 2.0
+    saved = json.loads(args.out.read_text())["cells"]
+    assert [cell["ms"] for cell in saved] == [1.0, 2.0]
+
+
+def test_attention_table_has_every_side():
+    cells = [{"shape": "s", "model": "gat", "dropout": 0.0, "side": side, "status": "ok", "ms": 2.0, "peak_gb": 1.0}
+             for side in attention.SIDES]  # fmt: skip
+    assert len(attention.table(cells)[0]) == len(attention.HEADER)
+
+
 def test_timing_summarises():
     timing = Timing.of([3.0, 1.0, 2.0])
     assert (timing.ms, timing.best, timing.worst, timing.repeats) == (2.0, 1.0, 3.0, 3)
@@ -101,7 +120,7 @@ def test_epoch_table_has_ratios():
     ]
     row = epoch.table(cells, ["cora"], ["gcn"])[0]
     assert len(row) == len(epoch.HEADER)
-    assert row[7:10] == [12.0, None, 3.0]
+    assert row[epoch.RATIOS] == [12.0, None, None, 3.0]
 
 
 def test_attention_layers_agree(tmp_path, graph):
