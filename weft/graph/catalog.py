@@ -22,9 +22,11 @@ from urllib.parse import parse_qsl
 import torch
 
 from weft.core.errors import GraphError
+from weft.core.stats import GraphStats
 from weft.graph import datasets, readers, shapes, store
 from weft.graph.graph import Graph
 from weft.graph.nearest import nearest_names
+from weft.graph.shape_stats import shape_stats
 
 DEMO = Path(__file__).parent / "embedded" / "demo.npz"
 DEMO_SIZES = (2_400, 9_600, 800, 7)
@@ -95,7 +97,21 @@ def _looks_like_path(text: str) -> bool:
     return marked or readers.is_graph_file(text) or Path(text).exists()
 
 
+def stats(name: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> GraphStats:
+    """The summary of the graph that :func:`load` would give; a shape's comes from its table, nothing is generated."""
+    kind, _, rest = os.fspath(name).partition(":")
+    if kind != "shape":
+        return load(name, root=root).stats()
+    shape, options = _shape_options(rest, 0)
+    return shape_stats(shapes.scaled(shapes.find(shape), options["scale"]))
+
+
 def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:
+    name, options = _shape_options(rest, seed)
+    return shapes.make(name, seed=int(options["seed"]), scale=options["scale"], device=device)
+
+
+def _shape_options(rest: str, seed: int) -> tuple[str, dict[str, float]]:
     """``NAME?scale=0.1&seed=3``."""
     name, _, query = rest.partition("?")
     options: dict[str, float] = {"seed": seed, "scale": 1.0}
@@ -103,7 +119,7 @@ def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:
         if key not in options:
             raise GraphError(f"shape:{rest}: there is no option {key!r}; a shape takes scale and seed")
         options[key] = _number(value, key, rest)
-    return shapes.make(name, seed=int(options["seed"]), scale=options["scale"], device=device)
+    return name, options
 
 
 def _number(value: str, key: str, rest: str) -> float:

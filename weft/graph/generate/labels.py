@@ -93,10 +93,11 @@ def split_nodes(split: Split, labels: Tensor, seed: int) -> tuple[Tensor, Tensor
         return _planetoid(order, labels)
     if isinstance(split, str) or len(split) != 3:
         raise GraphError(f"split={split!r}: give 'planetoid', three shares or three numbers of nodes")
-    return _cut(order, _sizes(split, labels.shape[0]))
+    return _cut(order, split_sizes(split, labels.shape[0]))
 
 
-def _sizes(split: tuple[float, float, float], num_nodes: int) -> list[int]:
+def split_sizes(split: tuple[float, float, float], num_nodes: int) -> list[int]:
+    """Nodes in train, val and test for three shares (floats) or three numbers of nodes (ints)."""
     sizes = [part if isinstance(part, int) else int(part * num_nodes + 1e-6) for part in split]
     if min(sizes) < 0 or sum(sizes) > num_nodes:
         raise GraphError(f"split={split} asks for {sum(sizes)} of {num_nodes} nodes; lower it")
