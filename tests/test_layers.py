@@ -18,9 +18,10 @@ BELOW = {
     "ops": {"core"},
     "graph": {"ops", "core"},
     "nn": {"graph", "ops", "core"},
-    "run": {"nn", "graph", "ops", "core"},
-    "engine": {"run", "plan", "nn", "graph", "ops", "core"},
-    "cli": {"engine", "run", "plan", "nn", "graph", "ops", "core"},
+    "capture": {"nn", "graph", "ops", "core"},
+    "run": {"capture", "nn", "graph", "ops", "core"},
+    "engine": {"run", "capture", "plan", "nn", "graph", "ops", "core"},
+    "cli": {"engine", "run", "capture", "plan", "nn", "graph", "ops", "core"},
 }
 BRAIN = ("core", "plan")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's

@@ -38,7 +38,9 @@ class Operator:
 
     ``reads`` and ``writes`` are ids of Values; a written Value that nobody wrote before and that is not
     resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by
-    index; ``workspace`` is alive inside the operator alone.
+    index; ``workspace`` is alive inside the operator alone, and ``library`` says that it calls cuBLAS or its like,
+    which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where a Program does not
+    say so for a Value, it goes after its last use.
     """
 
     name: str
@@ -50,11 +52,14 @@ class Operator:
     gather_bytes: float = 0.0
     launches: int = 0
     workspace: int = 0
+    frees: tuple[int, ...] = ()
+    library: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operator:
         """The inverse of ``asdict``."""
-        return cls(**{**data, "reads": tuple(data["reads"]), "writes": tuple(data["writes"])})
+        lists = {key: tuple(data.get(key, ())) for key in ("reads", "writes", "frees")}
+        return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,13 @@ class Program:
     def lifetimes(self) -> dict[int, tuple[int, int]]:
         """``(first, last)`` operator of every Value that the step itself allocates, by id.
 
-        A Value is allocated at the first operator that writes it and may be freed after the last that touches it.
+        A Value is allocated at the first operator that touches it and goes after the one that frees it, or else
+        after the last that touches it.
         """
         kept = set(self.resident)
         lives: dict[int, tuple[int, int]] = {}
         for position, op in enumerate(self.operators):
-            for value in (*op.reads, *op.writes):
+            for value in (*op.reads, *op.writes, *op.frees):
                 if value not in kept:
                     lives[value] = (lives[value][0] if value in lives else position, position)
         return lives

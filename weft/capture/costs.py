@@ -1,0 +1,50 @@
+"""What an operator costs: floating-point operations, bytes in order, bytes by index, kernels.
+
+A cost is worked out from the shapes of one :class:`~weft.capture.observer.Call`. Weft's operators are in
+``costs_weft.py``, torch's in ``costs_aten.py``; one that neither knows is named, and charged for its tensors once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from weft.capture.observer import Call, Seen
+
+
+@dataclass(frozen=True)
+class Work:
+    """The cost of a call. ``launches``: kernels, where the operator's own code was not asked for them."""
+
+    flops: float = 0.0
+    stream: float = 0.0
+    gather: float = 0.0
+    launches: int = 1
+    workspace: int = 0
+
+
+def tensors(tree: Any) -> Iterator[Seen]:
+    """Every tensor in the arguments or results of a call."""
+    if isinstance(tree, Seen):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from tensors(part)
+    elif isinstance(tree, dict):
+        yield from tensors(list(tree.values()))
+
+
+def bytes_in(call: Call) -> int:
+    """Bytes of all tensors that the call is handed."""
+    return sum(t.bytes for t in tensors((call.args, call.kwargs)))
+
+
+def bytes_out(call: Call) -> int:
+    """Bytes of all results."""
+    return sum(t.bytes for t in tensors(call.outs))
+
+
+def elements(tree: Any) -> int:
+    """Elements of all tensors in a tree."""
+    return sum(t.numel for t in tensors(tree))

@@ -1,0 +1,102 @@
+"""From what an Observer saw to a Program: one Value a storage, its kind and its life; one Operator a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from weft.capture.costs import Work, bytes_in, bytes_out
+from weft.capture.costs_aten import ATEN
+from weft.capture.costs_weft import WEFT
+from weft.capture.observer import Call, Observer, is_library
+from weft.core.program import Operator, Program, Value
+
+KERNELS = "triton."  # launched outside of any operator
+
+
+def program_of(
+    observer: Observer,
+    first: int,
+    resident: Sequence[int],
+    kinds: Mapping[int, str],
+    tasks: int = 1,
+    note: str = "",
+) -> Program:
+    """The Program of the calls from number ``first`` on.
+
+    ``resident`` are the storages that were alive before; ``kinds`` says what they are (``"constant"`` where it does
+    not). The storages of kind ``"weight"`` tell the update from the evaluation.
+    """
+    calls = observer.calls[first:]
+    weights = {number for number, kind in kinds.items() if kind == "weight"}
+    phases = phases_of(calls, weights)
+    born = [number for call in calls for number in call.made]
+    ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *born]))}
+    step = {**born_kinds(calls, phases), **{number: kinds.get(number, "constant") for number in resident}}
+    values = tuple(_value(observer, number, step[number]) for number in ids)
+    operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
+    unknown = sorted({call.name for call in calls if not known(call.name)})
+    return Program(values, operators, tuple(ids[n] for n in resident), tuple(unknown), tasks, note)
+
+
+def known(name: str) -> bool:
+    """Whether somebody has said what the operator costs."""
+    return name in ATEN or name in WEFT or name.startswith(KERNELS)
+
+
+def work_of(call: Call) -> Work:
+    """The cost of a call; one nobody knows is charged for reading and writing its tensors once."""
+    rule = ATEN.get(call.name) or WEFT.get(call.name)
+    if rule is not None:
+        return rule(call)
+    return Work(stream=bytes_in(call) + bytes_out(call))
+
+
+def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
+    """The phase of every call: backward while autograd works, then update until the weights are written."""
+    phases, phase = [], "forward"
+    for call in calls:
+        if call.in_backward:
+            phase = "backward"
+        elif phase == "backward":
+            phase = "update"
+        elif phase == "evaluation" and call.grad_enabled and not weights & set(call.reads):
+            phase = "evaluation"
+        phases.append(phase)
+        if phase == "update" and weights & set(call.writes):
+            phase = "evaluation"
+    return phases
+
+
+def born_kinds(calls: Sequence[Call], phases: Sequence[str]) -> dict[int, str]:
+    """The kind of every storage that the step makes: activations are those that the backward pass finds."""
+    kinds: dict[int, str] = {}
+    for call, phase in zip(calls, phases, strict=True):
+        for number in call.made:
+            kinds[number] = "gradient" if phase == "backward" else "temporary"
+        if phase == "backward":
+            for number in call.reads:
+                if kinds.get(number) == "temporary":
+                    kinds[number] = "activation"
+    return kinds
+
+
+def _value(observer: Observer, number: int, kind: str) -> Value:
+    storage = observer.storages[number]
+    return Value(storage.bytes, kind, storage.shape, storage.dtype)
+
+
+def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
+    work, inside = work_of(call), call.inside
+    return Operator(
+        name=call.name,
+        phase=phase,
+        reads=tuple(ids[n] for n in call.reads if n in ids),
+        writes=tuple(ids[n] for n in call.writes if n in ids),
+        flops=float(work.flops),
+        stream_bytes=float(work.stream),
+        gather_bytes=float(work.gather),
+        launches=work.launches if inside.launches is None else inside.launches,
+        workspace=inside.workspace or work.workspace,
+        frees=tuple(ids[n] for n in call.frees if n in ids),
+        library=inside.library or is_library(call.name),
+    )
