@@ -1,0 +1,85 @@
+"""The generated kernels compile to sm_90 code, on a machine without a GPU: see test_triton_compiles.py."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from .interpreted.walks import numbers, small, walks
+from .test_triton_compiles import compile_all, launches  # noqa: F401, a fixture
+
+pytest.importorskip("triton")
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+def packed(walk):
+    return [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+
+
+def spmm_calls(dtype):
+    """Sums of two widths along both directions, a maximum and its gradient, and a push."""
+    from weft.ops.multi import Call
+
+    adj = small()
+    walk, back = (packed(walk) for walk in walks(adj))
+    scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
+    x = numbers(2, adj.num_cols, 64, dtype=dtype)
+    winner = torch.zeros(adj.num_rows, 32, dtype=torch.int32)
+    return [
+        Call("spmm", (x, numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
+        Call("spmm", (x[0], numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
+        Call("spmm", (numbers(adj.num_rows, 40, dtype=dtype), None, None, None, back, walk, None)),
+        Call("spmm_max", (numbers(adj.num_cols, 32, dtype=dtype), None, walk, back)),
+        Call("spmm_max_backward", (numbers(adj.num_rows, 32, dtype=dtype), winner, None, walk, back)),
+        Call("spmm_push", (numbers(adj.num_rows, 64, dtype=dtype), None, *scales, walk, adj.num_cols)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_spmm_of_every_kind(launches, dtype):  # noqa: F811
+    from weft.ops.multi import together_triton
+
+    together_triton(spmm_calls(dtype))
+    assert len(launches) == 2  # the walks, then the hubs
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sddmm_and_softmax(launches, dtype):  # noqa: F811
+    from weft.ops.multi import Call, together_triton
+
+    adj = small()
+    walk = packed(walks(adj)[0])
+    ends = numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype)
+    scores = numbers(2, adj.num_edges, 4, dtype=dtype)
+    calls = [Call("sddmm", (*ends, heads, walk, [])) for heads in (1, 4)]
+    calls += [Call("edge_softmax", (scores, walk)), Call("edge_softmax_backward", (scores, scores, walk))]
+    together_triton(calls)
+    assert len(launches) == 2
+    compile_all(launches)
+
+
+def test_loads_of_alike_sources_stay_wide(launches):  # noqa: F811
+    """A select among addresses keeps what is known of their alignment: four floats to a load."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from weft.ops.multi import Call, together_triton
+
+    adj = small()
+    walk = packed(walks(adj)[0])
+    x = numbers(adj.num_cols, 64)
+    together_triton([Call("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
+    kernel, signature, constants, options = next(iter(launches.values()))
+    pointers = [place for place, kind in enumerate(signature.values()) if kind.startswith("*")]
+    aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "ld.global.v4" in compiled.asm["ptx"]
