@@ -250,6 +250,18 @@ def test_full_stacks_are_not_woven():
     assert "times what fills the device" in text(plans)
 
 
+def test_a_device_that_is_not_busy_has_room_for_more():
+    tasks = sweep(4) + sweep(4, model="gin")
+    table = Throughput("here")
+    for task in (tasks[0], tasks[-1]):
+        table = table.with_measured(task, CORA, {4: 1.0, 8: 1.2}, busy={4: 0.45})
+    (plan,) = group(tasks, CORA, "cuda", throughput=table)
+    assert plan.join == "woven"
+    busy = table.with_measured(tasks[0], CORA, {4: 1.0}, busy={4: 0.9})
+    assert len(group(tasks, CORA, "cuda", throughput=busy)) == 2
+    assert "the GPU 90% busy" in text(group(sweep(8), CORA, "cuda", throughput=busy))
+
+
 def test_memory_bounds_woven_groups():
     tasks = sweep(2) + sweep(2, model="gin")
     plans = group(tasks, CORA, "cuda", memory_of=lambda tasks: float(len(tasks)), budget=3)

@@ -58,11 +58,12 @@ def test_groups_that_do_not_run_are_passed_over():
 
 def test_the_table_survives_json():
     task = Task(graph="g", hidden=64)
-    table = Throughput("here").with_measured(task, STATS, {1: 2.0, 16: 1.0, 64: math.inf})
+    table = Throughput("here").with_measured(task, STATS, {1: 2.0, 16: 1.0, 64: math.inf}, busy={16: 0.9})
     again = Throughput.from_dict(json.loads(json.dumps(table.to_dict(), allow_nan=False)))
     assert again.group_size(task, STATS) == 16
     assert again.ms(task, STATS, 1) == 2.0
     assert again.ms(task, STATS, 64) is None
+    assert again.busy_share(task, STATS, 16) == 0.9
     newer = again.with_measured(task, STATS, {1: 0.5})
     assert newer.ms(task, STATS, 1) == 0.5
     assert newer.group_size(task, STATS) == 1

@@ -24,7 +24,7 @@ from weft.core.task import MODELS, Task
 from weft.plan import step
 from weft.plan.padding import cut_widths, waste
 from weft.plan.similarity import Features, features_of_program, features_of_task, similarity
-from weft.plan.size import fitting_size
+from weft.plan.size import Size, fitting_size
 from weft.plan.structure import TREATMENT_WORDS, padding_obstacle, structure, treatment, width
 from weft.plan.throughput import Throughput
 from weft.plan.work import Rates, memory, rates_of, work
@@ -75,13 +75,13 @@ class Bundle:
 
     tasks: list[Task]
     places: list[int]
-    size: int  # the T at which such a stack fills the device
+    size: Size
     why: list[str] = field(default_factory=list)
 
     @property
     def load(self) -> float:
         """The share of the device that the stack fills."""
-        return len(self.tasks) / self.size
+        return self.size.full * len(self.tasks) / self.size.tasks
 
 
 def group(
@@ -126,7 +126,7 @@ def together(tasks: Iterable[Task], stats: GraphStats, device: str, machine: Mac
     bundles = []
     for alike in _by_structure(listed, places):
         for inside, why in _padded(listed, alike, limits):
-            bundles.append(_bundle(listed, inside, len(inside), why))
+            bundles.append(_bundle(listed, inside, Size(len(inside), ""), why))
     return _plan(listed, places, bundles, [], limits)
 
 
@@ -211,7 +211,7 @@ def _padded(tasks: list[Task], places: list[int], limits: Limits) -> list[tuple[
     return result
 
 
-def _bundle(tasks: list[Task], places: list[int], size: int, why: list[str]) -> Bundle:
+def _bundle(tasks: list[Task], places: list[int], size: Size, why: list[str]) -> Bundle:
     chosen = sorted(places)
     return Bundle([tasks[place] for place in chosen], chosen, size, list(why))
 
@@ -256,12 +256,12 @@ def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -
     """One stack, or as many equal ones as its limits ask for; wide tasks stay together, so that less is padded."""
     order = sorted(places, key=lambda place: (-width(tasks[place]), place))
     sample = tasks[order[0]]
-    size, size_reason = fitting_size(sample, limits.stats, limits.device, limits.rates(sample), limits.throughput)
+    size = fitting_size(sample, limits.stats, limits.device, limits.rates(sample), limits.throughput)
     most, memory_reason = _most_that_fit([tasks[place] for place in order], limits)
     reasons = [*why, *_stack_reason([tasks[place] for place in order])]
-    least = min(size, most)
+    least = min(size.tasks, most)
     if len(order) > least:
-        cause = memory_reason if most < size else size_reason
+        cause = memory_reason if most < size.tasks else size.why
         reasons.append(f"{len(order)} tasks cut into stacks of at most {least}: {cause}")
     pieces = _even(order, least)
     return [_bundle(tasks, piece, size, reasons) for piece in pieces]

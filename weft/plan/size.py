@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from weft.core.stats import GraphStats
 from weft.core.task import Task
 from weft.plan.throughput import Throughput
@@ -14,14 +16,23 @@ MOST = 256  # members of a group: beyond, one failure costs too many their place
 ROW = 2048
 
 
-def fitting_size(
-    task: Task, stats: GraphStats, device: str, rates: Rates, throughput: Throughput | None
-) -> tuple[int, str]:
-    """The T at which the time per task stops falling, and how that is known."""
+@dataclass(frozen=True)
+class Size:
+    """The T at which the time per task stops falling, how full the device is then, and how that is known."""
+
+    tasks: int
+    why: str
+    full: float = 1.0
+
+
+def fitting_size(task: Task, stats: GraphStats, device: str, rates: Rates, throughput: Throughput | None) -> Size:
+    """How many tasks like ``task`` fill the device."""
     measured = throughput.group_size(task, stats) if throughput is not None else None
-    if measured is not None:
-        return measured, f"throughput peaks at {measured} tasks (measured on this machine)"
-    return _by_rule(task, stats, device, rates)
+    if throughput is None or measured is None:
+        return Size(*_by_rule(task, stats, device, rates))
+    busy = throughput.busy_share(task, stats, measured)
+    told = "" if busy is None else f", the GPU {busy:.0%} busy"
+    return Size(measured, f"throughput peaks at {measured} tasks (measured on this machine{told})", busy or 1.0)
 
 
 def _by_rule(task: Task, stats: GraphStats, device: str, rates: Rates) -> tuple[int, str]:

@@ -77,10 +77,14 @@ def key_of(task: Task, stats: GraphStats) -> str:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What was measured on ``machine``: key (:func:`key_of`) -> T -> milliseconds per task and epoch."""
+    """What was measured on ``machine``: key (:func:`key_of`) -> T -> milliseconds per task and epoch.
+
+    ``busy``: key -> T -> the share of the time that the device was at work, where the driver tells (NVML).
+    """
 
     machine: str
     table: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    busy: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def group_size(self, task: Task, stats: GraphStats) -> int | None:
         """Where the throughput of such tasks peaks; None where nothing was measured."""
@@ -91,24 +95,39 @@ class Throughput:
         """Milliseconds per task and epoch with T = ``tasks``, where that was measured."""
         return self.table.get(key_of(task, stats), {}).get(tasks)
 
-    def with_measured(self, task: Task, stats: GraphStats, measured: Mapping[int, float]) -> Throughput:
+    def busy_share(self, task: Task, stats: GraphStats, tasks: int) -> float | None:
+        """How busy ``tasks`` of such tasks kept the device, where that was measured."""
+        return self.busy.get(key_of(task, stats), {}).get(tasks)
+
+    def with_measured(
+        self,
+        task: Task,
+        stats: GraphStats,
+        measured: Mapping[int, float],
+        busy: Mapping[int, float] | None = None,
+    ) -> Throughput:
         """The table with more measurements of one kind of task; newer ones replace older."""
         key = key_of(task, stats)
-        return Throughput(self.machine, {**self.table, key: {**self.table.get(key, {}), **measured}})
+        table = {**self.table, key: {**self.table.get(key, {}), **measured}}
+        shares = {**self.busy, key: {**self.busy.get(key, {}), **busy}} if busy else self.busy
+        return Throughput(self.machine, table, shares)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; sizes that did not run are left out."""
-        table = {
-            key: {str(size): ms for size, ms in sorted(found.items()) if math.isfinite(ms)}
-            for key, found in self.table.items()
-        }
-        return {"machine": self.machine, "table": table}
+        return {"machine": self.machine, "table": _plain(self.table), "busy": _plain(self.busy)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Throughput:
         """The inverse of :meth:`to_dict`."""
-        table = {
-            str(key): {int(size): float(ms) for size, ms in found.items()}
-            for key, found in data.get("table", {}).items()
-        }
-        return cls(str(data.get("machine", "")), table)
+        return cls(str(data.get("machine", "")), _sizes(data.get("table", {})), _sizes(data.get("busy", {})))
+
+
+def _plain(table: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
+    return {
+        key: {str(size): value for size, value in sorted(found.items()) if math.isfinite(value)}
+        for key, found in table.items()
+    }
+
+
+def _sizes(data: Mapping[str, Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    return {str(key): {int(size): float(value) for size, value in found.items()} for key, found in data.items()}
