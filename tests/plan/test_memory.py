@@ -1,0 +1,122 @@
+"""Memory of a Program: liveness against brute force, the breakdown, the peak, and the advice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.core.machine import Machine
+from weft.core.program import Operator, Program, Value
+from weft.plan.memory import live_bytes, memory
+
+MIB = 2**20
+RATES = {"fp32": 1e12, "tf32": 1e12, "bf16": 1e12}
+
+
+def machine(device: str = "cuda", **values) -> Machine:
+    given = {"memory_bytes": 2**34, "copy_bandwidth": 1e12, "gather": ((64, 1e11),), "l2_gather": ((64, 1e11),)}
+    given |= {"launch_seconds": 1e-6, "replay_seconds": 1e-6, "op_seconds": 1e-6, "custom_op_seconds": 1e-6}
+    return Machine("here", device, flops=RATES, **(given | values))
+
+
+@st.composite
+def programs(draw) -> Program:
+    """Operators that read what is there and make something new, with or without saying when it goes."""
+    sizes = draw(st.lists(st.integers(0, 3 * MIB), min_size=2, max_size=12))
+    resident = draw(st.integers(1, len(sizes) - 1))
+    values = tuple(Value(size, "weight" if i < resident else "activation") for i, size in enumerate(sizes))
+    operators = []
+    for made in range(resident, len(sizes)):
+        reads = draw(st.lists(st.integers(0, made - 1), max_size=3, unique=True))
+        operators.append(Operator("op", "forward", tuple(reads), (made,), workspace=draw(st.integers(0, MIB))))
+    for _ in range(draw(st.integers(0, 3))):
+        operators.append(Operator("end", "backward", tuple(draw(st.sets(st.integers(0, len(sizes) - 1)))), ()))
+    return Program(values, tuple(operators), tuple(range(resident)))
+
+
+def by_hand(program: Program) -> list[int]:
+    """For every operator: all that is resident, or was made before and is touched at or after it."""
+    alive = []
+    for now, op in enumerate(program.operators):
+        total = sum(program.values[i].bytes for i in program.resident) + op.workspace
+        for i, value in enumerate(program.values):
+            touches = [k for k, o in enumerate(program.operators) if i in (*o.reads, *o.writes, *o.frees)]
+            if i not in program.resident and touches and touches[0] <= now <= touches[-1]:
+                total += value.bytes
+        alive.append(total)
+    return alive
+
+
+@given(programs())
+def test_liveness_is_what_brute_force_says(program):
+    assert live_bytes(program) == by_hand(program)
+
+
+@given(programs())
+def test_the_peak_is_that_of_the_live_bytes_and_a_little_rounding(program):
+    found = memory(program, machine())
+    most = max(live_bytes(program))
+    assert most <= found.peak <= most + (MIB + 512) * (len(program.values) + 1)
+    assert found.peak <= found.reserved
+    assert sum(found.kinds.values()) == found.peak
+
+
+@given(programs())
+def test_the_timeline_adds_up_to_the_live_bytes(program):
+    found = memory(program, machine())
+    assert [sum(column) for column in zip(*found.timeline.values(), strict=True)] == live_bytes(program)
+
+
+def chain(frees: bool) -> Program:
+    """``a -> b -> c``; b is last used by the second operator, and let go after the third where ``frees``."""
+    values = (Value(10 * MIB, "weight"), Value(20 * MIB, "activation", (5, 2)), Value(30 * MIB, "gradient"))
+    values += (Value(40 * MIB, "temporary"),)
+    operators = (
+        Operator("one", "forward", (0,), (1,), library=True),
+        Operator("two", "backward", (1,), (2,)),
+        Operator("three", "update", (2,), (3,), frees=(1, 2, 3) if frees else ()),
+    )
+    return Program(values, operators, (0,), tasks=4)
+
+
+def test_a_value_goes_after_its_last_use_unless_the_program_says_when():
+    assert live_bytes(chain(frees=False)) == [30 * MIB, 60 * MIB, 80 * MIB]
+    assert live_bytes(chain(frees=True)) == [30 * MIB, 60 * MIB, 100 * MIB]
+
+
+def test_the_peak_says_where_and_what():
+    found = memory(chain(frees=True), machine(context_bytes=7))
+    assert (found.operator, found.position) == ("three", 2)
+    assert [alive.kind for alive in found.alive] == ["temporary", "gradient", "activation", "weight"]
+    assert str(found.alive[2]) == "20.0 MiB activation of one (5 x 2 float32)"
+    assert found.total == found.reserved + 7
+    assert found.phases == ("forward", "backward", "update")
+    assert json.loads(json.dumps(found.to_dict()))["peak"] == found.peak
+
+
+@pytest.mark.parametrize(("replay", "times"), [(True, 2), (False, 1)])
+def test_a_library_keeps_a_workspace_for_every_stream_it_was_called_on(replay, times):
+    with_library = memory(chain(frees=True), machine(workspace_bytes=32 * MIB), replay=replay)
+    assert with_library.peak == 100 * MIB + times * 32 * MIB
+    assert with_library.kinds["workspace"] == times * 32 * MIB
+
+
+def test_a_cpu_rounds_nothing():
+    values = (Value(3, "weight"), Value(5, "activation"))
+    program = Program(values, (Operator("one", "forward", (0,), (1,), library=True),), (0,))
+    found = memory(program, machine("cpu"))
+    assert (found.peak, found.reserved) == (8, 8)
+
+
+def test_advice_names_what_is_worth_it_largest_first():
+    advice = memory(chain(frees=True), machine()).advice
+    assert advice[0].startswith("2 tasks in a group instead of 4 save: 45.0 MiB")
+    assert any("bf16" in line for line in advice)
+    assert not any("features" in line for line in advice)
+
+
+def test_a_program_without_operators_takes_what_is_resident():
+    assert memory(Program((Value(512, "weight"),), (), (0,)), machine()).peak == 512
