@@ -19,7 +19,8 @@ class Cost:
     ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``matmul``, ``pointwise``,
     ``update``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
 
-    ``measured``: whether it was measured or predicted; ``corrected``: whether a prediction went through calibration.
+    ``measured``: whether it was measured or predicted; ``corrected``: whether a prediction went through calibration;
+    ``uncorrected``: its families before that, which the next calibration is fitted to.
     """
 
     peak_bytes: int = 0
@@ -31,6 +32,7 @@ class Cost:
     phases: Mapping[str, float] = field(default_factory=dict)
     measured: bool = False
     corrected: bool = False
+    uncorrected: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def epoch_seconds(self) -> float:

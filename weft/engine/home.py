@@ -1,6 +1,6 @@
 """Where Weft keeps what it has learned of a machine: its probe and its calibration.
 
-``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/HOST-DEVICE/``.
+``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/NAME/``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ def home() -> Path:
     return Path(cache).expanduser() / "weft"
 
 
-def machine_folder(device: str) -> Path:
-    """The folder of this host's ``device``: ``"cpu"``, or the name of its GPU."""
-    words = re.sub(r"[^a-z0-9]+", "-", f"{platform.node()} {device}".lower()).strip("-")
+def machine_name(device: str) -> str:
+    """What this host with ``device`` (``"cpu"``, or the name of its GPU) is called where things are kept."""
+    return f"{platform.node() or 'this host'} {device}"
+
+
+def machine_folder(name: str) -> Path:
+    """The folder of the machine of that name."""
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return home() / "machines" / (words or "machine")
 
 

@@ -8,7 +8,6 @@ what the machine does when nothing else disturbs it. Nothing takes longer than a
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 from weft import ops
 from weft.core.machine import Machine, Rates
 from weft.engine.device import device_name
+from weft.engine.home import machine_name
 from weft.ops.adjacency import Adjacency
 from weft.run.threads import cpu_threads
 
@@ -54,7 +54,7 @@ def _probe_cpu() -> Machine:
     copy = copy_bandwidth(cpu, sizes)
     rates = _matmul_rates(cpu, sizes)
     return Machine(
-        name=platform.node() or "cpu",
+        name=machine_name("cpu"),
         device="cpu",
         memory_bytes=memory,
         l2_bytes=cache,
@@ -91,7 +91,7 @@ def _probe_gpu(device: torch.device) -> Machine:
         measured["h2d_bandwidth"], measured["d2h_bandwidth"] = bus_bandwidths(device)
         context = context_bytes(device)
     return Machine(
-        name=f"{platform.node()}, {properties.name}",
+        name=machine_name(properties.name),
         device="cuda",
         memory_bytes=properties.total_memory,
         context_bytes=context,

@@ -1,0 +1,110 @@
+"""A PlanReport in words: the answer first, then what it is made of, then why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from weft.core.amounts import show_bytes, show_seconds
+from weft.plan.report import GroupEstimate, PlanReport, TaskEstimate
+
+MOST_TASKS = 12  # lines of the table of tasks
+SMALL = 0.02  # parts below this share are left out of a sentence
+KINDS = {
+    "graph": "graph",
+    "input": "features",
+    "weight": "weights",
+    "state": "optimizer and best weights",
+    "activation": "activations",
+    "gradient": "gradients",
+    "temporary": "temporaries",
+    "constant": "constants",
+}
+FAMILY_WORDS = {
+    "spmm": "aggregation",
+    "attention": "attention",
+    "matmul": "products",
+    "pointwise": "element-wise",
+    "launch": "launches",
+}
+
+
+def explain(report: PlanReport) -> str:
+    """The text that ``weft plan`` prints."""
+    lines = [*_headline(report), "", *_tasks(report.tasks)]
+    for index, group in enumerate(report.groups):
+        lines += ["", *_group(index, group, report)]
+    if report.nearest:
+        lines += ["", "nearest plan that fits", *(f"  - {one.words}" for one in report.nearest)]
+    if report.notes:
+        lines += ["", "notes", *(f"  - {note}" for note in report.notes)]
+    return "\n".join(lines)
+
+
+def _headline(report: PlanReport) -> list[str]:
+    count = len(report.tasks)
+    tasks = f"{count} tasks in {_plural(len(report.groups), 'group')}" if count > 1 else "1 task"
+    verdict = "fits" if report.fits else "does not fit"
+    return [
+        f"{report.name}: {tasks} on {'; '.join(report.graphs)}",
+        f"machine   {report.machine.name} ({'measured' if report.machine.measured else 'profile'})",
+        f"memory    {show_bytes(report.peak_bytes)} of {show_bytes(report.budget)}: {verdict}",
+        f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks",
+    ]
+
+
+def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
+    width = min(max([len(task.name) for task in tasks] + [4]), 60)
+    lines = [f"{'task':<{width}}  {'parameters':>10}  {'alone: peak':>11}  {'epoch':>8}  group"]
+    for task in tasks[:MOST_TASKS]:
+        lines.append(
+            f"{task.name[:width]:<{width}}  {task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  "
+            f"{show_seconds(task.cost.epoch_seconds):>8}  {task.group + 1}"
+        )
+    if len(tasks) > MOST_TASKS:
+        lines.append(f"... and {len(tasks) - MOST_TASKS} more")
+    return lines
+
+
+def _group(index: int, group: GroupEstimate, report: PlanReport) -> list[str]:
+    plan, cost = group.plan, group.cost
+    members = len(plan.members)
+    each = f", {show_seconds(cost.epoch_seconds / members)} a task" if members > 1 else ""
+    verdict = "" if group.fits else f" - does not fit into {show_bytes(report.budget)}"
+    lines = [
+        f"group {index + 1}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
+        f"  memory  {show_bytes(cost.total_bytes)} in all{verdict}",
+        f"          {_memory(group, report)}",
+        f"  epoch   {show_seconds(cost.epoch_seconds)}{each}; {group.epochs} epochs {show_seconds(group.run_seconds)}",
+        f"          {_shares(cost.families, FAMILY_WORDS)}",
+        f"          {_shares(cost.phases, {})}",
+    ]
+    lines += [f"  at the peak: {', '.join(group.at_peak)}"] if group.at_peak else []
+    lines += [f"  - {reason}" for reason in plan.why]
+    lines += [f"  - no cost is known for {', '.join(group.unknown)}: it counts as nothing"] if group.unknown else []
+    lines += [f"  - {group.note}"] if group.note else []
+    return lines
+
+
+def _memory(group: GroupEstimate, report: PlanReport) -> str:
+    cost, machine = group.cost, report.machine
+    parts = sorted(cost.bytes.items(), key=lambda part: -part[1])
+    named = [f"{KINDS.get(kind, kind)} {show_bytes(size)}" for kind, size in parts if size >= SMALL * cost.peak_bytes]
+    beyond = max(cost.reserved_bytes - cost.peak_bytes, 0)
+    around = [f"held by the allocator {show_bytes(beyond)}"] if beyond >= SMALL * cost.peak_bytes else []
+    fixed = machine.context_bytes + machine.workspace_bytes
+    around += [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
+    return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)
+
+
+def _shares(parts: Mapping[str, float], words: Mapping[str, str]) -> str:
+    total = sum(parts.values()) or 1.0
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return _listed(f"{words.get(name, name)} {value / total:.0%}" for name, value in ordered if value >= SMALL * total)
+
+
+def _listed(parts: Iterable[str]) -> str:
+    return ", ".join(parts)
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
