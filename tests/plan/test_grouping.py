@@ -48,11 +48,12 @@ def test_numbers_do_not_keep_tasks_apart(device):
         Task(graph="g", name="a"),
         Task(graph="g", name="b", lr=0.1, weight_decay=1e-3, dropout=0.0, seed=3, betas=(0.8, 0.9), eps=1e-7),
         Task(graph="g", name="c", label_smoothing=0.1, epochs=7, patience=2, schedule="cosine", warmup=1),
+        Task(graph="g", name="d", optimizer="adamw", heads=4, aggregator="max", decay="first"),
     ]
     (plan,) = group(tasks, CORA, device)
-    assert (plan.join, plan.members) == ("stacked", ("a", "b", "c"))
-    assert "3 tasks stacked, they differ in" in text([plan])
-    assert "lr, weight_decay, betas" in text([plan])
+    assert (plan.join, plan.members) == ("stacked", ("a", "b", "c", "d"))
+    assert "4 tasks stacked, they differ in" in text([plan])
+    assert "optimizer, lr, weight_decay" in text([plan])
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_what_auto_stands_for_is_the_same_treatment():
         {"optimizer": "sgd"},
         {"input_dropout": 0.5},
         {"eval_every": 2},
+        {"decay": "first", "weight_decay": 1e-3},
     ],
 )
 def test_structures_are_stacks_of_their_own(change):

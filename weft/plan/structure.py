@@ -33,9 +33,8 @@ def treatment(task: Task, stats: GraphStats) -> tuple[Hashable, ...]:
 def structure(task: Task) -> dict[str, Any]:
     """Equal for tasks whose steps have the same operators, save for widths; by name, to say what differs."""
     found: dict[str, Any] = {
-        "optimizer": task.optimizer,
-        "momentum": task.optimizer == "sgd" and task.momentum > 0,
-        "decay": task.decay,
+        "optimizer": "sgd" if task.optimizer == "sgd" else "adam",  # Adam and AdamW are one update
+        "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
     }
     if task.model not in MODELS:
