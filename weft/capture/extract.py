@@ -59,8 +59,6 @@ def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
             phase = "backward"
         elif phase == "backward":
             phase = "update"
-        elif phase == "evaluation" and call.grad_enabled and not weights & set(call.reads):
-            phase = "evaluation"
         phases.append(phase)
         if phase == "update" and weights & set(call.writes):
             phase = "evaluation"
@@ -96,7 +94,8 @@ def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
         stream_bytes=float(work.stream),
         gather_bytes=float(work.gather),
         launches=work.launches if inside.launches is None else inside.launches,
-        workspace=inside.workspace or work.workspace,
+        workspace=sum(inside.pieces) or work.workspace,
         frees=tuple(ids[n] for n in call.frees if n in ids),
         library=inside.library or is_library(call.name),
+        pieces=inside.pieces,
     )

@@ -57,7 +57,7 @@ class Inside:
     """What an operator's own code does on the device: launches, bytes it holds meanwhile, calls of a library."""
 
     launches: int | None = None
-    workspace: int = 0
+    pieces: tuple[int, ...] = ()
     library: bool = False
 
 
@@ -181,10 +181,8 @@ class Observer(TorchDispatchMode):
         known = [self._know(t) for t in outputs]
         made = _unique(number for number, new in known if new)
         written = [self._know(t)[0] for t in written_tensors(func, args, kwargs) if self._counts(t)]
-        if not made and not written and known:
-            return out  # a view: nothing happens on the device
-        if not inputs and not outputs:
-            return out
+        if not any(self.storages[number].bytes for number in (*made, *written)):
+            return out  # a view, or nothing at all: nothing happens on the device
         inside = self._inside(func, args, kwargs)
         self.calls.append(
             Call(
@@ -235,24 +233,22 @@ def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
     kept = {number for t in tensors_in(result) if (number := inner.number(t)) is not None and number >= first}
     return Inside(
         launches=sum(0 if is_allocation(call.name) else 1 for call in inner.calls),
-        workspace=_workspace(inner, first, kept),
+        pieces=_pieces(inner, first, kept),
         library=any(is_library(call.name) for call in inner.calls),
     )
 
 
-def _workspace(inner: Observer, first: int, kept: set[int]) -> int:
-    """Most bytes, in units of the allocator, that lie around besides arguments and results."""
-    now = most = 0
+def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
+    """The blocks that lie around besides arguments and results, when they are most."""
+    now: dict[int, int] = {}
+    most: tuple[int, ...] = ()
     for call in inner.calls:
-        now += sum(rounded(inner.storages[n].bytes) for n in call.made if n >= first and n not in kept)
-        most = max(most, now)
-        now -= sum(rounded(inner.storages[n].bytes) for n in call.frees if n >= first and n not in kept)
+        now |= {n: inner.storages[n].bytes for n in call.made if n >= first and n not in kept}
+        if sum(now.values()) > sum(most):
+            most = tuple(now.values())
+        for number in call.frees:
+            now.pop(number, None)
     return most
-
-
-def rounded(size: int) -> int:
-    """A request as the caching allocator serves it: in units of 512 bytes."""
-    return -(-size // 512) * 512
 
 
 LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")

@@ -38,7 +38,7 @@ class Operator:
 
     ``reads`` and ``writes`` are ids of Values; a written Value that nobody wrote before and that is not
     resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by
-    index; ``workspace`` is alive inside the operator alone, and ``library`` says that it calls cuBLAS or its like,
+    index; ``workspace`` is alive inside the operator alone (in blocks of these ``pieces``), and ``library`` says that it calls cuBLAS or its like,
     which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where a Program does not
     say so for a Value, it goes after its last use.
     """
@@ -54,11 +54,12 @@ class Operator:
     workspace: int = 0
     frees: tuple[int, ...] = ()
     library: bool = False
+    pieces: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operator:
         """The inverse of ``asdict``."""
-        lists = {key: tuple(data.get(key, ())) for key in ("reads", "writes", "frees")}
+        lists = {key: tuple(data.get(key, ())) for key in ("reads", "writes", "frees", "pieces")}
         return cls(**{**data, **lists})
 
 

@@ -157,9 +157,10 @@ class _Walk:
         for value in (*op.writes, *op.reads):
             if value not in self._held:
                 self._take(value, self._step, op.name)
-        inside = self._step.take(op.workspace)
+        inside = [self._step.take(size) for size in op.pieces or (op.workspace,)]
         self._sample(position, op.workspace)
-        self._step.give(inside)
+        for block in inside:
+            self._step.give(block)
         for value in self._ends.get(position, ()):
             self._step.give(self._held.pop(value))
             self._now[self._program.values[value].kind] -= self._program.values[value].bytes
