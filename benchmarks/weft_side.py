@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.baselines import Setting
+from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.graph import Graph
-from weft.plan.solo import choose
-from weft.run.solo import SoloRun
+from weft.plan.grouping import together
+from weft.run.group import GroupRun
 
 MOST_EPOCHS = 2000  # rows of the table of rates; the benchmark trains fewer
 
@@ -41,16 +42,21 @@ def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
     )
 
 
+def group_epoch(tasks: Sequence[Task], graph: Graph, *, plan: Plan | None = None) -> WeftEpoch:
+    """One epoch of all ``tasks`` as one group on the device of ``graph``, by ``plan`` or as one group anyhow."""
+    plan = plan or together(tasks, graph.stats(), graph.device.type)
+    run = GroupRun(tasks, graph, plan, graph.device)
+    run.train_epoch()  # records the epoch without its evaluation, and nothing else
+    return WeftEpoch(run.train_epoch, run.step_without_evaluation, run.recorded, run.notes, plan.first_layer)
+
+
 def weft_epoch(name: str, graph: Graph, setting: Setting, *, first_layer_once: bool = True) -> WeftEpoch:
     """One epoch of the same model by Weft alone on the device of ``graph``.
 
     ``first_layer_once=False`` denies it the constant first aggregation, which PyG does not exploit either.
     """
     task = weft_task(name, graph, setting)
-    plan = choose(task, graph.stats(), graph.device.type)
+    plan = together([task], graph.stats(), graph.device.type)
     if not first_layer_once:
         plan = replace(plan, first_layer="every step")
-    run = SoloRun(task, graph, plan, graph.device)
-    run.prepare()
-    replay = run._without_evaluation  # what SoloRun.advance calls for an epoch that is not evaluated
-    return WeftEpoch(replay, run._step.without_evaluation, replay.recorded, run.notes, plan.first_layer)
+    return group_epoch([task], graph, plan=plan)

@@ -65,7 +65,7 @@ class TestOnTheGpu:
         recorded, first = cuda_run(graph, True, model=model, norm=norm)
         eager, second = cuda_run(graph, False, model=model, norm=norm)
         assert recorded.notes == []
-        assert recorded._with_evaluation.recorded
+        assert recorded.group.recorded
         assert torch.allclose(rows(first), rows(second), atol=1e-4, equal_nan=True)
         assert torch.allclose(recorded.state.flat, eager.state.flat, atol=1e-4)
 
@@ -85,20 +85,20 @@ class TestOnTheGpu:
         settings = {"optimizer": optimizer, "weight_decay": 0.01, "decay": "first", "schedule": "cosine"}
         recorded, first = cuda_run(graph, True, **settings)
         _, second = cuda_run(graph, False, **settings)
-        assert recorded._with_evaluation.recorded
+        assert recorded.group.recorded
         assert torch.allclose(rows(first), rows(second), atol=1e-4)
 
     @pytest.mark.parametrize("metric", ["accuracy", "f1_micro", "f1_macro", "roc_auc"])
     def test_metrics_are_recorded_too(self, metric):
         recorded, first = cuda_run(tiny_graph(), True, metric=metric, epochs=5)
         _, second = cuda_run(tiny_graph(), False, metric=metric, epochs=5)
-        assert recorded._with_evaluation.recorded, recorded.notes
+        assert recorded.group.recorded, recorded.notes
         assert torch.allclose(rows(first), rows(second), atol=1e-4)
 
     @pytest.mark.parametrize("precision", ["tf32", "bf16"])
     def test_precisions(self, precision):
         recorded, progress = cuda_run(tiny_graph(), True, precision=precision)
-        assert recorded._with_evaluation.recorded, recorded.notes
+        assert recorded.group.recorded, recorded.notes
         losses = rows(progress)[:, 0]
         assert losses[-1] < losses[0]
 
@@ -106,7 +106,7 @@ class TestOnTheGpu:
         settings = {"lr": 0.1, "patience": 4, "eval_every": 2, "epochs": 60}
         recorded, first = cuda_run(tiny_graph(), True, **settings)
         eager, second = cuda_run(tiny_graph(), False, **settings)
-        assert recorded._without_evaluation.recorded
+        assert recorded.group._without_evaluation.recorded
         assert (first.end, first.best_epoch) == (second.end, second.best_epoch)
         assert torch.allclose(recorded.state.best_flat, eager.state.best_flat, atol=1e-3)
 
@@ -126,7 +126,7 @@ class TestOnTheGpu:
                 return super().forward(nn.functional.dropout(x, 0.5, self.training))
 
         recorded, progress = cuda_run(tiny_graph(), True, model=Drops, optimizer="sgd", lr=1e-12)
-        assert recorded._with_evaluation.recorded, recorded.notes
+        assert recorded.group.recorded, recorded.notes
         assert len(set(rows(progress)[:, 0].tolist())) > 15
 
     def test_resume(self, tmp_path):

@@ -48,7 +48,7 @@ def plain_loop(task, graph, call=None, model=None):
 
 
 def weights_of(run):
-    return run._layout.named(run.state.flat)
+    return run.group.stacks[0].members.layout.named(run.state.flat[0])
 
 
 def assert_same(run, model, losses, tolerance=2e-5):
@@ -57,7 +57,7 @@ def assert_same(run, model, losses, tolerance=2e-5):
     for name, p in model.named_parameters():
         assert torch.allclose(weights_of(run)[name], p, atol=tolerance), name
     for name, b in run.state.buffers.items():
-        assert torch.allclose(b, dict(model.named_buffers())[name], atol=1e-4), name
+        assert torch.allclose(b[0], dict(model.named_buffers())[name], atol=1e-4), name
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])

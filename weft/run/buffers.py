@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-CLOCK = "clock"
+CLOCK, RATE = "clock", "rate"
 
 
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
@@ -26,16 +26,31 @@ def take_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: table[key].detach().clone().contiguous() for table, key, name in _places(model)}
 
 
-def attach_clock(model: nn.Module, clock: Tensor) -> None:
-    """Let every module that draws random numbers read ``clock [2]``: (seed, step)."""
-    for module in model.modules():
-        if CLOCK in module._buffers:
-            module._buffers[CLOCK] = clock
+def drawing_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that read a clock (and a ``rate``, where they have one), in the order of ``model.modules()``."""
+    return [module for module in model.modules() if CLOCK in module._buffers]
 
 
 def detach_clock(model: nn.Module) -> None:
     """Give the modules back to torch's own generator."""
-    attach_clock(model, torch.empty(0, dtype=torch.int64))
+    for module in drawing_modules(model):
+        module._buffers[CLOCK] = torch.empty(0, dtype=torch.int64)
+
+
+class ClockSlots:
+    """The places where a model's random modules read the clock and, those that have one, their rate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = drawing_modules(model)
+        self._clocks = [module._buffers for module in modules]
+        self._rates = [module._buffers for module in modules if RATE in module._buffers]
+
+    def fill(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
+        """Hang ``clock [2]`` = (seed, step) everywhere, and the ``rates`` (0-d each) in their modules."""
+        for table in self._clocks:
+            table[CLOCK] = clock
+        for table, rate in zip(self._rates, rates, strict=True):
+            table[RATE] = rate
 
 
 class BufferSlots:
@@ -44,12 +59,12 @@ class BufferSlots:
     def __init__(self, model: nn.Module) -> None:
         self._places = list(_places(model))
 
-    def fill(self, buffers: dict[str, Tensor]) -> None:
+    def fill(self, buffers: Mapping[str, Tensor]) -> None:
         """Hang ``buffers`` in the model, which then updates them in place."""
         for table, key, name in self._places:
             table[key] = buffers[name]
 
-    def collect(self, buffers: dict[str, Tensor]) -> None:
+    def collect(self, buffers: Mapping[str, Tensor]) -> None:
         """Bring home what a module replaced instead of updating in place."""
         for table, key, name in self._places:
             if table[key] is not buffers[name]:

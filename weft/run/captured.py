@@ -1,66 +1,141 @@
-"""capture: the training step of a task, as the run itself would make it, followed on tensors without data.
+"""capture: the step of a group of tasks, as the run itself would make it, followed on tensors without data.
 
 The run is built by the very code that trains, on a graph that has sizes and no data; so what is captured cannot
 drift from what is run. Nothing of the size of the graph is allocated, and no GPU is needed or touched.
+
+A model that asks its data questions (how many edges pass a mask?) cannot be followed so. It takes one real step on a
+small random graph, whose sizes are then replaced by those of the graph at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from weft.capture.extract import program_of
+from weft.capture.launches import watched_launches
 from weft.capture.observer import Observer
+from weft.capture.scale import Sizes, rescale, small_graph
 from weft.capture.standin import META, stand_in
+from weft.capture.trace import trace
+from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.stats import GraphStats
-from weft.core.task import Task
+from weft.core.task import MODELS, Task
 from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import meta_means_gpu
-from weft.run.solo import SoloRun
+from weft.run.group import GroupRun
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A step that was followed."""
+    """A step that was followed: its Program, that of everything done once before it, and the run itself.
+
+    ``preparation`` builds the graph's derived forms, the first aggregation and the state; it matters where its peak
+    is higher than the step's.
+    """
 
     program: Program
+    preparation: Program
+    run: GroupRun = field(repr=False)
+
+    @cached_property
+    def graph_module(self) -> GraphModule:
+        """The operators of forward, backward and update, traced; its attributes have sizes and no data."""
+        with meta_means_gpu(self.run.plan.device == "cuda"), watched_launches(lambda *_: None):
+            return trace(lambda: [stack.train_step() for stack in self.run.stacks])
+
+    @property
+    def parameters(self) -> list[int]:
+        """Parameters of every member's model."""
+        return [self.run.num_parameters(index) for index in range(len(self.run.members))]
 
 
-def capture(task: Task, graph: Graph | GraphStats, plan: Plan) -> Captured:
-    """Follow one epoch of ``task`` on ``graph`` as ``plan`` would run it."""
-    observer = Observer("meta", look_inside=plan.device == "cuda")
+def capture(
+    task: Task | Sequence[Task],
+    graph: Graph | GraphStats,
+    device: str = "cuda",
+    *,
+    tasks: int = 1,
+    plan: Plan | None = None,
+) -> Captured:
+    """Follow one epoch on ``graph``, or on one of which only the summary is known.
+
+    ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
+    the kind of machine it is captured for; ``plan`` says more (who stacks with whom, recorded or not).
+    """
+    group = [task] * tasks if isinstance(task, Task) else list(task)
+    plan = plan or default_plan(group, device)
+    try:
+        return _follow(group, lambda: stand_in(graph), plan, META)
+    except SpecError as error:
+        if error.__cause__ is None or all(one.model in MODELS for one in group):
+            raise
+    stats = graph if isinstance(graph, GraphStats) else graph.stats()
+    sizes = Sizes.for_graph(stats)
+    return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+
+
+def default_plan(group: Sequence[Task], device: str) -> Plan:
+    """One stack of all, recorded on a GPU, with the first aggregation made once where it is constant."""
+    once = not any(task.input_dropout for task in group)
+    return Plan(
+        members=tuple(task.label for task in group),
+        join="stacked" if len(group) > 1 else "solo",
+        device=device,
+        replay=device == "cuda",
+        first_layer="once" if once else "every step",
+    )
+
+
+def _follow(
+    group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, sizes: Sizes | None = None
+) -> Captured:
+    observer = Observer(where.type, look_inside=plan.device == "cuda" and where is META)
     with meta_means_gpu(plan.device == "cuda"), observer:
-        whole = stand_in(graph)
-        run = SoloRun(task, whole, plan, META)
-        saved = [tensor.clone() for tensor in run.state.tensors().values()] if plan.replay else []
-        run._step()  # builds what is built once
+        run = GroupRun(group, make_graph(), plan, where)
+        saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
+        run.step()  # builds what is built once
         resident, first = observer.alive(), len(observer.calls)
-        kinds = kinds_of(observer, run.graph, run.state)
-        run._step()
+        kinds = kinds_of(observer, run)
+        run.step()
         observer.settle()
     del saved
-    return Captured(program_of(observer, first, resident, kinds))
+    note = ""
+    if sizes is not None:
+        rescale(observer, sizes)
+        note = sizes.note
+    program = program_of(observer, resident, kinds, first=first, tasks=len(group), note=note)
+    preparation = program_of(observer, [], kinds, last=first, tasks=len(group), note=note, phase="preparation")
+    return Captured(program, preparation, run)
 
 
-def kinds_of(observer: Observer, graph: Graph, state: Any) -> dict[int, str]:
+def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     """What the storages that a run keeps are."""
+    graph = run.graph
     named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
-    named += [("input", t) for t in (*held_by(graph.x), graph.y, graph.train, graph.val, graph.test)]
-    named += [("state", t) for t in state.tensors().values()]
-    named += [("weight", t) for t in (state.flat, state.best_flat)]
+    held = (graph.x, *run._inputs._features.values(), *run._inputs._firsts.values())
+    named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
+    for stack in run.stacks:
+        named += [("state", t) for t in stack.state.tensors().values()]
+        named += [("weight", t) for t in (stack.state.flat, stack.state.best_flat)]
     numbers = ((observer.number(tensor), kind) for kind, tensor in named)
     return {number: kind for number, kind in numbers if number is not None}
 
 
 def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
-    """Every tensor of an adjacency and of all that has been derived from it."""
+    """Every tensor of an adjacency, of all that has been derived from it, and of what holds them."""
     met = set() if met is None else met
     if isinstance(thing, Tensor):
         yield thing

@@ -1,7 +1,7 @@
 """Triton kernel of ``evaluation.py``: cross-entropy and hits of every split in one pass over the logits.
 
 On small graphs an epoch is all kernel launches, and a dozen of them would go into two numbers per split.
-Shapes: M nodes of all splits together, S splits, C classes.
+Shapes: T members, N nodes, M nodes of all splits together, S splits, C classes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from weft.ops.lang import tl, triton
 
 @triton.jit
 def _score_kernel(
-    logits, target, rows, starts, sums, C, stride, BM: tl.constexpr, BC: tl.constexpr
+    logits, target, rows, starts, sums, C, N, BM: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     split = tl.program_id(1)
+    member = tl.program_id(2).to(tl.int64)
     start, stop = tl.load(starts + split), tl.load(starts + split + 1)
     m = start + tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, BC)
@@ -25,7 +26,8 @@ def _score_kernel(
     row = tl.load(rows + m, mask=listed, other=0)
     label = tl.load(target + m, mask=listed, other=0)
     inside = listed[:, None] & (c < C)[None, :]
-    value = tl.load(logits + row[:, None] * stride + c[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    at = (member * N + row)[:, None] * C + c[None, :]
+    value = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float32)
     top = tl.where(listed, tl.max(value, 1), 0.0)
     total = tl.sum(tl.exp(value - top[:, None]), 1)
     chosen = tl.sum(tl.where((c[None, :] == label[:, None]) & inside, value, 0.0), 1)
@@ -33,9 +35,9 @@ def _score_kernel(
     # The first of equal maxima wins, as torch.argmax has it; NaN equals nothing and never hits.
     guess = tl.min(tl.where(value == top[:, None], c[None, :], BC), 1)
     hit = listed & (guess == label)
-    at = sums + (split * tl.num_programs(0) + tl.program_id(0)) * 2
-    tl.store(at, tl.sum(tl.where(listed, loss, 0.0), 0))
-    tl.store(at + 1, tl.sum(hit.to(tl.float32), 0))
+    into = sums + ((member * tl.num_programs(1) + split) * tl.num_programs(0) + tl.program_id(0)) * 2
+    tl.store(into, tl.sum(tl.where(listed, loss, 0.0), 0))
+    tl.store(into + 1, tl.sum(hit.to(tl.float32), 0))
 
 
 class Scores:
@@ -51,11 +53,11 @@ class Scores:
         self._programs = -(-max(sizes) // self._block_m)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """``logits [N, C]`` to the mean loss and accuracy of every split ``[S, 2]``."""
+        """``logits [..., N, C]`` to the mean loss and accuracy of every split ``[..., S, 2]``."""
         logits = logits.contiguous()
-        sums = torch.empty(self._splits, self._programs, 2, device=logits.device)
-        _score_kernel[(self._programs, self._splits)](
-            logits, self._target, self._rows, self._starts, sums, logits.shape[1], logits.stride(0),
-            BM=self._block_m, BC=self._block_c,
+        lead, (nodes, classes) = logits.shape[:-2], logits.shape[-2:]
+        sums = torch.empty(*lead, self._splits, self._programs, 2, device=logits.device)
+        _score_kernel[(self._programs, self._splits, lead.numel())](
+            logits, self._target, self._rows, self._starts, sums, classes, nodes, BM=self._block_m, BC=self._block_c,
         )  # fmt: skip
-        return sums.sum(1) * self._share
+        return sums.sum(-2) * self._share

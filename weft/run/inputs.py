@@ -93,3 +93,30 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 def _is_star(model: nn.Module, name: str) -> bool:
     kind = _parameters(model)[name].kind
     return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Inputs:
+    """The features of a graph as its tasks are fed them, and first aggregations of them: each made once a group."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._features: dict[tuple[Any, ...], Features] = {}
+        self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
+
+    def features(self, norm: str | None, dtype: torch.dtype, dense: bool = False) -> Features:
+        """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros where ``dense``."""
+        key = (norm, dtype, dense)
+        if key not in self._features:
+            x = row_normalised(self.graph.x) if norm == "row" else self.graph.x
+            x = cast_features(x, dtype)
+            self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
+        return self._features[key]
+
+    def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
+        """The model's first aggregation of ``x``; models of one ``name`` (None: nobody else's) have the same."""
+        if name is None:
+            return first_aggregate(model, x, self.graph.adj)
+        key = (name, id(x))
+        if key not in self._firsts:
+            self._firsts[key] = first_aggregate(model, x, self.graph.adj)
+        return self._firsts[key]

@@ -5,7 +5,7 @@ Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,14 +40,15 @@ class Objective:
     per_row: Callable[[Tensor, Tensor], Tensor]
 
 
-def _multiclass(smoothing: float) -> Objective:
+def _multiclass(smoothing: Tensor | None) -> Objective:
     def smoothed(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         chosen = logits.index_select(-2, rows).float()
         uniform = torch.logsumexp(chosen, -1) - chosen.mean(-1)
         right = multiclass_rows(chosen, labels.index_select(0, rows))
-        return ((1 - smoothing) * right + smoothing * uniform).mean(-1)
+        share = smoothing[..., None]
+        return ((1 - share) * right + share * uniform).mean(-1)
 
-    loss = smoothed if smoothing else ops.cross_entropy_rows
+    loss = ops.cross_entropy_rows if smoothing is None else smoothed
     return Objective("multiclass", loss, multiclass_rows)
 
 
@@ -61,6 +62,23 @@ def _multilabel() -> Objective:
 
 def objective_for(task: Task, multilabel: bool) -> Objective:
     """The objective of ``task`` on a graph whose nodes have many labels each, or one class each."""
+    _check(task, multilabel)
+    if multilabel:
+        return _multilabel()
+    return _multiclass(torch.tensor(task.label_smoothing) if task.label_smoothing else None)
+
+
+def objective_of_stack(tasks: Sequence[Task], multilabel: bool, device: torch.device) -> Objective:
+    """The same for tasks that share a step, each with a smoothing of its own; ``logits [T, N, C]``, losses ``[T]``."""
+    for task in tasks:
+        _check(task, multilabel)
+    if multilabel:
+        return _multilabel()
+    smoothing = [task.label_smoothing for task in tasks]
+    return _multiclass(torch.tensor(smoothing, device=device) if any(smoothing) else None)
+
+
+def _check(task: Task, multilabel: bool) -> None:
     expected = "multilabel" if multilabel else "multiclass"
     if task.objective not in ("auto", expected):
         kind = "many 0/1 labels per node" if multilabel else "one class per node"
@@ -73,7 +91,6 @@ def objective_for(task: Task, multilabel: bool) -> Objective:
             f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
             "set it to 0 for many labels per node"
         )
-    return _multilabel() if multilabel else _multiclass(task.label_smoothing)
 
 
 def metric_name(task: Task, multilabel: bool) -> str:

@@ -1,10 +1,13 @@
-"""Adam, AdamW and SGD on a flat buffer, with every number in a table on the device.
+"""Adam, AdamW and SGD on flat buffers, with every number in a table on the device.
 
 ``hyper [8]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled,
-and Adam's two bias corrections ``1 - beta^t``. The step looks its row up by its own counter.
+and Adam's two bias corrections ``1 - beta^t``. The step looks its rows up by its own counter.
+Shapes: T members, L epochs, P parameters.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,18 +37,30 @@ def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mas
     param.sub_(velocity * lr)
 
 
-class Optimizer:
-    """The update of one flat buffer in one call."""
+def stacked_table(tasks: Sequence[Task], length: int) -> Tensor:
+    """The tables of ``tasks`` side by side ``[T, length, 8]``.
 
-    def __init__(self, task: Task, layout: Layout, device: torch.device) -> None:
-        self._sgd = task.optimizer == "sgd"
+    A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
+    """
+    still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
+    table = still.expand(len(tasks), length, 8).clone()
+    for row, task in zip(table, tasks, strict=True):
+        row[: task.epochs] = hyper_table(task)
+    return table
+
+
+class Optimizer:
+    """The update of the flat buffers of T members in one call; all of them SGD, or all Adam or AdamW."""
+
+    def __init__(self, tasks: Sequence[Task], layout: Layout, length: int, device: torch.device) -> None:
+        self._sgd = tasks[0].optimizer == "sgd"
         self.moments = 1 if self._sgd else 2
-        self._table = hyper_table(task).to(device)
-        mask = layout.decay_mask() if task.weight_decay else None
+        self._table = stacked_table(tasks, length).to(device)
+        mask = layout.decay_mask() if any(task.weight_decay for task in tasks) else None
         self._mask = None if mask is None else mask.to(device)
 
     def update(self, flat: Tensor, grad: Tensor, moments: tuple[Tensor, ...], step: Tensor) -> None:
-        """Apply ``grad [P]`` to ``flat [P]`` in place; ``step [1]`` int64 picks the row of the table."""
-        hyper = self._table.index_select(0, step).squeeze(0)
+        """Apply ``grad [T, P]`` to ``flat [T, P]`` in place; ``step [1]`` int64 picks the rows of the table."""
+        hyper = self._table.index_select(1, step).squeeze(1)
         apply = sgd_ if self._sgd else ops.adam_
         apply(flat, grad, *moments, hyper, self._mask)

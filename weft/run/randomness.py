@@ -34,3 +34,21 @@ def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> Non
         torch.set_rng_state(saved["random.cpu"])
     if "random.cuda" in saved and device.type == "cuda":
         torch.cuda.set_rng_state(saved["random.cuda"], device)
+
+
+class OwnGenerator:
+    """Torch's generator of the CPU as one run would find it alone, while others draw from it in between.
+
+    Inside (``with own:``) it stands where it stood when this one left it last. ``state`` is for a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.state = torch.get_rng_state()
+
+    def __enter__(self) -> None:
+        self._outside = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(self._outside)

@@ -3,88 +3,124 @@
 Two ways to the same state: by comparisons on the device, which a recording can replay, and on the host,
 which is quicker where the state lies there anyway (a tensor operation costs more than the arithmetic).
 
-Shapes: ``row [M]`` is one row of history: training loss, losses of the splits, metrics of the splits.
+Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from weft.core.task import Task
 from weft.ops.backend import on_gpu, use_triton
 from weft.run.record_triton import record_triton
 from weft.run.state import State
+
+NEVER = 1 << 40  # epochs of patience where there is no limit
 
 
 @dataclass(frozen=True)
 class Recorder:
     """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
-    of the validation metric (None: the latest epoch is the best); ``patience``: epochs, or None for no limit.
+    of the validation metric (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
+    in: patience in epochs, epochs between evaluations, epochs in all; ``wishes`` is the same on the host.
+
+    A group evaluates when one of its members wants it; for the others only the training loss is written down.
     """
 
     losses: int
     watched: int | None
-    patience: int | None
+    rules: Tensor
+    wishes: tuple[tuple[int, int, int], ...]
 
-    def __call__(self, state: State, row: Tensor) -> None:
-        """Record ``row`` for the epoch that the state's clock shows."""
-        if on_gpu(row):
-            self.on_device(state, row)
+    @classmethod
+    def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Recorder:
+        """The recorder of a stack of ``tasks``."""
+        wishes = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
+        return cls(losses, watched, torch.tensor(wishes, device=device), wishes)
+
+    def __call__(self, state: State, rows: Tensor) -> None:
+        """Record ``rows [T, M]`` for the epoch that the state's clock shows."""
+        if on_gpu(rows) or rows.is_meta:
+            self.on_device(state, rows)
         else:
-            self.on_host(state, row)
+            self.on_host(state, rows)
 
-    def on_host(self, state: State, row: Tensor) -> None:
+    def loss_alone(self, state: State, losses: Tensor) -> None:
+        """Record the training losses ``[T]`` of an epoch without an evaluation."""
+        state.history[:, :, 0].index_copy_(1, state.step, losses[:, None])
+
+    # ---- on the host ---------------------------------------------------------------------------------
+
+    def on_host(self, state: State, rows: Tensor) -> None:
         """With Python's numbers."""
-        step, values = int(state.step), row.tolist()
-        state.history[step] = row
-        running = step < int(state.end)
-        healthy = all(map(math.isfinite, values[: self.losses]))
-        if running and healthy and self._improves(state, values):
-            state.best_epoch.fill_(step)
-            state.best_flat.copy_(state.flat)
-            for name, buffer in state.buffers.items():
-                state.best_buffers[name].copy_(buffer)
-        tired = self.patience is not None and step - int(state.best_epoch) >= self.patience
-        if running and (tired or not healthy):
-            state.end.fill_(step + 1)
+        step, values, ends = int(state.step), rows.tolist(), state.end.tolist()
+        state.history[:, step, 0] = rows[:, 0]
+        for member, (row, end, wish) in enumerate(zip(values, ends, self.wishes, strict=True)):
+            if wanted(step, wish):
+                state.history[member, step] = rows[member]
+                if step < end:
+                    self._judge(state, member, step, row, wish[0])
 
-    def _improves(self, state: State, values: list[float]) -> bool:
+    def _judge(self, state: State, member: int, step: int, row: list[float], patience: int) -> None:
+        healthy = all(map(math.isfinite, row[: self.losses]))
+        if healthy and self._improves(state, member, row):
+            state.best_epoch[member] = step
+            state.best_flat[member].copy_(state.flat[member])
+            for name, buffer in state.buffers.items():
+                state.best_buffers[name][member].copy_(buffer[member])
+        if not healthy or step - int(state.best_epoch[member]) >= patience:
+            state.end[member] = step + 1
+
+    def _improves(self, state: State, member: int, row: list[float]) -> bool:
         if self.watched is None:
             return True
-        score = values[self.watched]
+        score = row[self.watched]
         score = -1.0 if math.isnan(score) else score  # undefined ranks below every defined one
-        if score <= float(state.best_score):
+        if score <= float(state.best_score[member]):
             return False
-        state.best_score.fill_(score)
+        state.best_score[member] = score
         return True
 
-    def on_device(self, state: State, row: Tensor) -> None:
+    # ---- on the device -------------------------------------------------------------------------------
+
+    def on_device(self, state: State, rows: Tensor) -> None:
         """With tensors alone."""
-        better = self._compare_triton(state, row) if use_triton(row) else self.compare(state, row)
-        torch.where(better, state.flat, state.best_flat, out=state.best_flat)
+        if use_triton(rows):
+            better = record_triton(state, rows, self.losses, self.watched, self.rules)
+        else:
+            better = self.compare(state, rows)
+        torch.where(better[:, None], state.flat, state.best_flat, out=state.best_flat)
         for name, buffer in state.buffers.items():
-            torch.where(better, buffer, state.best_buffers[name], out=state.best_buffers[name])
+            chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
+            torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
 
-    def _compare_triton(self, state: State, row: Tensor) -> Tensor:
-        return record_triton(state, row, self.losses, self.watched, self.patience)
-
-    def compare(self, state: State, row: Tensor) -> Tensor:
-        """Write the row and find the best and the end; returns whether it is the best so far ``[1]`` bool."""
-        step = state.step
-        state.history.index_copy_(0, step, row.unsqueeze(0))
-        running = step < state.end
-        healthy = row[: self.losses].isfinite().all()
+    def compare(self, state: State, rows: Tensor) -> Tensor:
+        """Write the rows and find the best and the end; returns who is at their best so far, ``[T]`` bool."""
+        step = state.steps
+        patience, every, epochs = self.rules.unbind(1)
+        wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+        written = torch.where(wants[:, None], rows, torch.nan)
+        written[:, 0] = rows[:, 0]
+        state.history.index_copy_(1, state.step, written.unsqueeze(1))
+        running = wants & (step < state.end)
+        healthy = rows[:, : self.losses].isfinite().all(1)
         better = running & healthy
         if self.watched is not None:
-            score = row[self.watched].nan_to_num(nan=-1.0)
+            score = rows[:, self.watched].nan_to_num(nan=-1.0)
             better = better & (score > state.best_score)
             torch.where(better, score, state.best_score, out=state.best_score)
         torch.where(better, step, state.best_epoch, out=state.best_epoch)
-        over = ~healthy
-        if self.patience is not None:
-            over = over | (step - state.best_epoch >= self.patience)
+        over = ~healthy | (step - state.best_epoch >= patience)
         torch.where(running & over, step + 1, state.end, out=state.end)
         return better
+
+
+def wanted(step: int, wish: tuple[int, int, int]) -> bool:
+    """Whether a member wants to be evaluated after epoch ``step`` (counted from 0)."""
+    _, every, epochs = wish
+    return (step + 1) % every == 0 or step + 1 == epochs

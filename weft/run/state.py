@@ -1,24 +1,27 @@
 """State: every tensor that a training step changes, in fixed places so that a step can be replayed.
 
-Shapes: P parameters, L epochs, M columns of history.
+Shapes: T members, P parameters, L epochs, M columns of history.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+PLAIN = ("flat", "clock", "best_flat", "best_score", "best_epoch", "end", "history")
+
 
 @dataclass
 class State:
-    """One task in training.
+    """A stack of tasks in training, one row of every tensor a member.
 
-    ``flat [P]`` weights, ``moments`` of the optimizer ``[P]`` each, ``clock [2]`` int64 (seed, epochs done),
-    ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [1]``,
-    ``best_epoch [1]`` (counted from 0, -1: none yet), ``end [1]`` (epochs that count: fewer than planned once
-    training has stopped early) and ``history [L, M]``, NaN where nothing was measured.
+    ``flat [T, P]`` weights, ``moments`` of the optimizer ``[T, P]`` each, ``clock [T, 2]`` int64 (seed, epochs
+    done), ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
+    ``best_epoch [T]`` (counted from 0, -1: none yet), ``end [T]`` (epochs that count: fewer than planned once
+    training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured.
     """
 
     flat: Tensor
@@ -33,29 +36,46 @@ class State:
     best_buffers: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, flat: Tensor, buffers: dict[str, Tensor], moments: int, seed: int, epochs: int, columns: int) -> State:
-        """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over."""
-        device = flat.device
+    def new(
+        cls,
+        flat: Tensor,
+        buffers: dict[str, Tensor],
+        moments: int,
+        seeds: Sequence[int],
+        epochs: Sequence[int],
+        columns: int,
+        length: int | None = None,
+    ) -> State:
+        """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over.
+
+        ``seeds`` and ``epochs``: one of each a member. ``length``: rows of history, the most epochs unless given.
+        """
+        device, members = flat.device, flat.shape[0]
         return cls(
             flat=flat,
             moments=tuple(torch.zeros_like(flat) for _ in range(moments)),
-            clock=torch.tensor([seed, 0], device=device),
+            clock=torch.tensor([[seed, 0] for seed in seeds], device=device),
             best_flat=flat.clone(),
-            best_score=torch.full((1,), -torch.inf, device=device),
-            best_epoch=torch.full((1,), -1, device=device),
-            end=torch.full((1,), epochs, device=device),
-            history=torch.full((epochs, columns), torch.nan, device=device),
+            best_score=torch.full((members,), -torch.inf, device=device),
+            best_epoch=torch.full((members,), -1, device=device),
+            end=torch.tensor(list(epochs), device=device),
+            history=torch.full((members, length or max(epochs), columns), torch.nan, device=device),
             buffers=buffers,
             best_buffers={name: buffer.clone() for name, buffer in buffers.items()},
         )
 
     def __post_init__(self) -> None:
-        self.step = self.clock[1:]  # epochs done [1], a view
+        self.steps = self.clock[:, 1]  # epochs done [T], a view; the members of a stack keep step
+        self.step = self.clock[:1, 1]  # the same, [1]
+
+    @property
+    def members(self) -> int:
+        """T."""
+        return self.flat.shape[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state by a name that is stable across versions of a checkpoint."""
-        plain = ("flat", "clock", "best_flat", "best_score", "best_epoch", "end", "history")
-        named = {name: getattr(self, name) for name in plain}
+        named = {name: getattr(self, name) for name in PLAIN}
         named |= {f"moment.{index}": moment for index, moment in enumerate(self.moments)}
         named |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         named |= {f"best_buffer.{name}": buffer for name, buffer in self.best_buffers.items()}
@@ -65,7 +85,22 @@ class State:
         """A copy that :meth:`restore` takes back."""
         return {name: tensor.clone() for name, tensor in self.tensors().items()}
 
-    def restore(self, saved: dict[str, Tensor]) -> None:
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Copy ``saved`` into the places that this state already has."""
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name])
+
+    def row(self, index: int) -> dict[str, Tensor]:
+        """What belongs to one member, on the host, by the names of :meth:`tensors`."""
+        return {name: tensor[index].detach().cpu().clone() for name, tensor in self.tensors().items()}
+
+    def keep(self, rows: Sequence[int]) -> State:
+        """The state of some members alone, in new places."""
+        index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
+        kept = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
+        return State(
+            **{name: kept[name] for name in PLAIN},
+            moments=tuple(kept[f"moment.{place}"] for place in range(len(self.moments))),
+            buffers={name: kept[f"buffer.{name}"] for name in self.buffers},
+            best_buffers={name: kept[f"best_buffer.{name}"] for name in self.best_buffers},
+        )
