@@ -37,7 +37,7 @@ class Balance(HTMLParser):
         self.open = []
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "line", "polyline"):
+        if tag not in ("meta", "link", "line", "polyline"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):

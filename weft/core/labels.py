@@ -1,9 +1,11 @@
-"""Labels: short words for the values of settings, that differ where the values differ."""
+"""Labels: short words for the values of settings, that differ where the values differ, as far as they stay short."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+MANY = 12  # numbers, from which on a few that look alike are better than all of them long
 
 
 def identity(value: Any) -> Any:
@@ -53,6 +55,8 @@ class Labels:
 
 def _words(values: Sequence[Any]) -> dict[Any, str]:
     distinct = {identity(value): value for value in values}
+    if len(distinct) > MANY and all(isinstance(value, float) for value in distinct.values()):
+        return {key: describe(value) for key, value in distinct.items()}
     for digits in (3, 4, 6, 9, 17):
         words = {key: describe(value, digits) for key, value in distinct.items()}
         if len(set(words.values())) == len(words):

@@ -15,6 +15,8 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.run.checkpoint import save_atomically
 
+STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "failed")  # stopped: early, out of patience
+
 
 @dataclass
 class Result:
@@ -23,22 +25,29 @@ class Result:
     ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
     ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
     and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
-    ``model``: the module with its best weights, in evaluation mode. ``status``: ``"finished"``, ``"stopped"``
-    (early, out of patience) or ``"diverged"``.
+    ``model``: the module with its best weights, in evaluation mode, None where training could not begin.
+    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did.
     """
 
     task: Task
     plan: Plan
     metrics: dict[str, Any]
     history: dict[str, list[float]]
-    model: nn.Module = field(repr=False)
+    model: nn.Module | None = field(repr=False)
     environment: dict[str, Any]
     status: str = "finished"
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the task is called."""
+        return self.task.label
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""
         return {
             "status": self.status,
+            **({"message": self.message} if self.message else {}),
             "task": self.task.to_dict(),
             "metrics": self.metrics,
             "environment": self.environment,
@@ -50,15 +59,20 @@ class Result:
         """Write ``result.json`` and ``model.safetensors`` into ``folder``, each in one piece."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_atomically(folder / "model.safetensors", _own_tensors(self.model), {"format": "pt"})
-        text = json.dumps(finite(self.to_dict()), indent=2, allow_nan=False)
-        write_text(folder / "result.json", text + "\n")
+        if self.model is not None:
+            save_atomically(folder / "model.safetensors", _own_tensors(self.model), {"format": "pt"})
+        write_json(folder / "result.json", self.to_dict())
         return folder
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory)."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write plain data as JSON in one piece; NaN and infinity become null."""
+    write_text(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

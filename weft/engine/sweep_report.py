@@ -1,0 +1,231 @@
+"""report.html of a sweep: one self-contained page that says which settings won, by how much, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.core.event import finite
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.engine.effect_chart import effect_chart
+from weft.engine.learning_curves import curves
+from weft.engine.marks import rank_key, span_of
+from weft.engine.page import bullets, head, table, text
+from weft.engine.parallel import parallel
+from weft.engine.result import Result, write_text
+from weft.engine.standings import (
+    Standing,
+    chosen_settings,
+    effects,
+    labels_of,
+    score_of,
+    standings,
+    verdict,
+    what_mattered,
+)
+from weft.engine.sweep_result import SweepResult
+from weft.engine.sweep_script import SCRIPT, SWEEP_STYLE
+
+SPLITS = {"val": "validation", "test": "test", "train": "training"}
+
+
+def write_sweep_report(result: SweepResult, path: Path) -> None:
+    """Write the page for ``result`` to ``path``, in one piece."""
+    write_text(path, render_sweep_report(result))
+
+
+def render_sweep_report(result: SweepResult) -> str:
+    """The page: the winner, what mattered, parallel coordinates, curves, effects, every member, plan, environment."""
+    ranked = standings(result)
+    best = ranked[0].members[0] if ranked else -1
+    if ranked:
+        best = max(ranked[0].members, key=lambda i: (score_of(result.tasks[i], result.metric) or 0.0, -i))
+    title = f"{result.sweep.label}: {_count(len(result), 'training')} on {result.graph.get('name', 'a graph')}"
+    parts = [
+        f"<h1>{text(title)}</h1><p>{text(_sentence(result))}</p>",
+        _winner(result, ranked, best),
+        _card("parallel", "Settings and score", _legend(result), parallel(result, best)),
+        f'<div class="row">{_curves(result, best)}</div>',
+        _effects(result, best),
+        _members(result, best),
+        _trouble(result),
+        f'<div class="row">{_plan(result.plan)}{_about(result)}</div>',
+        f'<div id="tip" hidden></div><script id="data" type="application/json">{_data(result)}</script>',
+        f"<script>{SCRIPT}</script></body></html>\n",
+    ]
+    return head(title, SWEEP_STYLE) + "\n".join(part for part in parts if part)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+def _sentence(result: SweepResult) -> str:
+    ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+    epochs = sum(member.metrics.get("epochs_run", 0) for member in result.tasks)
+    speed = f" ({epochs / result.seconds:,.0f} epochs a second, all together)" if result.seconds > 0 else ""
+    groups = _count(len(result.plan), "group")
+    return f"{ends}; {epochs:,} epochs in {result.seconds:.1f} s{speed}, trained in {groups}."
+
+
+# ---- the winner --------------------------------------------------------------------------------------
+
+
+def _winner(result: SweepResult, ranked: Sequence[Standing], best: int) -> str:
+    if not ranked:
+        return '<div class="card winner"><h2>No winner</h2>No member got as far as an evaluation.</div>'
+    first = ranked[0]
+    said = what_mattered(effects(result))
+    why = f"<h2>What mattered</h2>{bullets(said[:6])}" if said else ""
+    alone = len(first.members) == 1
+    pick = "" if alone else f"<p>Best single training: <b>{text(result.tasks[best].name)}</b>.</p>"
+    return (
+        f'<div class="card winner"><div><h2>{_winner_words(result)}</h2><div class="big">{text(first.name)}</div>'
+        f'<div class="figures">{_figures(result, first)}</div><p>{text(verdict(result, ranked))}</p>{pick}'
+        f"{_settings(result.tasks[best].task)}</div><div>{why}</div></div>"
+    )
+
+
+def _winner_words(result: SweepResult) -> str:
+    split = result.metric.partition("_")[0]
+    return f"Best settings, by {SPLITS.get(split, split)} {text(result.metric.partition('_')[2].replace('_', ' '))}"
+
+
+def _figures(result: SweepResult, first: Standing) -> str:
+    split, _, metric = result.metric.partition("_")
+    seeds = f", mean of {len(first.members)} seeds" if first.error is not None else ""
+    shown = [_figure(first.score, first.error, f"{SPLITS.get(split, split)} {metric}{seeds}")]
+    if first.test is not None and split != "test":
+        shown.append(_figure(first.test, first.test_error, f"test {metric}, not used to choose"))
+    return "".join(shown)
+
+
+def _figure(value: float, error: float | None, words: str) -> str:
+    more = "" if error is None else f' <span class="pm">± {error:.4f}</span>'
+    return f'<div><b>{value:.4f}{more}</b><span class="small">{text(words.replace("_", " "))}</span></div>'
+
+
+def _settings(task: Task) -> str:
+    usual = Task(graph="any").to_dict()
+    chosen = {key: value for key, value in task.to_dict().items() if usual[key] != value and key != "name"}
+    return f"<details><summary>all its settings that are not defaults</summary>{table(chosen)}</details>"
+
+
+# ---- charts ------------------------------------------------------------------------------------------
+
+
+def _card(kind: str, title: str, extra: str, body: str) -> str:
+    return f'<div class="card {kind}"><h2>{text(title)}{extra}</h2>{body}</div>' if body else ""
+
+
+def _legend(result: SweepResult) -> str:
+    span = span_of(result)
+    return (
+        f'<span class="legend">{span.low:.3f}<i class="ramp"></i>{span.high:.3f}<span class="best">best</span></span>'
+    )
+
+
+def _curves(result: SweepResult, best: int) -> str:
+    drawn = [(result.metric.replace("_", " "), curves(result, result.metric, best))]
+    drawn.append(("training loss", curves(result, "loss", best)))
+    return "".join(_card("", title, "", svg) for title, svg in drawn)
+
+
+def _effects(result: SweepResult, best: int) -> str:
+    span = span_of(result)
+    cards = [_card("", effect.setting, "", effect_chart(result, effect, span, best)) for effect in effects(result)]
+    if not cards:
+        return ""
+    words = "a dot a member, the square the mean of its value, the bar one standard deviation"
+    return (
+        f'<h2 class="above">Effect of each setting on {text(result.metric.replace("_", " "))} '
+        f'<span class="small">{words}</span></h2><div class="row small-multiples">{"".join(cards)}</div>'
+    )
+
+
+# ---- every member ------------------------------------------------------------------------------------
+
+
+def _members(result: SweepResult, best: int) -> str:
+    labels, settings = labels_of(result), result.sweep.varying
+    split, _, metric = result.metric.partition("_")
+    scored = [result.metric] + [f"test_{metric}"] * (split == "val")
+    columns = ["#", *(settings or ("name",)), "status", *scored, "best epoch", "epochs", "final loss"]
+    order = sorted(range(len(result)), key=lambda i: (-rank_key(score_of(result.tasks[i], result.metric)), i))
+    rows = []
+    for rank, i in enumerate(order, 1):
+        member = result.tasks[i]
+        cells = [_cell(rank)]
+        for key in settings:
+            value = getattr(member.task, key)
+            cells.append(_cell(labels.word(key, value), value))
+        cells += [] if settings else [_cell(member.name)]
+        cells.append(f'<td class="{text(member.status)}">{text(member.status)}</td>')
+        cells += [_score(member, key, result) for key in scored]
+        cells += [_cell(member.metrics.get("best_epoch") or "–"), _cell(member.metrics.get("epochs_run", 0))]
+        cells.append(_cell(_final_loss(member)))
+        kind = ' class="best"' if i == best else ""
+        rows.append(f'<tr data-i="{i}"{kind} title="{text(member.name)}">{"".join(cells)}</tr>')
+    heads = "".join(f'<th tabindex="0">{text(column.replace("_", " "))}</th>' for column in columns)
+    return (
+        '<div class="card members"><h2>Every training <span class="small">click a heading to sort, a row to mark it'
+        f'</span></h2><div class="scroll"><table id="members"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div></div>"
+    )
+
+
+def _cell(shown: Any, value: Any = None) -> str:
+    """A cell; ``value`` is what it is sorted by, where that is a number that its text is not."""
+    number = f' data-v="{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+    return f"<td{number}>{text(shown)}</td>"
+
+
+def _score(member: Result, key: str, result: SweepResult) -> str:
+    value = score_of(member, key)
+    if value is None:
+        return "<td>–</td>"
+    if key != result.metric:
+        return f'<td data-v="{value}">{value:.4f}</td>'
+    share = 100 * span_of(result).share(value)
+    return f'<td data-v="{value}" class="score" style="--s:{share:.0f}%">{value:.4f}</td>'
+
+
+def _final_loss(member: Result) -> str:
+    losses = [value for value in member.history.get("loss", ()) if value is not None]
+    return f"{losses[-1]:.4f}" if losses else "–"
+
+
+def _trouble(result: SweepResult) -> str:
+    said = [member.message for member in result.tasks if member.message]
+    more = [f"... and {len(said) - 12} more"] if len(said) > 12 else []
+    return _card("", "What went wrong", "", bullets(said[:12] + more)) if said else ""
+
+
+# ---- how it was run ----------------------------------------------------------------------------------
+
+
+def _plan(plans: Sequence[Plan]) -> str:
+    shown = [
+        f"<details{' open' if len(plans) == 1 else ''}><summary>{text(str(plan).splitlines()[0])}</summary>"
+        f"{bullets(plan.why)}</details>"
+        for plan in plans
+    ]
+    return f'<div class="card"><h2>How it ran, and why</h2>{"".join(shown)}</div>'
+
+
+def _about(result: SweepResult) -> str:
+    graph = {f"graph {key}" if key != "name" else "graph": value for key, value in result.graph.items()}
+    return f'<div class="card"><h2>Environment</h2>{table({**result.environment, **graph})}</div>'
+
+
+def _data(result: SweepResult) -> str:
+    """What the script shows beside the pointer. ``<`` is written so that no value can end the script."""
+    metric = result.metric
+    rows = [
+        {"name": member.name, "status": member.status, "score": score_of(member, metric)} for member in result.tasks
+    ]
+    data = {"metric": metric.replace("_", " "), "tasks": rows, "settings": list(chosen_settings(result))}
+    return json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")
