@@ -1,0 +1,308 @@
+"""weave: the recorded steps of several members as one step, whose sparse operators share launches.
+
+Members' graphs are laid side by side. Operators that walk a graph are matched in rounds (``weave_rounds.py``), and
+those of a round become one :func:`weft.ops.multi.together`; everything else is copied as it is. A :class:`Table`
+records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so an order
+that respects every member's own dependencies is an order of the whole, and every member gets the numbers it gets alone.
+
+Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
+touched that storage before it in its own step, and before everything after.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.capture.weave_record import Captured, is_random, written_arguments
+from weft.capture.weave_rounds import Lane, Place, Round, in_order, match
+from weft.core.errors import InputError
+from weft.ops.multi import Call, flatten, results
+
+# The argument that holds the walk an operator takes, by name.
+WALKED = {
+    "spmm": 4,
+    "spmm_max": 2,
+    "spmm_max_backward": 4,
+    "sddmm": 3,
+    "edge_softmax": 1,
+    "edge_softmax_backward": 2,
+}
+# Operators that may share a launch: their kernels need about as many registers.
+FAMILY = {
+    "spmm": "spmm",
+    "spmm_max": "spmm",
+    "spmm_max_backward": "spmm",
+    "sddmm": "sddmm",
+    "edge_softmax": "softmax",
+    "edge_softmax_backward": "softmax",
+}
+WALKS = ("same", "any", "best")
+OWN_STREAM = 0  # fused nodes run on the stream of the caller
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member's operator in a fused kernel: where it came from, and which of the kernel's results are its own."""
+
+    member: int
+    node: str
+    operator: str
+    direction: str  # "forward" or "backward"
+    walk: int  # number of the structure that it walks
+    shape: tuple[int, ...]  # of its result
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One fused kernel: its node in the woven graph, its round, and the members' operators it runs."""
+
+    node: str
+    round: int
+    family: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which fused kernel serves which members."""
+
+    members: tuple[str, ...]
+    fused: tuple[Fused, ...]
+    single: int  # matchable operators that found nobody to run with
+    rounds: int
+
+    @property
+    def matched(self) -> int:
+        """Operators that run inside of a fused kernel."""
+        return sum(len(fused.entries) for fused in self.fused)
+
+    def __str__(self) -> str:
+        head = f"{self.matched + self.single} sparse operators of {len(self.members)} members in {self.rounds} launches"
+        lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
+        for fused in self.fused:
+            lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
+            lines += [
+                f"  {self.members[e.member]}: {e.operator} ({e.direction}, walk {e.walk}) -> "
+                f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
+                for e in fused.entries
+            ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Woven:
+    """The merged step: ``graph_module(*inputs)`` returns what each member's step returned, in a tuple.
+
+    Every node has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest.
+    """
+
+    graph_module: fx.GraphModule
+    inputs: tuple[Tensor, ...]
+    table: Table
+    walks: str
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Run one step of every member, in order, on the current stream."""
+        return self.graph_module(*self.inputs)
+
+
+def weave(captured: Sequence[Captured], walks: str = "best") -> Woven:
+    """Merge steps that share no tensor that any of them writes.
+
+    ``walks`` says which operators may meet in a launch: ``"same"``, those that walk the same structure in the same
+    direction; ``"any"``, also others, whose pieces then share the grid (a forward pass of one member beside a
+    backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+    """
+    if walks not in WALKS:
+        raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
+    members = [_Member(one) for one in captured]
+    _check_apart(captured, members)
+    structures: dict[Hashable, int] = {}
+    for member in members:
+        member.number_walks(structures)
+    kinds = ("same", "any") if walks == "best" else (walks,)
+    plans = {kind: _matched(members, kind) for kind in kinds}
+    chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
+    lanes, rounds = plans[chosen]
+    return _Merge(captured, members, lanes, rounds, chosen).done()
+
+
+def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
+    lanes = [member.lane(walks) for member in members]
+    return lanes, match(lanes)
+
+
+class _Member:
+    """One member's nodes, what they depend on, and what they can be matched by."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.name = captured.name
+        self.nodes = [node for node in captured.graph.nodes if node.op not in ("placeholder", "output")]
+        self.position = {node: place for place, node in enumerate(self.nodes)}
+        given = [node for node in captured.graph.nodes if node.op == "placeholder"]
+        self.inputs = dict(zip(given, captured.inputs, strict=True))
+        self.output = next(node for node in captured.graph.nodes if node.op == "output").args[0]
+        self.written: set[Any] = set()
+        self.before = tuple(self._dependencies())
+        self.walk_of: dict[int, int] = {}
+
+    def _dependencies(self) -> Iterator[tuple[int, ...]]:
+        """For every node, the nodes that it comes after, as sorted positions."""
+        writer: dict[Any, int] = {}
+        readers: dict[Any, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            touched = {source.meta.get("storage") for source in node.all_input_nodes} - {None}
+            written = {source.meta.get("storage") for source in written_arguments(node)} - {None}
+            written |= {"generator"} if is_random(node) else set()
+            self.written |= written
+            before = {self.position[source] for source in node.all_input_nodes if source in self.position}
+            before |= {writer[storage] for storage in touched | written if storage in writer}
+            for storage in written:
+                before.update(readers.pop(storage, ()))
+                writer[storage] = place
+            for storage in touched - written:
+                readers.setdefault(storage, []).append(place)
+            yield tuple(sorted(before))
+
+    def number_walks(self, structures: dict[Hashable, int]) -> None:
+        """Give every matchable node the number of the structure it walks, equal for equal index arrays."""
+        for place, node in enumerate(self.nodes):
+            name = operator_name(node)
+            if name in WALKED and all(isinstance(arg, fx.Node) for arg in node.args[WALKED[name]]):
+                indices = self.inputs.get(node.args[WALKED[name]][1])
+                if indices is not None:
+                    key = (indices.data_ptr(), indices.numel(), indices.device)
+                    self.walk_of[place] = structures.setdefault(key, len(structures))
+
+    def lane(self, walks: str) -> Lane:
+        """The member as matching sees it."""
+        keys: list[Hashable | None] = [None] * len(self.nodes)
+        for place, walk in self.walk_of.items():
+            family = FAMILY[operator_name(self.nodes[place])]
+            keys[place] = (family, walk) if walks == "same" else family
+        return Lane(tuple(keys), self.before)
+
+
+def operator_name(node: fx.Node) -> str:
+    """``"spmm"`` for a call of ``weft::spmm``; empty for other nodes."""
+    schema = getattr(node.target, "_schema", None)
+    space, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
+    return name if space == "weft" else ""
+
+
+def _check_apart(captured: Sequence[Captured], members: Sequence[_Member]) -> None:
+    """Complain where a member writes to memory that another one touches."""
+    users: dict[int, set[int]] = {}
+    writers: dict[int, int] = {}
+    for place, member in enumerate(members):
+        for node, tensor in member.inputs.items():
+            address = tensor.untyped_storage().data_ptr()
+            users.setdefault(address, set()).add(place)
+            if node.meta["storage"] in member.written and tensor.numel():
+                writers[address] = place
+    for address, writer in writers.items():
+        others = users[address] - {writer}
+        if others:
+            names = captured[writer].name, captured[min(others)].name
+            raise InputError(f"weave: {names[0]!r} writes to a tensor of {names[1]!r}; members must not share state")
+
+
+class _Merge:
+    """Builds the merged graph."""
+
+    def __init__(
+        self,
+        captured: Sequence[Captured],
+        members: Sequence[_Member],
+        lanes: Sequence[Lane],
+        rounds: Sequence[Round],
+        walks: str,
+    ) -> None:
+        self.captured, self.members, self.walks = captured, members, walks
+        self.lanes, self.rounds = lanes, rounds
+        self.graph = fx.Graph()
+        self.inputs: list[Tensor] = []
+        self.values: list[dict[fx.Node, Any]] = [{} for _ in members]
+        self.fused: list[Fused] = []
+
+    def done(self) -> Woven:
+        """The merged step."""
+        self._share_inputs()
+        number = {round_: place for place, round_ in enumerate(self.rounds)}
+        for places in in_order(self.lanes, self.rounds):
+            if len(places) > 1:
+                self._fuse(places, number[places])
+            else:
+                self._copy(*places[0])
+        self.graph.output(tuple(self._map(place, member.output) for place, member in enumerate(self.members)))
+        names = tuple(captured.name for captured in self.captured)
+        single = sum(len(round_) == 1 for round_ in self.rounds)
+        table = Table(names, tuple(self.fused), single, len(self.rounds))
+        module = fx.GraphModule(torch.nn.Module(), self.graph)
+        return Woven(module, tuple(self.inputs), table, self.walks)
+
+    def _share_inputs(self) -> None:
+        """One placeholder for every tensor, whoever reads it."""
+        known: dict[int, fx.Node] = {}
+        for place, member in enumerate(self.members):
+            for node, tensor in member.inputs.items():
+                if id(tensor) not in known:
+                    known[id(tensor)] = self.graph.placeholder(f"input_{len(self.inputs)}")
+                    self.inputs.append(tensor)
+                self.values[place][node] = known[id(tensor)]
+
+    def _map(self, member: int, value: Any) -> Any:
+        return fx.node.map_arg(value, lambda node: self.values[member][node])
+
+    def _copy(self, member: int, place: int) -> None:
+        node, values = self.members[member].nodes[place], self.values[member]
+        if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
+            values[node] = values[node.args[0]][node.args[1]]  # a part of what a fused kernel returned
+            return
+        values[node] = self.graph.node_copy(node, lambda given: values[given])
+        values[node].meta["stream"] = 1 + member
+
+    def _fuse(self, places: Round, number: int) -> None:
+        """One node for the operators at ``places``, and one for each of their results."""
+        nodes = [self.members[member].nodes[place] for member, place in places]
+        calls = [
+            Call(operator_name(node), self._map(member, node.args))
+            for (member, _), node in zip(places, nodes, strict=True)
+        ]
+        flat = flatten(calls)
+        fused = self.graph.call_function(
+            torch.ops.weft.together.default, (flat.names, flat.tensors, flat.counts, flat.numbers)
+        )
+        fused.meta["stream"] = OWN_STREAM
+        entries, first = [], 0
+        for place, node, call in zip(places, nodes, calls, strict=True):
+            mine = tuple(range(first, first + results(call.name)))
+            first = mine[-1] + 1
+            parts = tuple(self._part(fused, result) for result in mine)
+            self.values[place[0]][node] = parts if len(parts) > 1 else parts[0]
+            entries.append(self._entry(place, node, call.name, mine))
+        self.fused.append(Fused(fused.name, number, FAMILY[calls[0].name], tuple(entries)))
+
+    def _part(self, fused: fx.Node, result: int) -> fx.Node:
+        part = self.graph.call_function(operator.getitem, (fused, result))
+        part.meta["stream"] = OWN_STREAM
+        return part
+
+    def _entry(self, place: Place, node: fx.Node, name: str, mine: tuple[int, ...]) -> Entry:
+        member = self.members[place[0]]
+        shape = node.meta.get("shape") or next(user.meta["shape"] for user in node.users)
+        direction = "backward" if node.meta.get("backward") else "forward"
+        return Entry(place[0], node.name, name, direction, member.walk_of[place[1]], shape, mine)
+
+
+def count_launches(woven: Woven) -> Counter[str]:
+    """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
+    return Counter(name for node in woven.graph_module.graph.nodes if (name := operator_name(node)))

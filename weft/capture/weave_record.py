@@ -1,0 +1,151 @@
+"""record: a step as a graph of operators, taken down while it runs once.
+
+The step works in place on tensors that stay where they are (weights, moments, the clock). The recorder stands below
+autograd and vmap and writes every operator down; a tensor that no operator made is an input, bound to the very tensor
+it was. Running the graph on its inputs is running the step again, without its Python.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from weft.core.errors import InputError
+
+HOST_QUESTIONS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step: ``graph`` has a placeholder for each of ``inputs`` and returns what the step returned.
+
+    Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and
+    ``meta["shape"]``; those that ran inside of autograd's backward pass have ``meta["backward"]``.
+    """
+
+    name: str
+    graph: fx.Graph
+    inputs: tuple[Tensor, ...]
+
+    def module(self) -> fx.GraphModule:
+        """The graph, ready to be called with ``inputs``."""
+        return fx.GraphModule(torch.nn.Module(), self.graph)
+
+
+def record(step: Callable[[], Any], name: str = "step", changed: Iterable[Tensor] = ()) -> Captured:
+    """Run ``step()`` once and return what it did; the tensors ``changed`` are put back as they were."""
+    changed = list(changed)
+    before = [tensor.clone() for tensor in changed]
+    recorder = Recorder(name)
+    try:
+        with recorder:
+            result = step()
+        recorder.graph.output(tree_map(recorder.node_of, result))
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+    recorder.graph.eliminate_dead_code(is_impure_node=_counts_unread)
+    return Captured(name, recorder.graph, tuple(recorder.inputs))
+
+
+def _counts_unread(node: fx.Node) -> bool:
+    """Whether a node counts though nobody reads it: it writes to a tensor, draws numbers, or is part of the frame."""
+    return node.op in ("placeholder", "output") or bool(written_arguments(node)) or is_random(node)
+
+
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found: list[fx.Node] = []
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            fx.node.map_arg(given.get(argument.name), found.append)
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from torch's own generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down every operator that runs while it is entered."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.graph = name, fx.Graph()
+        self.inputs: list[Tensor] = []
+        self._nodes = WeakTensorKeyDictionary()
+        self._storages: dict[int, tuple[int, StorageWeakRef]] = {}  # address to number
+        self._numbers = 0
+        self._given: set[int] = set()  # numbers of storages that were there before
+        self._first: fx.Node | None = None  # the first operator: inputs go before it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if str(func) in HOST_QUESTIONS:
+            raise InputError(f"{self.name}: the step asks the host for a number ({func}); such a step cannot be woven")
+        known_args, known_kwargs = tree_map(self.node_of, (tuple(args), kwargs))
+        out = func(*args, **kwargs)
+        self._register(self._call(func, known_args, known_kwargs), out)
+        return out
+
+    def _call(self, function: Any, args: tuple, kwargs: dict | None = None) -> fx.Node:
+        node = self.graph.call_function(function, args, kwargs)
+        node.meta["backward"] = torch._C._current_graph_task_id() != -1
+        self._first = self._first or node
+        return node
+
+    def _register(self, node: fx.Node, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self._describe(node, out)
+        elif isinstance(out, (tuple, list)):
+            for place, part in enumerate(out):
+                if isinstance(part, Tensor):
+                    self._describe(self._call(operator.getitem, (node, place)), part)
+
+    def _describe(self, node: fx.Node, tensor: Tensor) -> None:
+        node.meta["storage"], node.meta["shape"] = self._number(tensor), tuple(tensor.shape)
+        self._nodes[tensor] = node
+
+    def _number(self, tensor: Tensor) -> int:
+        """The number of the tensor's storage; another storage at the address of one that is gone is a new one."""
+        storage = tensor.untyped_storage()
+        number, alive = self._storages.get(storage._cdata, (-1, None))
+        if alive is None or alive.expired():
+            number, self._numbers = self._numbers, self._numbers + 1
+            self._storages[storage._cdata] = number, StorageWeakRef(storage)
+        return number
+
+    def node_of(self, value: Any) -> Any:
+        """The node that made a tensor, a new input where none did; other values as they are."""
+        if not isinstance(value, Tensor):
+            return value
+        node = self._nodes.get(value)
+        return self._input(value) if node is None else node
+
+    def _input(self, tensor: Tensor) -> fx.Node:
+        before = self._numbers
+        number = self._number(tensor)
+        if number < before and number not in self._given:
+            raise InputError(f"{self.name}: a tensor was made out of the recorder's sight; such a step cannot be woven")
+        with nullcontext() if self._first is None else self.graph.inserting_before(self._first):
+            node = self.graph.placeholder(f"input_{len(self.inputs)}")
+        self.inputs.append(tensor)
+        self._given.add(number)
+        self._describe(node, tensor)
+        return node
