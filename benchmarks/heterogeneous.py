@@ -1,0 +1,203 @@
+"""Tasks of different structure woven into one step, against the same tasks alone: in sequence, and in processes.
+
+    python -m benchmarks.heterogeneous --out heterogeneous.json
+
+``depths``: GCN of 2, 2, 3 and 4 layers on the pubmed shape. ``ten``: 4 GCN, 4 GIN and 2 GAT of 3 layers on the arxiv
+shape. Sides: ``woven`` (one group, equal structures stacked), ``stacks`` (each stack a step of its own, one after the
+other), ``sequence`` (Weft's solo runs one after another; the sum of their epochs), ``mps`` (a process each under
+NVIDIA's Multi-Process Service, started together; the time until the last has trained its epochs) and, where asked for,
+``processes`` (the same without the service).
+
+*Analysis* is what weaving takes before it trains that the tasks alone would not: planning the group and preparing its
+step, less preparing the solo steps.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from contextlib import nullcontext
+from typing import Any
+
+from benchmarks import mps
+from benchmarks.graphs import fresh, make_graph
+from benchmarks.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.timing import Memory, Timing, time_until
+from benchmarks.weft_side import MOST_EPOCHS, group_epoch
+from benchmarks.workers import Workers
+from weft.core.task import Task
+from weft.graph.graph import Graph
+from weft.plan.grouping import together
+
+SIDES = ("woven", "stacks", "sequence", "mps")
+COMMON: dict[str, Any] = {"hidden": 64, "heads": 4, "out_heads": 4, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
+CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "depths": ("pubmed", [{"model": "gcn", "layers": layers} for layers in (2, 2, 3, 4)]),
+    "ten": (
+        "arxiv",
+        [{"model": model, "layers": 3} for model, count in (("gcn", 4), ("gin", 4), ("gat", 2)) for _ in range(count)],
+    ),
+}
+EPOCHS = 100  # of every worker
+ANALYSIS_SHARE = 0.005
+
+
+def settings_of(case: str, hidden: int) -> list[dict[str, Any]]:
+    """What every task of a case is made of, names and seeds included."""
+    return [
+        {**COMMON, **own, "hidden": hidden, "seed": place, "name": f"{own['model']}-{own['layers']}-{place}"}
+        for place, own in enumerate(CASES[case][1])
+    ]
+
+
+def tasks_of(case: str, graph: Graph, hidden: int) -> list[Task]:
+    """The tasks of a case on ``graph``."""
+    return [Task(graph=graph, **settings) for settings in settings_of(case, hidden)]
+
+
+def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
+    """Milliseconds in which every task of the case advances by one epoch, on one side."""
+    if side == "woven":
+        return measure_groups([tasks_of(case, graph, args.hidden)], graph, args.seconds)
+    if side == "stacks":
+        tasks = tasks_of(case, graph, args.hidden)
+        plan = together(tasks, graph.stats(), graph.device.type)
+        return measure_groups([[tasks[i] for i in stack] for stack in plan.stack_members], graph, args.seconds)
+    if side == "sequence":
+        return measure_groups([[task] for task in tasks_of(case, graph, args.hidden)], graph, args.seconds)
+    return measure_processes(side, case, graph, args)
+
+
+def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float) -> dict[str, Any]:
+    """Groups one after another: the sum of their epochs, each timed on its own."""
+    total, planning, preparing, peaks, notes = 0.0, 0.0, 0.0, [], []
+    timings: list[Timing] = []
+    for tasks in groups:
+        memory = Memory(graph.device)
+        start = time.perf_counter()
+        plan = together(tasks, graph.stats(), graph.device.type)
+        planning += time.perf_counter() - start
+        start = time.perf_counter()
+        weft = group_epoch(tasks, graph, plan=plan)
+        weft.train()
+        preparing += time.perf_counter() - start
+        least = 10 if graph.device.type == "cuda" else 2
+        timings.append(time_until(weft.train, graph.device, warmup=5, repeats=50, seconds=seconds, least=least))
+        total += timings[-1].ms
+        notes += weft.notes
+        memory.restart()
+        weft.eager()
+        peaks.append(memory.peak_gb())
+        del weft
+    return {
+        "ms": round(total, 4),
+        "peak_gb": max(peaks) if None not in peaks else None,
+        "planning_seconds": planning,
+        "preparing_seconds": preparing,
+        "groups": len(groups),
+        "notes": notes,
+        "timing": [timing.to_dict() for timing in timings],
+    }
+
+
+def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
+    """A process a task, all at once; the time until the last one is done, per epoch."""
+    if side == "mps" and not (mps.available() and graph.device.type == "cuda"):
+        raise RuntimeError(f"{mps.CONTROL} is not installed, or there is no GPU: skipped")
+    warmup = 5 if graph.device.type == "cuda" else 1
+    requests = [
+        {
+            "shape": CASES[case][0],
+            "scale": args.scale,
+            "device": str(graph.device),
+            "task": settings,
+            "epochs": args.epochs,
+            "warmup": warmup,
+        }
+        for settings in settings_of(case, args.hidden)
+    ]
+    with mps.service() if side == "mps" else nullcontext() as env, Workers(requests, env) as workers:
+        found = workers.run(args.process_seconds, args.process_seconds)
+    own = [worker["seconds"] * 1e3 / args.epochs for worker in found["workers"]]
+    return {
+        "ms": round(found["makespan"] * 1e3 / args.epochs, 4),
+        "epochs": args.epochs,
+        "preparing_seconds": found["prepare_seconds"],
+        "own_ms": [round(ms, 4) for ms in own],
+        "recorded": all(worker["recorded"] for worker in found["workers"]),
+    }
+
+
+# ---- report ------------------------------------------------------------------------------------------
+
+
+def analysis(cells: list[dict[str, Any]], case: str, epochs: int) -> dict[str, Any] | None:
+    """Seconds that weaving takes before training, its share of ``epochs`` epochs, and when that is 0.5 %."""
+    woven, alone = find(cells, case=case, side="woven"), find(cells, case=case, side="sequence")
+    if woven is None or alone is None:
+        return None
+    extra = max(woven["preparing_seconds"] - alone["preparing_seconds"], 0.0) + woven["planning_seconds"]
+    training = woven["ms"] * epochs / 1e3
+    return {
+        "seconds": extra,
+        "share": extra / (extra + training),
+        "epochs": epochs,
+        "epochs_until_half_a_percent": int(extra * (1 / ANALYSIS_SHARE - 1) / (woven["ms"] / 1e3)),
+    }
+
+
+def print_report(recorder: Recorder, args: Namespace) -> None:
+    """A row a case: milliseconds of all sides, and theirs over woven."""
+    cells, shown = recorder.cells, [side for side in (*SIDES, "processes") if side in listed(args.sides)]
+    rows, found = [], {}
+    for case in listed(args.cases):
+        ms = {side: (find(cells, case=case, side=side) or {}).get("ms") for side in shown}
+        over = [ms[side] / ms["woven"] if ms.get("woven") and ms[side] else None for side in shown if side != "woven"]
+        found[case] = analysis(cells, case, args.analysis_epochs)
+        share = found[case]["share"] * 100 if found[case] else None
+        rows.append([case, *ms.values(), *over, share])
+    names = [f"{side}/woven" for side in shown if side != "woven"]
+    print_table(["case", *(f"{s} ms" for s in shown), *names, f"analysis % of {args.analysis_epochs} epochs"], rows)
+    for case, one in found.items():
+        if one:
+            enough = one["epochs_until_half_a_percent"]
+            print(f"{case}: analysis {one['seconds']:.3f} s; below 0.5 % from {enough:,} epochs on")
+    recorder.save(analysis=found)
+
+
+def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
+    """All sides of one case; alone before woven, so that kernels are compiled before preparation is timed."""
+    shape = CASES[case][0]
+    graph = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale))
+    if graph is None:
+        return
+    for side in ("sequence", "stacks", "woven", "mps", "processes"):
+        if side in listed(args.sides):
+            recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--sides", default=",".join(SIDES), help="also: processes")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="that every process trains")
+    parser.add_argument("--analysis-epochs", type=int, default=1000, help="training that analysis is a share of")
+    parser.add_argument("--seconds", type=float, default=2.0, help="timed seconds of one group")
+    parser.add_argument("--process-seconds", type=float, default=90.0, help="for processes to prepare, and to train")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the cells and print the table."""
+    args = arguments()
+    recorder = Recorder("heterogeneous", args)
+    for case in listed(args.cases):
+        run_case(recorder, case, args)
+    print_report(recorder, args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The benchmarks of groups run on tiny graphs, and their tables say what was measured."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import heterogeneous, sweep
+from benchmarks.baselines import Setting
+from weft.graph.generate import citation
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(80, 400, 10, 3, seed=2, name="tiny")
+
+
+# ---- sweeps ------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_a_sweep_differ(graph):
+    tasks = sweep.sweep_tasks(sweep.CASES[0], graph, Setting(2, 4), 5)
+    assert len({task.lr for task in tasks}) == len({task.dropout for task in tasks}) == 5
+    assert [task.seed for task in tasks] == [0, 1, 2, 3, 4]
+    assert min(task.lr for task in tasks) == pytest.approx(1e-3)
+    assert max(task.lr for task in tasks) == pytest.approx(1e-2)
+
+
+def test_cases_have_names_of_their_own():
+    names = [case.name for case in sweep.CASES]
+    assert len(set(names)) == len(names)
+    assert "arxiv-gcn-bf16" in names
+
+
+@pytest.mark.parametrize("case", [case for case in sweep.CASES if case.shape == "arxiv"], ids=lambda case: case.name)
+def test_a_sweep_is_measured_per_task(case, graph):
+    found = sweep.measure_sweep(case, graph, Setting(case.layers, 8), 3, 0.01)
+    assert found["ms"] == pytest.approx(found["epoch_ms"] / 3, abs=1e-4)
+    assert found["notes"] == []
+
+
+def test_the_sweep_table_divides_by_wefts_time():
+    cell = {"shape": "cora", "model": "gcn", "precision": "fp32", "status": "ok"}
+    weft = {**cell, "side": "weft", "tasks": 64, "ms": 0.05, "epoch_ms": 3.2, "added_gb": 6.4, "peak_gb": 7.0}
+    row = sweep.table([weft, {**cell, "side": "pyg", "tasks": 1, "ms": 4.0}])[0]
+    assert len(row) == len(sweep.HEADER)
+    assert row[10:14] == [pytest.approx(80.0), None, None, None]
+    assert row[-1] == pytest.approx(0.1)
+
+
+def test_sweep_from_the_shell(tmp_path, monkeypatch, capsys):
+    command = ["sweep", "--device", "cpu", "--scale", "0.05", "--cases", "cora-gcn", "--tasks", "1,3",
+               "--sides", "weft,cusparse", "--seconds", "0.01", "--out", str(tmp_path / "out.json")]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    sweep.main()
+    printed = capsys.readouterr().out
+    assert "| cora  | gcn   | fp32      | 3 |" in printed
+
+
+# ---- different structures ----------------------------------------------------------------------------
+
+
+def options(**more) -> Namespace:
+    return Namespace(hidden=8, seconds=0.01, epochs=2, scale=0.05, process_seconds=60.0, **more)
+
+
+@pytest.mark.parametrize("side", ["woven", "stacks", "sequence"])
+def test_different_tasks_are_measured(side, graph):
+    found = heterogeneous.measure(side, "depths", graph, options())
+    assert found["ms"] > 0
+    assert found["groups"] == {"woven": 1, "stacks": 3, "sequence": 4}[side]
+    assert found["notes"] == []
+
+
+def test_a_process_trains_by_itself(graph, monkeypatch):
+    monkeypatch.setitem(heterogeneous.CASES, "one", ("cora", [{"model": "gcn", "layers": 1}]))
+    found = heterogeneous.measure("processes", "one", graph, options())
+    assert len(found["own_ms"]) == 1
+    assert found["ms"] > 0
+
+
+def test_a_worker_that_fails_says_why(graph, monkeypatch):
+    monkeypatch.setitem(heterogeneous.CASES, "bad", ("cora", [{"model": "gcn", "layers": 0}]))
+    with pytest.raises(RuntimeError, match=r"worker 0 ended: .*layers=0 must be at least 1"):
+        heterogeneous.measure("processes", "bad", graph, options())
+
+
+def test_no_service_is_a_note_and_no_crash(graph, monkeypatch):
+    monkeypatch.setattr(heterogeneous.mps, "available", lambda: False)
+    with pytest.raises(RuntimeError, match="is not installed"):
+        heterogeneous.measure("mps", "depths", graph, options())
+
+
+def test_analysis_is_a_share_of_training():
+    cell = {"case": "ten", "status": "ok", "planning_seconds": 0.1}
+    cells = [
+        {**cell, "side": "woven", "ms": 10.0, "preparing_seconds": 1.5},
+        {**cell, "side": "sequence", "ms": 30.0, "preparing_seconds": 1.0},
+    ]
+    found = heterogeneous.analysis(cells, "ten", 1000)
+    assert found["seconds"] == pytest.approx(0.6)
+    assert found["share"] == pytest.approx(0.6 / 10.6)
+    enough = found["epochs_until_half_a_percent"]
+    assert heterogeneous.analysis(cells, "ten", enough)["share"] == pytest.approx(0.005, rel=1e-3)
+    assert heterogeneous.analysis(cells[:1], "ten", 1000) is None
