@@ -15,23 +15,28 @@ KERNELS = "triton."  # launched outside of any operator
 
 def program_of(
     observer: Observer,
-    first: int,
     resident: Sequence[int],
     kinds: Mapping[int, str],
+    *,
+    first: int = 0,
+    last: int | None = None,
     tasks: int = 1,
     note: str = "",
+    phase: str | None = None,
 ) -> Program:
-    """The Program of the calls from number ``first`` on.
+    """The Program of the calls from number ``first`` on, up to ``last``.
 
-    ``resident`` are the storages that were alive before; ``kinds`` says what they are (``"constant"`` where it does
-    not). The storages of kind ``"weight"`` tell the update from the evaluation.
+    ``resident`` are the storages that were alive before; ``kinds`` says what kept storages are (``"constant"`` where
+    it does not). The storages of kind ``"weight"`` tell the update from the evaluation, unless ``phase`` is the
+    phase of all.
     """
-    calls = observer.calls[first:]
+    calls = observer.calls[first:last]
     weights = {number for number, kind in kinds.items() if kind == "weight"}
-    phases = phases_of(calls, weights)
+    phases = phases_of(calls, weights) if phase is None else [phase] * len(calls)
     born = [number for call in calls for number in call.made]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *born]))}
     step = {**born_kinds(calls, phases), **{number: kinds.get(number, "constant") for number in resident}}
+    step |= {number: kinds[number] for number in born if number in kinds}
     values = tuple(_value(observer, number, step[number]) for number in ids)
     operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
     unknown = sorted({call.name for call in calls if not known(call.name)})

@@ -106,6 +106,11 @@ class Observer(TorchDispatchMode):
         self._stack = ExitStack()
         self._insides: dict[Any, Inside] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: every call would go through torch's compiler for that."""
+        return False
+
     def __enter__(self) -> Observer:
         self._stack.enter_context(watched_launches(self._launch))
         super().__enter__()
@@ -129,7 +134,8 @@ class Observer(TorchDispatchMode):
 
     def settle(self) -> None:
         """Note what has gone since the last call."""
-        gone = [key for key, number in self._live.items() if self.storages[number].alive.expired()]
+        expired, storages = torch.UntypedStorage._expired, self.storages
+        gone = [key for key, number in self._live.items() if expired(storages[number].alive.cdata)]
         for key in gone:
             number = self._live.pop(key)
             if self.calls:
@@ -137,6 +143,11 @@ class Observer(TorchDispatchMode):
 
     def _counts(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.kind and tensor.layout == torch.strided
+
+    def _makes(self, func: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether an operator without arguments of interest may give a result of interest: a factory, a transfer."""
+        device = kwargs.get("device")
+        return self.kind == "cpu" if device is None else torch.device(device).type == self.kind
 
     def _know(self, tensor: Tensor) -> tuple[int, bool]:
         """The number of the tensor's storage, and whether it is new."""
@@ -170,8 +181,10 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.settle()
         inputs = [t for t in tensors_in((args, kwargs)) if self._counts(t)]
+        if not inputs and not self._makes(func, kwargs):
+            return func(*args, **kwargs)
+        self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
         if _accumulates(func, args):
