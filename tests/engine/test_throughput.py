@@ -1,0 +1,104 @@
+"""The table of group sizes: measured on real groups, kept for the machine, and used by the grouping."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+
+import pytest
+import torch
+
+from weft.core.task import Task
+from weft.engine import throughput
+from weft.engine.throughput import Busy, load_throughput, measure_group, save_throughput, search, throughput_file
+from weft.graph.generate import citation
+from weft.plan.grouping import group
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(60, 240, 6, 3, seed=1)
+
+
+def task_on(graph, **settings) -> Task:
+    return Task(graph=graph, name="a", hidden=4, epochs=50, **settings)
+
+
+def test_groups_are_measured(graph):
+    for tasks in (1, 3):
+        ms, busy = measure_group(task_on(graph), graph, CPU, tasks, seconds=0.01)
+        assert 0 < ms < math.inf
+        assert busy is None
+
+
+def test_the_search_fills_a_table_that_the_grouping_reads(graph, home):
+    task = task_on(graph)
+    table = search(task, graph, CPU, limit=4, seconds=0.01)
+    assert throughput_file(CPU).is_relative_to(home)
+    assert load_throughput(CPU) == table
+    size = table.group_size(task, graph.stats())
+    assert 1 <= size <= 4
+    tasks = [task.with_values(name=f"t{i}") for i in range(8)]
+    plans = group(tasks, graph.stats(), "cpu", throughput=load_throughput(CPU))
+    assert max(len(plan.members) for plan in plans) <= size
+    assert f"throughput peaks at {size} tasks" in str(plans[0])
+
+
+def test_searches_add_up(graph):
+    search(task_on(graph), graph, CPU, limit=1, seconds=0.01)
+    table = search(task_on(graph, model="gin"), graph, CPU, limit=1, seconds=0.01)
+    assert len(table.table) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"table": 3}', '{"table": {"a": {"x": "y"}}}'])
+def test_a_table_that_cannot_be_read_is_an_empty_one(text):
+    path = throughput_file(CPU)
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert load_throughput(CPU).table == {}
+    save_throughput(load_throughput(CPU), CPU)
+    assert load_throughput(CPU).table == {}
+
+
+def test_memory_that_is_not_enough_is_a_group_that_does_not_run(graph, monkeypatch):
+    def too_large(*args):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(throughput, "GroupRun", too_large)
+    assert measure_group(task_on(graph), graph, CPU, 2) == (math.inf, None)
+
+
+def test_the_driver_is_asked_while_a_group_trains(monkeypatch):
+    answers = iter([0.2, 0.9, 0.9, 0.9])
+    asked = throughput.threading.Event()
+
+    def read():
+        found = next(answers, 0.9)
+        if found == 0.9:
+            asked.set()
+        return found
+
+    monkeypatch.setattr(throughput, "_reader", lambda device: read)
+    monkeypatch.setattr(throughput, "SAMPLE_SECONDS", 0.001)
+    with Busy(CPU) as meter:
+        assert asked.wait(10)
+        while len(meter._samples) < 3:
+            throughput.time.sleep(0.001)
+    assert meter.share == 0.9
+
+
+def test_nvml_is_optional(monkeypatch):
+    assert throughput._reader(CPU) is None
+    broken = types.ModuleType("pynvml")
+    broken.nvmlInit = lambda: 1 / 0
+    monkeypatch.setitem(sys.modules, "pynvml", broken)
+    assert throughput._reader(torch.device("cuda")) is None

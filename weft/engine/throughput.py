@@ -1,0 +1,153 @@
+"""The per-machine table of group sizes: loaded, kept, and filled by a short measured search.
+
+``search`` trains copies of one task in groups of growing size for a moment each, and ``weft.plan.throughput`` decides
+which sizes to try and where the peak is. While a group trains, the driver is asked how busy the GPU is (NVML,
+through ``pynvml`` where it is installed); without it the table has times alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+
+import torch
+
+from weft.core.task import Task
+from weft.engine.device import device_name
+from weft.engine.home import machine_folder, machine_name
+from weft.graph.graph import Graph
+from weft.plan.grouping import together
+from weft.plan.throughput import Throughput, find_group_size
+from weft.run.group import GroupRun
+from weft.run.precision import matmul_precision
+
+FILE = "throughput.json"
+WARM_EPOCHS = 2
+LEAST_EPOCHS, MOST_EPOCHS = 3, 200
+SECONDS = 0.3  # of training at every size
+SAMPLE_SECONDS = 0.02
+
+Measure = Callable[[int], float]
+
+
+def throughput_file(device: torch.device) -> Path:
+    """Where the table of this host with ``device`` is kept."""
+    return machine_folder(machine_name(device_name(device))) / FILE
+
+
+def load_throughput(device: torch.device) -> Throughput:
+    """The table of this machine; an empty one where there is none, or none that can be read."""
+    name = machine_name(device_name(device))
+    try:
+        return Throughput.from_dict(json.loads(throughput_file(device).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Throughput(name)
+
+
+def save_throughput(table: Throughput, device: torch.device) -> Path:
+    """Keep the table for later runs, written in one piece."""
+    path = throughput_file(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: float = SECONDS) -> Throughput:
+    """Find where groups of tasks like ``task`` are fastest per task, up to ``limit``, and keep it in the table."""
+    busy: dict[int, float] = {}
+
+    def measure(tasks: int) -> float:
+        ms, share = measure_group(task, graph, device, tasks, seconds)
+        if share is not None:
+            busy[tasks] = share
+        return ms
+
+    _, measured = find_group_size(measure, limit)
+    table = load_throughput(device).with_measured(task, graph.stats(), measured, busy)
+    save_throughput(table, device)
+    return table
+
+
+def measure_group(
+    task: Task, graph: Graph, device: torch.device, tasks: int, seconds: float = SECONDS
+) -> tuple[float, float | None]:
+    """Milliseconds per task and epoch of ``tasks`` copies with seeds of their own (inf: out of memory), how busy."""
+    copies = [task.with_values(name=f"{task.label}-{place}", seed=task.seed + place) for place in range(tasks)]
+    try:
+        with matmul_precision(task.precision):
+            run = GroupRun(copies, graph, together(copies, graph.stats(), device.type), device)
+            for _ in range(WARM_EPOCHS):
+                run.train_epoch()
+            with Busy(device) as meter:
+                ms = _epoch_ms(run, device, seconds)
+            return ms / tasks, meter.share
+    except torch.OutOfMemoryError:
+        return math.inf, None
+
+
+def _epoch_ms(run: GroupRun, device: torch.device, seconds: float) -> float:
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < MOST_EPOCHS and (len(samples) < LEAST_EPOCHS or time.perf_counter() - begin < seconds):
+        start = time.perf_counter()
+        run.train_epoch()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return median(samples)
+
+
+class Busy:
+    """How busy the GPU is between entering and leaving: ``share`` in [0, 1], None where nobody can tell."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._read = _reader(device)
+        self._samples: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def share(self) -> float | None:
+        """The median of what was read."""
+        return median(self._samples) if self._samples else None
+
+    def _watch(self) -> None:
+        while self._read is not None and not self._stop.wait(SAMPLE_SECONDS):
+            self._samples.append(self._read())
+
+    def __enter__(self) -> Busy:
+        if self._read is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def _reader(device: torch.device) -> Callable[[], float] | None:
+    """A function that reads the utilisation of ``device``; None without a GPU, NVML or the right to ask."""
+    if device.type != "cuda":
+        return None
+    with suppress(Exception):  # NVML reports what it cannot do by many kinds of errors; none of them matters here
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
+        return lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+    return None
