@@ -62,6 +62,36 @@ def test_vmap_equals_loop(dims):
     assert_agrees(torch.vmap(linear, in_dims=dims), loop, given, torch.float64)
 
 
+def test_an_input_that_tasks_share_is_not_copied():
+    """Forward and weight gradient get the one matrix ``[N, I]``, whatever the number of tasks."""
+    x, weight, bias = make(6, 4), make(3, 5, 4, seed=1).requires_grad_(), make(3, 5, seed=2)
+    op = lambda w, b: torch.ops.weft.linear(x, w, b, None, "relu", None, None, 0)  # noqa: E731
+    with CallsOfWeftOps() as forward:
+        out = torch.vmap(op)(weight, bias)
+    with CallsOfWeftOps() as backward:
+        (grad,) = torch.autograd.grad(out.square().sum(), weight)
+    assert forward.calls["weft.linear.default"][1][0].shape == (6, 4)
+    assert backward.calls["weft.weight_grad.default"][1][1].shape == (6, 4)
+    expected = plain(x, weight, bias, act="relu")
+    assert_near(out, expected, 1e-12)
+    assert_near(grad, torch.autograd.grad(expected.square().sum(), weight)[0], 1e-12)
+
+
+def test_gradient_of_an_input_that_tasks_share():
+    x, weight = make(6, 4).requires_grad_(), make(3, 5, 4, seed=1)
+    out = torch.vmap(lambda w: torch.ops.weft.linear(x, w, None, None, "none", None, None, 0))(weight)
+    (grad,) = torch.autograd.grad(out.square().sum(), x)
+    assert_near(grad, torch.autograd.grad(plain(x, weight).square().sum(), x)[0], 1e-12)
+
+
+def test_vmap_in_vmap_with_a_shared_input():
+    x, weight = make(2, 6, 4), make(2, 3, 5, 4, seed=1)
+    op = lambda x, w: torch.ops.weft.linear(x, w, None, None, "none", None, None, 0)  # noqa: E731
+    nested = torch.vmap(lambda x, w: torch.vmap(lambda w: op(x, w))(w))(x, weight)
+    assert_near(nested, plain(x[:, None], weight), 1e-12)
+    assert_near(torch.vmap(torch.vmap(lambda w: op(x[0], w)))(weight), plain(x[0], weight), 1e-12)
+
+
 def test_vmap_in_vmap():
     given = [make(2, 3, 6, 4), make(2, 3, 5, 4, seed=1), make(2, 3, 5, seed=2)]
     assert_agrees(torch.vmap(torch.vmap(linear)), plain, given, torch.float64)
@@ -92,6 +122,7 @@ def test_weight_gradient():
     grad, x = make(2, 9, 3), make(2, 9, 4, seed=1)
     assert_near(weight_grad(grad, x), torch.stack([g.T @ v for g, v in zip(grad, x, strict=True)]), 1e-12)
     assert_near(weight_grad_torch(grad, x), weight_grad(grad, x), 1e-12)
+    assert_near(weight_grad(grad, x[0]), torch.stack([g.T @ x[0] for g in grad]), 1e-12)
 
 
 def test_no_rows():

@@ -28,7 +28,7 @@ def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
 
 @torch.library.custom_op("weft::weight_grad", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
 def weight_grad(grad, x):
-    """``grad [..., N, O]`` and ``x [..., N, I]`` to ``[..., O, I]``."""
+    """``grad [..., N, O]`` and ``x [..., N, I]`` (or ``[N, I]`` for all tasks) to ``[..., O, I]``."""
     if use_triton(x):
         return weight_grad_triton(grad, x)
     return weight_grad_torch(grad, x).contiguous()
@@ -36,14 +36,22 @@ def weight_grad(grad, x):
 
 @weight_grad.register_fake
 def _weight_grad_fake(grad, x):
-    return x.new_empty(*x.shape[:-2], grad.shape[-1], x.shape[-1])
+    return x.new_empty(*grad.shape[:-2], grad.shape[-1], x.shape[-1])
 
 
 @weight_grad.register_vmap
 def _weight_grad_vmap(info, in_dims, grad, x):
     grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
-    x = x.movedim(in_dims[1], 0) if in_dims[1] is not None else x.expand(info.batch_size, *x.shape)
-    return weight_grad(grad, x), 0
+    return weight_grad(grad, _rows(x, in_dims[1], grad)), 0
+
+
+def _rows(x: Tensor, dim: int | None, like: Tensor) -> Tensor:
+    """``x`` for the tasks of ``like [T, ..., N, O]``: an ``x [N, I]`` that all of them share stays as it is."""
+    if dim is None and x.dim() == 2:
+        return x
+    x = lead_task(x, dim, like.shape[0])
+    inner = like.shape[1 : 1 + like.dim() - x.dim()]  # tasks of an inner vmap, which share x
+    return x.reshape(x.shape[0], *(1,) * len(inner), *x.shape[1:]).expand(x.shape[0], *inner, *x.shape[1:])
 
 
 def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
@@ -105,7 +113,9 @@ def _linear_backward(ctx, grad):
     wants_x, wants_weight, wants_bias, wants_add = ctx.needs_input_grad[:4]
     bias_shape = ctx.bias_shape if wants_bias else None
     grad, grad_bias = epilogue_gradients(grad.contiguous(), out, bias_shape, ctx.act, rate, clock, ctx.site)
-    grad_x = product(grad, weight.transpose(-2, -1).contiguous()) if wants_x else None
+    grad_x = None
+    if wants_x:
+        grad_x = product(grad, weight.transpose(-2, -1).contiguous()).sum_to_size(x.shape)
     grad_weight = weight_grad(grad, x) if wants_weight else None
     return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
 
@@ -117,9 +127,10 @@ _linear_op.register_autograd(_linear_backward, setup_context=_linear_setup)
 def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
     tensors = (x, weight, bias, add, rate, clock)
     dims = (*in_dims[:4], in_dims[5], in_dims[6])
-    x, weight, bias, add, rate, clock = (
+    _, weight, bias, add, rate, clock = (
         lead_task(value, dim, info.batch_size) for value, dim in zip(tensors, dims, strict=True)
     )
+    x = _rows(x, in_dims[0], weight)
     return _linear_op(x, weight, bias, add, act, rate, clock, site), 0
 
 

@@ -13,7 +13,7 @@ from weft.ops.lang import tl, triton
 
 @triton.jit
 def _weight_grad_kernel(
-    grad, x, partial, N, O, I, rows_per_split,
+    grad, x, partial, N, O, I, rows_x, rows_per_split,
     PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result over one range of rows; the ranges are added afterwards in a fixed order."""
@@ -25,7 +25,7 @@ def _weight_grad_kernel(
     first = split * rows_per_split
     last = tl.minimum(first + rows_per_split, N)
     grad += task * N * O
-    x += task * N * I
+    x += task * rows_x * I
     total = tl.zeros([BO, BI], tl.float32)
     for base in range(first, last, BK):
         n = base + tl.arange(0, BK)
@@ -58,17 +58,17 @@ def choose_launch(num_out: int, num_in: int) -> WeightGradLaunch:
 
 
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
-    """Launch over ``grad [..., N, O]`` and ``x [..., N, I]``; returns ``[..., O, I]`` in x's dtype.
+    """Launch over ``grad [..., N, O]`` and ``x [..., N, I]`` or ``[N, I]``; returns ``[..., O, I]`` in x's dtype.
 
     float32 goes through three tf32 products a term, which keeps float32's accuracy on the tensor cores. One task
     alone is left to the library, which splits a plain product well (0.048 ms against 0.067 ms for 169,343 x 64 x 64).
     """
-    lead = x.shape[:-2]
+    lead = grad.shape[:-2]
     if launch is None and (x.dtype == torch.float64 or x.shape[-2] < 64 or lead.numel() == 1):
         return grad.transpose(-2, -1) @ x
     N, O, I = x.shape[-2], grad.shape[-1], x.shape[-1]
     g_TNO, x_TNI = grad.reshape(-1, N, O).contiguous(), x.reshape(-1, N, I).contiguous()
-    tasks = x_TNI.shape[0]
+    tasks = g_TNO.shape[0]
     launch = launch or choose_launch(O, I)
     tiles = -(-O // launch.block_out) * -(-I // launch.block_in)
     splits = max(1, min(launch.programs // max(1, tiles * tasks), N // (4 * launch.block_rows)))
@@ -77,7 +77,7 @@ def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None 
     splits = -(-N // rows)
     partial = torch.empty(tasks, splits, O, I, dtype=torch.float32, device=x.device)
     _weight_grad_kernel[(tiles, splits, tasks)](
-        g_TNO, x_TNI, partial, N, O, I, rows,
+        g_TNO, x_TNI, partial, N, O, I, N if x_TNI.shape[0] == tasks else 0, rows,
         PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
         BO=launch.block_out, BI=launch.block_in, BK=launch.block_rows,
         num_warps=launch.num_warps, num_stages=launch.num_stages,

@@ -136,6 +136,12 @@ def test_weight_grad(lead, rows, dtype):
     torch.testing.assert_close(mine, expected, rtol=2e-2, atol=2e-4 if dtype == torch.float32 else 0.3)
 
 
+def test_weight_grad_of_an_input_that_tasks_share():
+    grad, x = numbers(3, 70, 5), numbers(70, 17, seed=1)
+    mine = weight_grad_triton(grad, x, WeightGradLaunch(16, 16, 16, programs=8))
+    torch.testing.assert_close(mine, weight_grad_torch(grad, x), rtol=2e-2, atol=2e-4)
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(5, 3), (2, 300, 17), (0, 3), (70, 130)], ids=str)
 def test_column_sum(shape, dtype):
