@@ -104,6 +104,20 @@ def test_own_models_stack_by_identity():
     assert "not known before it is captured" in text(plans)
 
 
+def test_models_that_compare_equal_are_still_two():
+    class Factory:
+        def __call__(self, size_in, size_out):
+            return None
+
+        def __eq__(self, other):
+            return isinstance(other, Factory)
+
+        __hash__ = None
+
+    tasks = [Task(graph="g", name=name, model=Factory()) for name in "ab"]
+    assert names(group(tasks, CORA, "cpu")) == [("a",), ("b",)]
+
+
 def test_two_tasks_of_one_name_are_refused():
     with pytest.raises(SpecError, match="2 tasks are called 'gcn'; give each a name"):
         group([Task(graph="g"), Task(graph="g", lr=0.5)], CORA, "cpu")

@@ -18,9 +18,24 @@ ATTENTION = ("gat", "gatv2")
 TREATMENT_WORDS = ("graph", "feature_norm", "precision", "objective", "metric")
 
 
+class Same:
+    """An object as a key: equal to itself alone. It is held, so that no other object can take its id."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
 def graph_key(task: Task) -> Hashable:
     """Which graph a task is on: its name or path, or the object itself."""
-    return task.graph if isinstance(task.graph, str) else id(task.graph)
+    return task.graph if isinstance(task.graph, str) else Same(task.graph)
 
 
 def treatment(task: Task, stats: GraphStats) -> tuple[Hashable, ...]:
@@ -38,7 +53,7 @@ def structure(task: Task) -> dict[str, Any]:
         "eval_every": task.eval_every,
     }
     if task.model not in MODELS:
-        return {"model": task.model if isinstance(task.model, str) else id(task.model), **found}
+        return {"model": task.model if isinstance(task.model, str) else Same(task.model), **found}
     found |= {"model": task.model, "layers": task.layers, "norm": task.norm, "residual": task.residual}
     found["input_dropout"] = bool(task.input_dropout)
     if task.model in ATTENTION:
