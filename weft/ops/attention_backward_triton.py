@@ -36,11 +36,11 @@ def _row_gradient_kernel(
     share = tl.load(alpha_plus + item, mask=valid, other=0.0)
     d_dst = (1.0 - slope) * (plus - delta * share)
     tl.store(grad_a_dst + (item // H) * G_DST + item % H, d_dst.to(grad_a_dst.dtype.element_ty), mask=valid)
-    tl.store(
-        stats + item * 3, tl.load(a_dst + (item // H) * S_DST + item % H, mask=valid, other=0.0).to(ACC), mask=valid
-    )
-    tl.store(stats + item * 3 + 1, tl.load(log_sum + item, mask=valid, other=0.0), mask=valid)
-    tl.store(stats + item * 3 + 2, delta, mask=valid)
+    score = tl.load(a_dst + (item // H) * S_DST + item % H, mask=valid, other=0.0).to(ACC)
+    at_stats = (item // H) * (3 * H) + item % H
+    tl.store(stats + at_stats, score, mask=valid)
+    tl.store(stats + at_stats + H, tl.load(log_sum + item, mask=valid, other=0.0), mask=valid)
+    tl.store(stats + at_stats + 2 * H, delta, mask=valid)
 
 
 def one_head(grad: Tensor) -> tuple[Tensor, bool]:
@@ -57,12 +57,12 @@ def attention_row_gradient_triton(
     grad: Tensor, out: Tensor, out_plus: Tensor, alpha_plus: Tensor, a_dst: Tensor, log_sum: Tensor, slope: float,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``(stats [..., N, H, 3], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta = <grad, out>.
+    """``(stats [..., N, 3, H], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta = <grad, out>.
 
     The gradient is written ``into`` columns of a wider matrix where they are given.
     """
     H, D = grad.shape[-2:]
-    stats = log_sum.new_empty(*log_sum.shape, 3)
+    stats = log_sum.new_empty(*log_sum.shape[:-1], 3, H)
     grad_a_dst = torch.empty_like(a_dst, memory_format=torch.contiguous_format) if into is None else into
     rows = log_sum.numel() // H
     if rows:

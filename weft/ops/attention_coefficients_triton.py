@@ -5,11 +5,13 @@ gathers rows every thread along the features would repeat them. Here a thread ha
 comes out is ``[E, H]``, small beside the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's argument (the
 leaky slope takes two values, and both directions need to know which).
 
-Tiles are ``[L, BH]``: lanes and heads. A lane is a light row that meets its edges one by one, or takes every L-th edge of
-a heavy one (see ``worklist.py``).
+Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that what it
+reads and writes of them lies side by side; in a heavy row all lanes take edges of the same row (see ``worklist.py``).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -19,8 +21,6 @@ from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride, triton_acc
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
-
-HEAVY_LANES = 32  # edges of a heavy row at a time
 
 
 @triton.jit
@@ -47,10 +47,10 @@ def _light_rows(item, start, length, row, num_light):
 def _fold(
     a_src, indices, edge, inside, dst, h, H, slope, top, total, plus, S_SRC: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One edge for every lane into the running maximum, denominator and the denominator's part of positive arguments."""
+    """Edges ``[L, U]`` into the running maximum, denominator and the denominator's part of positive arguments."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    seen = inside[:, None] & (h < H)[None, :]
-    argument = tl.load(a_src + col[:, None] * S_SRC + h[None, :], mask=seen, other=0.0).to(ACC) + dst
+    seen = inside[:, :, None] & (h < H)[None, None, :]
+    argument = tl.load(a_src + col[:, :, None] * S_SRC + h[None, None, :], mask=seen, other=0.0).to(ACC) + dst
     score = tl.where(seen, tl.where(argument > 0, argument, argument * slope), float("-inf"))
     higher = tl.maximum(top, score)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -59,68 +59,22 @@ def _fold(
 
 
 @triton.jit
-def _store_statistics(log_sum, alpha_plus, at, mask, top, total, plus):
-    some = total > 0
-    safe = tl.where(some, total, 1.0)
-    tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
-    tl.store(alpha_plus + at, plus / safe, mask=mask)
+def _merge(top, total, plus, AXIS: tl.constexpr):
+    """The running numbers of one axis made one."""
+    best = tl.max(top, AXIS)
+    shift = tl.where(best == float("-inf"), 0.0, best)
+    fade = tl.exp(top - tl.expand_dims(shift, AXIS))
+    return best, tl.sum(total * fade, AXIS), tl.sum(plus * fade, AXIS)
 
 
 @triton.jit
-def _statistics_kernel(
-    a_src, a_dst, indices,
-    heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
-    log_sum, alpha_plus, part, num_heavy, num_light, num_partial, M, N, slope,
-    H: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, ACC: tl.constexpr,
-    L: tl.constexpr, BH: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """The softmax's denominators; a chunk of a hub leaves its three numbers in ``part [3, T, P, H]``."""
-    piece = tl.program_id(0)
-    task = tl.program_id(2).to(tl.int64)
-    h = tl.program_id(1) * BH + tl.arange(0, BH)
-    lane = tl.arange(0, L)
-    a_src += task * M * S_SRC
-    a_dst += task * N * S_DST
-    log_sum += task * N * H
-    alpha_plus += task * N * H
-    top = tl.full([L, BH], float("-inf"), ACC)
-    total = tl.zeros([L, BH], ACC)
-    plus = tl.zeros([L, BH], ACC)
-    if piece < num_heavy:
-        start_one, length_one, row_one = _piece(
-            piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
-        )
-        dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        for first in range(0, length_one, L):
-            place = first + lane
-            top, total, plus = _fold(
-                a_src, indices, start_one + place, place < length_one, dst_one, h, H, slope, top, total, plus,
-                S_SRC, ACC,
-            )  # fmt: skip
-        best = tl.max(top, 0)
-        fade_one = tl.exp(top - tl.where(best == float("-inf"), 0.0, best)[None, :])
-        total_one = tl.sum(total * fade_one, 0)
-        plus_one = tl.sum(plus * fade_one, 0)
-        if piece < num_partial:
-            at = (task * num_partial + piece) * H + h
-            size = tl.num_programs(2).to(tl.int64) * num_partial * H
-            tl.store(part + at, best, mask=h < H)
-            tl.store(part + size + at, total_one, mask=h < H)
-            tl.store(part + 2 * size + at, plus_one, mask=h < H)
-        else:
-            _store_statistics(log_sum, alpha_plus, row_one * H + h, h < H, best, total_one, plus_one)
-    else:
-        item = (piece - num_heavy) * L + lane
-        start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
-        seen = valid[:, None] & (h < H)[None, :]
-        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=seen, other=0.0).to(ACC)
-        for first_step in range(0, tl.max(length, 0), UNROLL):
-            for more in tl.static_range(UNROLL):
-                step = first_step + more
-                top, total, plus = _fold(
-                    a_src, indices, start + step, step < length, dst, h, H, slope, top, total, plus, S_SRC, ACC,
-                )  # fmt: skip
-        _store_statistics(log_sum, alpha_plus, row[:, None] * H + h[None, :], seen, top, total, plus)
+def _store_statistics(log_sum, alpha_plus, at, mask, top, total, plus):
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
+    lse = tl.where(some, top + tl.log(safe), 0.0)
+    tl.store(log_sum + at, lse, mask=mask)
+    tl.store(alpha_plus + at, plus / safe, mask=mask)
+    return lse
 
 
 @triton.jit
@@ -148,10 +102,9 @@ def _merge_statistics_kernel(
         total = total * fade + gain * tl.load(part + size + at, mask=seen, other=0.0)
         plus = plus * fade + gain * tl.load(part + 2 * size + at, mask=seen, other=0.0)
         top = higher
-    best = tl.max(top, 0)
-    fade_one = tl.exp(top - tl.where(best == float("-inf"), 0.0, best)[None, :])
+    best, total_one, plus_one = _merge(top, total, plus, 0)
     at_row = (task * N + tl.load(hub_row + hub).to(tl.int64)) * H + h
-    _store_statistics(log_sum, alpha_plus, at_row, h < H, best, tl.sum(total * fade_one, 0), tl.sum(plus * fade_one, 0))
+    _store_statistics(log_sum, alpha_plus, at_row, h < H, best, total_one, plus_one)
 
 
 @triton.jit
@@ -159,63 +112,122 @@ def _write(
     a_src, indices, out, edge, inside, dst, lse, h, H, slope, key, rate,
     S_SRC: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The signed coefficient of one edge for every lane."""
+    """The signed coefficients of edges ``[L, U]``."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    seen = inside[:, None] & (h < H)[None, :]
-    argument = tl.load(a_src + col[:, None] * S_SRC + h[None, :], mask=seen, other=0.0).to(ACC) + dst
+    seen = inside[:, :, None] & (h < H)[None, None, :]
+    argument = tl.load(a_src + col[:, :, None] * S_SRC + h[None, None, :], mask=seen, other=0.0).to(ACC) + dst
     kept = tl.exp(tl.where(argument > 0, argument, argument * slope) - lse)
+    at = edge[:, :, None] * H + h[None, None, :]
     if DROP:
-        kept *= keep_scale(key, rate, edge[:, None] * H + h[None, :]).to(ACC)
-    tl.store(out + edge[:, None] * H + h[None, :], tl.where(argument > 0, kept, -kept), mask=seen)
+        kept *= keep_scale(key, rate, at).to(ACC)
+    tl.store(out + at, tl.where(argument > 0, kept, -kept), mask=seen)
 
 
 @triton.jit
-def _coefficients_kernel(
-    a_src, a_dst, log_sum, rate, clock, indices,
+def _softmax_kernel(
+    a_src, a_dst, rate, clock, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
-    out, num_heavy, num_light, num_partial, M, N, E, slope, site, stride_rate, stride_clock,
+    log_sum, alpha_plus, out, part, num_heavy, num_light, num_partial, M, N, E, slope, site, stride_rate, stride_clock,
     H: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
-    L: tl.constexpr, BH: tl.constexpr, UNROLL: tl.constexpr,
+    L: tl.constexpr, U: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Coefficients in the order of the edges, for the pass that gathers the sources' rows."""
+    """Denominators, then coefficients while the row's scores are near; a chunk of a hub leaves its numbers in ``part``."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     lane = tl.arange(0, L)
+    u = tl.arange(0, U)
     a_src += task * M * S_SRC
     a_dst += task * N * S_DST
     log_sum += task * N * H
+    alpha_plus += task * N * H
     out += task * E * H
     key = tl.zeros([], tl.uint64)
     fraction = tl.zeros([], tl.float32)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    top = tl.full([L, U, BH], float("-inf"), ACC)
+    total = tl.zeros([L, U, BH], ACC)
+    plus = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
         start_one, length_one, row_one = _piece(
             piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
         )
-        dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        lse_one = tl.load(log_sum + row_one * H + h, mask=h < H, other=0.0)[None, :]
-        for first in range(0, length_one, L):
-            place = first + lane
-            _write(
-                a_src, indices, out, start_one + place, place < length_one, dst_one, lse_one, h, H, slope, key,
-                fraction, S_SRC, DROP, ACC,
+        dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
+        for first in range(0, length_one, L * U):
+            place = first + lane[:, None] * U + u[None, :]
+            top, total, plus = _fold(
+                a_src, indices, start_one + place, place < length_one, dst_one, h, H, slope, top, total, plus,
+                S_SRC, ACC,
             )  # fmt: skip
+        top_lane, total_lane, plus_lane = _merge(top, total, plus, 1)
+        best, total_one, plus_one = _merge(top_lane, total_lane, plus_lane, 0)
+        if piece < num_partial:
+            at = (task * num_partial + piece) * H + h
+            size = tl.num_programs(2).to(tl.int64) * num_partial * H
+            tl.store(part + at, best, mask=h < H)
+            tl.store(part + size + at, total_one, mask=h < H)
+            tl.store(part + 2 * size + at, plus_one, mask=h < H)
+        else:
+            lse_one = _store_statistics(log_sum, alpha_plus, row_one * H + h, h < H, best, total_one, plus_one)
+            for again in range(0, length_one, L * U):
+                place_again = again + lane[:, None] * U + u[None, :]
+                _write(
+                    a_src, indices, out, start_one + place_again, place_again < length_one, dst_one,
+                    lse_one[None, None, :], h, H, slope, key, fraction, S_SRC, DROP, ACC,
+                )  # fmt: skip
     else:
         item = (piece - num_heavy) * L + lane
         start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
         seen = valid[:, None] & (h < H)[None, :]
-        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=seen, other=0.0).to(ACC)
-        lse = tl.load(log_sum + row[:, None] * H + h[None, :], mask=seen, other=0.0)
-        for first_step in range(0, tl.max(length, 0), UNROLL):
-            for more in tl.static_range(UNROLL):
-                step = first_step + more
-                _write(
-                    a_src, indices, out, start + step, step < length, dst, lse, h, H, slope, key, fraction,
-                    S_SRC, DROP, ACC,
-                )  # fmt: skip
+        dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=seen, other=0.0).to(ACC)[:, None, :]
+        longest = tl.max(length, 0)
+        for step in range(0, longest, U):
+            now = step + u[None, :]
+            top, total, plus = _fold(
+                a_src, indices, start[:, None] + now, now < length[:, None], dst, h, H, slope, top, total, plus,
+                S_SRC, ACC,
+            )  # fmt: skip
+        top_row, total_row, plus_row = _merge(top, total, plus, 1)
+        at_row = row[:, None] * H + h[None, :]
+        lse = _store_statistics(log_sum, alpha_plus, at_row, seen, top_row, total_row, plus_row)
+        for step_again in range(0, longest, U):
+            now_again = step_again + u[None, :]
+            _write(
+                a_src, indices, out, start[:, None] + now_again, now_again < length[:, None], dst, lse[:, None, :], h, H,
+                slope, key, fraction, S_SRC, DROP, ACC,
+            )  # fmt: skip
+
+
+@triton.jit
+def _hub_coefficients_kernel(
+    a_src, a_dst, log_sum, rate, clock, indices, heavy_start, heavy_len, hub_row, hub_of_partial,
+    out, M, N, E, slope, site, stride_rate, stride_clock,
+    H: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
+    L: tl.constexpr, U: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """The coefficients of one chunk of a hub, whose denominator is known by now."""
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    h = tl.program_id(1) * BH + tl.arange(0, BH)
+    a_src += task * M * S_SRC
+    row = task * N + tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+    key = tl.zeros([], tl.uint64)
+    fraction = tl.zeros([], tl.float32)
+    if DROP:
+        key = mix_key(clock + task * stride_clock, site)
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    start = tl.load(heavy_start + piece).to(tl.int64)
+    length = tl.load(heavy_len + piece)
+    dst = tl.load(a_dst + row * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
+    lse = tl.load(log_sum + row * H + h, mask=h < H, other=0.0)[None, None, :]
+    for first in range(0, length, L * U):
+        place = first + tl.arange(0, L)[:, None] * U + tl.arange(0, U)[None, :]
+        _write(
+            a_src, indices, out + task * E * H, start + place, place < length, dst, lse, h, H, slope, key, fraction,
+            S_SRC, DROP, ACC,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -223,19 +235,20 @@ def _write_back(
     stats, indices, perm, out, edge, inside, src, h, H, slope, key, rate, total,
     DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The signed coefficient of one edge of the transpose for every lane, and its part of what d a_src loses."""
+    """The signed coefficients of edges ``[L, U]`` of the transpose, and their part of what d a_src loses."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
-    seen = inside[:, None] & (h < H)[None, :]
-    at = (col[:, None] * H + h[None, :]) * 3
+    seen = inside[:, :, None] & (h < H)[None, None, :]
+    # A row of statistics is three runs of H: an edge's four heads of one kind are one load.
+    at = col[:, :, None] * (3 * H) + h[None, None, :]
     argument = src + tl.load(stats + at, mask=seen, other=0.0)
-    lse = tl.load(stats + at + 1, mask=seen, other=0.0)
-    delta = tl.load(stats + at + 2, mask=seen, other=0.0)
+    lse = tl.load(stats + at + H, mask=seen, other=0.0)
+    delta = tl.load(stats + at + 2 * H, mask=seen, other=0.0)
     alpha = tl.exp(tl.where(argument > 0, argument, argument * slope) - lse)
     kept = alpha
     if DROP:
         position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
-        kept = alpha * keep_scale(key, rate, position[:, None] * H + h[None, :]).to(ACC)
-    tl.store(out + edge[:, None] * H + h[None, :], tl.where(argument > 0, kept, -kept), mask=seen)
+        kept = alpha * keep_scale(key, rate, position[:, :, None] * H + h[None, None, :]).to(ACC)
+    tl.store(out + edge[:, :, None] * H + h[None, None, :], tl.where(argument > 0, kept, -kept), mask=seen)
     return total + tl.where(seen, tl.where(argument > 0, alpha, alpha * slope) * delta, 0.0)
 
 
@@ -245,13 +258,14 @@ def _coefficients_back_kernel(
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, hub_row, hub_of_partial,
     out, loss, part, num_heavy, num_light, num_partial, M, N, E, slope, site, stride_rate, stride_clock,
     H: tl.constexpr, S_SRC: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
-    L: tl.constexpr, BH: tl.constexpr, UNROLL: tl.constexpr,
+    L: tl.constexpr, U: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """Coefficients in the order of the transpose's edges: rows are sources (M of them), columns destinations (N)."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     lane = tl.arange(0, L)
+    u = tl.arange(0, U)
     stats += task * N * H * 3
     a_src += task * M * S_SRC
     out += task * E * H
@@ -261,41 +275,56 @@ def _coefficients_back_kernel(
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-    total = tl.zeros([L, BH], ACC)
+    total = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
         start_one, length_one, row_one = _piece(
             piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
         )
-        src_one = tl.load(a_src + row_one * S_SRC + h, mask=h < H, other=0.0).to(ACC)[None, :]
-        for first in range(0, length_one, L):
-            place = first + lane
+        src_one = tl.load(a_src + row_one * S_SRC + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
+        for first in range(0, length_one, L * U):
+            place = first + lane[:, None] * U + u[None, :]
             total = _write_back(
                 stats, indices, perm, out, start_one + place, place < length_one, src_one, h, H, slope, key, fraction,
                 total, DROP, ACC,
             )  # fmt: skip
+        total_one = tl.sum(tl.sum(total, 1), 0)
         if piece < num_partial:
-            tl.store(part + (task * num_partial + piece) * H + h, tl.sum(total, 0), mask=h < H)
+            tl.store(part + (task * num_partial + piece) * H + h, total_one, mask=h < H)
         else:
-            tl.store(loss + row_one * H + h, tl.sum(total, 0), mask=h < H)
+            tl.store(loss + row_one * H + h, total_one, mask=h < H)
     else:
         item = (piece - num_heavy) * L + lane
         start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
         seen = valid[:, None] & (h < H)[None, :]
-        src = tl.load(a_src + row[:, None] * S_SRC + h[None, :], mask=seen, other=0.0).to(ACC)
-        for first_step in range(0, tl.max(length, 0), UNROLL):
-            for more in tl.static_range(UNROLL):
-                step = first_step + more
-                total = _write_back(
-                    stats, indices, perm, out, start + step, step < length, src, h, H, slope, key, fraction,
-                    total, DROP, ACC,
-                )  # fmt: skip
-        tl.store(loss + row[:, None] * H + h[None, :], total, mask=seen)
+        src = tl.load(a_src + row[:, None] * S_SRC + h[None, :], mask=seen, other=0.0).to(ACC)[:, None, :]
+        for step in range(0, tl.max(length, 0), U):
+            now = step + u[None, :]
+            total = _write_back(
+                stats, indices, perm, out, start[:, None] + now, now < length[:, None], src, h, H, slope, key, fraction,
+                total, DROP, ACC,
+            )  # fmt: skip
+        tl.store(loss + row[:, None] * H + h[None, :], tl.sum(total, 1), mask=seen)
 
 
-def _tile(heads: int) -> dict[str, int]:
-    """128 lanes and heads to a program of four warps: a thread has one edge and head."""
+@dataclass(frozen=True)
+class CoefficientLaunch:
+    """Launch parameters: lanes, edges and heads of a tile, warps."""
+
+    lanes: int
+    edges: int
+    block_heads: int
+    num_warps: int = 1
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """As a kernel's keywords."""
+        return {"L": self.lanes, "U": self.edges, "BH": self.block_heads, "num_warps": self.num_warps}
+
+
+def choose_coefficient_launch(heads: int) -> CoefficientLaunch:
+    """One warp, a thread to an edge with four heads."""
     block_heads = min(8, next_power_of_2(heads))
-    return {"L": max(8, 128 // block_heads), "BH": block_heads, "UNROLL": 4, "num_warps": 4}
+    return CoefficientLaunch(4, 8, block_heads)
 
 
 def _grid(walk: Walk, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
@@ -311,50 +340,46 @@ def _pieces(walk: Walk) -> tuple[Tensor, ...]:
     )  # fmt: skip
 
 
-def statistics(a_src: Tensor, a_dst: Tensor, slope: float, walk: Walk, log_sum: Tensor, alpha_plus: Tensor) -> None:
-    """Fill ``log_sum`` and ``alpha_plus [..., N, H]``: the softmax's log-denominator, and the share of positive arguments."""
+def softmax_coefficients(
+    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, walk: Walk,
+    log_sum: Tensor, alpha_plus: Tensor, launch: CoefficientLaunch | None = None,
+) -> Tensor:  # fmt: skip
+    """Signed coefficients ``[T, E, H]`` in the order of the edges.
+
+    Fills ``log_sum`` and ``alpha_plus [..., N, H]`` on the way: the softmax's log-denominator, and the share of it that
+    edges with a positive argument have.
+    """
     work, acc = walk.work, triton_acc(log_sum.dtype)
     M, H = a_src.shape[-2:]
     tasks = a_src.shape[:-2].numel()
     (a_src, s_src), (a_dst, s_dst) = spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
+    out = log_sum.new_empty(tasks, walk.num_edges, H)
     partials = work.hub_of_partial.numel()
     part = log_sum.new_empty(3, tasks, max(partials, 1), H)
-    tile = _tile(H)
-    _statistics_kernel[_grid(walk, H, tile, tasks)](
-        a_src, a_dst, walk.indices, *_pieces(walk), log_sum, alpha_plus, part,
-        work.heavy_row.numel(), work.light_row.numel(), partials, M, walk.num_rows, slope,
-        H=H, S_SRC=s_src, S_DST=s_dst, ACC=acc, **tile,
+    random = (log_sum if rate is None else rate.contiguous(), log_sum if clock is None else clock.contiguous())
+    numbers = (slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2))
+    tile = (launch or choose_coefficient_launch(H)).tile
+    constants = {"H": H, "S_SRC": s_src, "S_DST": s_dst, "DROP": rate is not None, "ACC": acc, **tile}
+    _softmax_kernel[_grid(walk, H, tile, tasks)](
+        a_src, a_dst, *random, walk.indices, *_pieces(walk), log_sum, alpha_plus, out, part,
+        work.heavy_row.numel(), work.light_row.numel(), partials, M, walk.num_rows, walk.num_edges, *numbers, **constants,
     )  # fmt: skip
     if partials:
-        _merge_statistics_kernel[(work.hub_row.numel(), -(-H // tile["BH"]), tasks)](
+        head_tiles = -(-H // tile["BH"])
+        _merge_statistics_kernel[(work.hub_row.numel(), head_tiles, tasks)](
             part, work.hub_ptr, work.hub_row, log_sum, alpha_plus, partials, walk.num_rows,
             H=H, ACC=acc, L=16, BH=tile["BH"], num_warps=1,
         )  # fmt: skip
-
-
-def coefficients(
-    a_src: Tensor, a_dst: Tensor, log_sum: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: Walk,
-) -> Tensor:  # fmt: skip
-    """Signed coefficients ``[T, E, H]`` in the order of the edges."""
-    work = walk.work
-    M, H = a_src.shape[-2:]
-    tasks = a_src.shape[:-2].numel()
-    (a_src, s_src), (a_dst, s_dst) = spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
-    out = log_sum.new_empty(tasks, walk.num_edges, H)
-    tile = _tile(H)
-    _coefficients_kernel[_grid(walk, H, tile, tasks)](
-        a_src, a_dst, log_sum, log_sum if rate is None else rate.contiguous(),
-        log_sum if clock is None else clock.contiguous(), walk.indices, *_pieces(walk), out,
-        work.heavy_row.numel(), work.light_row.numel(), work.hub_of_partial.numel(), M, walk.num_rows, walk.num_edges,
-        slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-        H=H, S_SRC=s_src, S_DST=s_dst, DROP=rate is not None, ACC=triton_acc(log_sum.dtype), **tile,
-    )  # fmt: skip
+        _hub_coefficients_kernel[(partials, head_tiles, tasks)](
+            a_src, a_dst, log_sum, *random, walk.indices, work.heavy_start, work.heavy_len, work.hub_row,
+            work.hub_of_partial, out, M, walk.num_rows, walk.num_edges, *numbers, **constants,
+        )  # fmt: skip
     return out
 
 
 def coefficients_back(
     stats: Tensor, a_src: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, back: Walk,
+    launch: CoefficientLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(signed coefficients [T, E, H] in the transpose's order, loss [T, M, H], the hubs' parts of it [T, P, H])``.
 
@@ -368,7 +393,7 @@ def coefficients_back(
     out, loss = stats.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
     partials = work.hub_of_partial.numel()
     part = stats.new_empty(tasks, max(partials, 1), H)
-    tile = _tile(H)
+    tile = (launch or choose_coefficient_launch(H)).tile
     _coefficients_back_kernel[_grid(back, H, tile, tasks)](
         stats, a_src, stats if rate is None else rate.contiguous(), stats if clock is None else clock.contiguous(),
         back.indices, back.perm, *_pieces(back), out, loss, part,

@@ -1,4 +1,4 @@
-"""Launcher of ``attention.py``'s forward: statistics of the softmax, coefficients, then the rows they weigh.
+"""Launcher of ``attention.py``'s forward: the softmax's coefficients, then the rows they weigh.
 
 Everything in one pass over the edges, with a running softmax, was slower on an H200 (arxiv shape): each thread along the
 features of a head repeated the scores, exponentials and dropout bits of its edge. See ``docs/measured.md``.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.attention_coefficients_triton import coefficients, statistics
+from weft.ops.attention_coefficients_triton import softmax_coefficients
 from weft.ops.attention_gather_triton import GatherLaunch, gather
 from weft.ops.backend import accumulate_dtype
 from weft.ops.lanes_triton import spaced_rows
@@ -26,7 +26,6 @@ def attention_forward_triton(
     out, out_plus = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H, D)
     alpha_plus, log_sum = x.new_empty(*lead, N, H, dtype=acc), x.new_empty(*lead, N, H, dtype=acc)
     if out.numel():
-        statistics(a_src, a_dst, slope, walk, log_sum, alpha_plus)
-        weights = coefficients(a_src, a_dst, log_sum, slope, rate, clock, site, walk)
+        weights = softmax_coefficients(a_src, a_dst, slope, rate, clock, site, walk, log_sum, alpha_plus)
         gather(x, spacing, False, weights, H, D, walk, training, out, H * D, out_plus, launch=launch)
     return out, out_plus, alpha_plus, log_sum

@@ -100,12 +100,13 @@ def _gather_kernel(
     if piece < num_heavy:
         start_one = tl.load(heavy_start + piece).to(tl.int64)
         length_one = tl.load(heavy_len + piece)
-        for first_edge in range(0, length_one, BR):
-            place = first_edge + lane
-            acc, plus = _meet(
-                value, coefficient, indices, start_one + place, place < length_one, head, at_value, in_tile, in_group,
-                acc, plus, H, S_V, PLUS, ACC,
-            )  # fmt: skip
+        for first_edge in range(0, length_one, BR * UNROLL):
+            for one_more in tl.static_range(UNROLL):
+                place = first_edge + one_more * BR + lane
+                acc, plus = _meet(
+                    value, coefficient, indices, start_one + place, place < length_one, head, at_value, in_tile,
+                    in_group, acc, plus, H, S_V, PLUS, ACC,
+                )  # fmt: skip
         acc_one = tl.sum(acc, 0)
         plus_one = tl.sum(plus, 0)
         if piece < num_partial:

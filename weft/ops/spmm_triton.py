@@ -60,21 +60,13 @@ def spmm_piece(
         row_one = tl.load(heavy_row + piece).to(tl.int64)
         lane = tl.arange(0, BE)
         total_one = tl.zeros([BE, BF], ACC)
-        for first in range(0, length_one, BE):
-            total_one += _row_sum(
-                x,
-                w,
-                col_scale,
-                indices,
-                start_one + first + lane,
-                first + lane < length_one,
-                f,
-                in_f,
-                F,
-                HAS_W,
-                HAS_CS,
-                ACC,
-            )
+        # Unrolled as well: one edge of a lane in flight leaves a hub's chunk waiting for memory.
+        for first_edge in range(0, length_one, BE * UNROLL):
+            for more in tl.static_range(UNROLL):
+                place = first_edge + more * BE + lane
+                total_one += _row_sum(
+                    x, w, col_scale, indices, start_one + place, place < length_one, f, in_f, F, HAS_W, HAS_CS, ACC
+                )  # fmt: skip
         sum_f = tl.sum(total_one, 0)
         if piece < num_partial:
             tl.store(partial + piece.to(tl.int64) * F + f, sum_f, mask=in_f)

@@ -9,15 +9,17 @@ from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.linear_triton import float32_precision
 
 
 @triton.jit
 def _weight_grad_kernel(
-    grad, x, partial, N, O, I, rows_x, rows_per_split,
-    PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
+    grad, x, partial, N, rows_x, rows_per_split,
+    O: tl.constexpr, I: tl.constexpr, PRECISION: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result over one range of rows; the ranges are added afterwards in a fixed order."""
-    tiles_i = tl.cdiv(I, BI)
+    # The widths are constants: a stride known only at run time would cost the loads their alignment.
+    tiles_i: tl.constexpr = (I + BI - 1) // BI
     o = (tl.program_id(0) // tiles_i) * BO + tl.arange(0, BO)
     i = (tl.program_id(0) % tiles_i) * BI + tl.arange(0, BI)
     split = tl.program_id(1)
@@ -47,6 +49,7 @@ class WeightGradLaunch:
     programs: int = 528  # four to each of an H200's 132 multiprocessors
     num_warps: int = 4
     num_stages: int = 3
+    precision: str | None = None  # of float32 products; None: what torch was told
 
 
 def choose_launch(num_out: int, num_in: int) -> WeightGradLaunch:
@@ -77,8 +80,8 @@ def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None 
     splits = -(-N // rows)
     partial = torch.empty(tasks, splits, O, I, dtype=torch.float32, device=x.device)
     _weight_grad_kernel[(tiles, splits, tasks)](
-        g_TNO, x_TNI, partial, N, O, I, N if x_TNI.shape[0] == tasks else 0, rows,
-        PRECISION="tf32x3" if x.dtype == torch.float32 else "tf32",
+        g_TNO, x_TNI, partial, N, N if x_TNI.shape[0] == tasks else 0, rows,
+        O=O, I=I, PRECISION=(launch.precision or float32_precision()) if x.dtype == torch.float32 else "tf32",
         BO=launch.block_out, BI=launch.block_in, BK=launch.block_rows,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip

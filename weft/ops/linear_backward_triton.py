@@ -1,0 +1,160 @@
+"""Triton kernel of ``linear.py``, backward: everything that the gradient of a dense layer needs in one pass over its rows.
+
+    g       = grad through dropout and activation            [N, O]   never written unless somebody asks for it
+    grad_x  = g W (+ passed)                                 [N, I]
+    grad_W  = g^T x                                          [O, I]   inner dimension N: split over the whole device
+    grad_b  = column sums of g                               [O]
+
+Taken apart, ``g`` would be written once and read twice, and a library would give the tall product ``g^T x`` few tiles.
+Programs walk ranges of rows and keep their part of ``grad_W`` and ``grad_b`` in registers; the parts are added in a
+fixed order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.backend import next_power_of_2
+from weft.ops.lang import tl, triton
+from weft.ops.launch import per_task_stride
+from weft.ops.linear_triton import float32_precision
+from weft.ops.random_triton import keep_scale, mix_key, row_element
+
+
+@triton.jit
+def _linear_backward_kernel(
+    grad, out, x, weight, passed, rate, clock, grad_in, grad_x, partial, N, rows_per_program, site, rows_x, rows_weight,
+    stride_rate, stride_clock,
+    I: tl.constexpr, O: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, WANT_IN: tl.constexpr,
+    WANT_X: tl.constexpr, HAS_PASSED: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    o = tl.arange(0, BO)
+    i = tl.program_id(1) * BI + tl.arange(0, BI)
+    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
+    grad += task * N * O
+    out += task * N * O
+    grad_in += task * N * O
+    x += task * rows_x * I
+    passed += task * N * I
+    grad_x += task * N * I
+    weight += task * rows_weight * I
+    first = part * rows_per_program
+    last = tl.minimum(first + rows_per_program, N)
+    scale = tl.full([], 1.0, tl.float32)
+    fraction = tl.zeros([], tl.float32)
+    key = tl.zeros([], tl.uint64)
+    if DROP:
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+        scale = 1.0 / (1.0 - fraction)
+        key = mix_key(clock + task * stride_clock, site)
+    if WANT_X:
+        w = tl.load(weight + o[:, None] * I + i[None, :], mask=(o < O)[:, None] & (i < I)[None, :], other=0.0)
+    sum_w = tl.zeros([BO, BI], tl.float32)
+    sum_b = tl.zeros([BO], tl.float32)
+    for base in range(first, last, BN):
+        n = base + tl.arange(0, BN)
+        row = n.to(tl.int64)
+        mask_o = (n < last)[:, None] & (o < O)[None, :]
+        mask_i = (n < last)[:, None] & (i < I)[None, :]
+        at_o = row[:, None] * O + o[None, :]
+        at_i = row[:, None] * I + i[None, :]
+        g = tl.load(grad + at_o, mask=mask_o, other=0.0).to(tl.float32)
+        if ACT == "relu":
+            # A kept and active element is a positive output: no need to draw the mask again.
+            g = tl.where(tl.load(out + at_o, mask=mask_o, other=0.0) > 0.0, g * scale, 0.0)
+        else:
+            if DROP:
+                g *= keep_scale(key, fraction, row_element(row[:, None], o[None, :]))
+            if ACT == "elu":
+                activated = tl.load(out + at_o, mask=mask_o, other=0.0).to(tl.float32) / scale
+                g = tl.where(activated > 0.0, g, g * (activated + 1.0))
+        sum_b += tl.sum(g, 0)
+        v = tl.load(x + at_i, mask=mask_i, other=0.0)
+        g = g.to(v.dtype)
+        if WANT_IN:
+            tl.store(grad_in + at_o, g, mask=mask_o)
+        sum_w = tl.dot(tl.trans(g), v, sum_w, input_precision=PRECISION)
+        if WANT_X:
+            back = tl.dot(g, w, input_precision=PRECISION)
+            if HAS_PASSED:
+                back += tl.load(passed + at_i, mask=mask_i, other=0.0).to(tl.float32)
+            tl.store(grad_x + at_i, back.to(grad_x.dtype.element_ty), mask=mask_i)
+    mine = partial + (task * tl.num_programs(0) + part) * (O * (I + 1))
+    tl.store(mine + o[:, None] * I + i[None, :], sum_w, mask=(o < O)[:, None] & (i < I)[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(mine + O * I + o, sum_b, mask=o < O)
+
+
+@triton.jit
+def _add_parts_kernel(partial, total, parts, K, BP: tl.constexpr, BK: tl.constexpr):
+    """``total [T, K]``: the parts ``[T, P, K]`` added in a fixed order."""
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    task = tl.program_id(1).to(tl.int64)
+    sums = tl.zeros([BP, BK], tl.float32)
+    for first in range(0, parts, BP):
+        p = first + tl.arange(0, BP)
+        at = (task * parts + p)[:, None] * K + k[None, :]
+        sums += tl.load(partial + at, mask=(p < parts)[:, None] & (k < K)[None, :], other=0.0)
+    tl.store(total + task * K + k, tl.sum(sums, 0), mask=k < K)
+
+
+@dataclass(frozen=True)
+class LinearBackwardLaunch:
+    """Launch parameters: rows a step, inputs of a tile, programs wanted, warps, stages."""
+
+    block_rows: int = 64
+    block_in: int = 64
+    programs: int = 264  # two to each of an H200's 132 multiprocessors
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+def choose_launch(num_in: int, num_out: int) -> LinearBackwardLaunch:
+    """All inputs in one tile, so that ``g`` is worked out once."""
+    return LinearBackwardLaunch(block_in=min(128, max(16, next_power_of_2(num_in))))
+
+
+def linear_backward_triton(
+    grad: Tensor, out: Tensor | None, x: Tensor, weight: Tensor, passed: Tensor | None, act: str, rate: Tensor | None,
+    clock: Tensor | None, site: int, wants_in: bool, wants_x: bool, launch: LinearBackwardLaunch | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``; what is not wanted comes back empty.
+
+    ``grad, out [..., N, O]``, ``x [..., N, I]`` or shared ``[N, I]``, ``weight [..., O, I]`` or shared.
+    """
+    N, I = x.shape[-2:]
+    O = weight.shape[-2]
+    lead = grad.shape[:-2]
+    tasks = lead.numel()
+    grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
+    launch = launch or choose_launch(I, O)
+    tiles = -(-I // launch.block_in)
+    parts = max(1, min(launch.programs // max(1, tiles * tasks), -(-N // (2 * launch.block_rows))))
+    steps = -(-N // (parts * launch.block_rows))
+    rows = steps * launch.block_rows
+    parts = -(-N // rows)
+    grad_in = x.new_empty(*lead, N, O) if wants_in else x.new_empty(0)
+    grad_x = x.new_empty(*lead, N, I) if wants_x else x.new_empty(0)
+    partial = torch.empty(tasks, parts, O * (I + 1), dtype=torch.float32, device=x.device)
+    _linear_backward_kernel[(parts, tiles, tasks)](
+        grad, grad if out is None else out.contiguous(), x, weight, x if passed is None else passed.contiguous(),
+        x if rate is None else rate.contiguous(), x if clock is None else clock.contiguous(), grad_in, grad_x, partial,
+        N, rows, site, per_task_stride(x, tasks, N * I) // I, per_task_stride(weight, tasks, O * I) // I,
+        per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
+        I=I, O=O, ACT=act, DROP=rate is not None, WANT_IN=wants_in, WANT_X=wants_x, HAS_PASSED=passed is not None,
+        PRECISION=float32_precision() if x.dtype == torch.float32 else "tf32",
+        BN=launch.block_rows, BO=max(16, next_power_of_2(O)), BI=launch.block_in,
+        num_warps=launch.num_warps, num_stages=launch.num_stages,
+    )  # fmt: skip
+    size = O * (I + 1)
+    total = torch.empty(tasks, size, dtype=torch.float32, device=x.device)
+    _add_parts_kernel[(-(-size // 128), tasks)](partial, total, parts, size, BP=32, BK=128, num_warps=4)
+    total = total.to(x.dtype)
+    grad_weight, grad_bias = total[:, : O * I].reshape(*lead, O, I), total[:, O * I :].reshape(*lead, O)
+    return grad_in, grad_x, grad_weight, grad_bias
