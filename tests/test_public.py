@@ -39,4 +39,5 @@ def test_run_stays_the_function_whatever_is_imported():
         importlib.import_module(module.name)
     assert callable(weft.run)
     assert weft.run.__module__ == "weft.engine.train"
+    assert weft.plan.__module__ == "weft.engine.planning"
     assert weft.open is not open

@@ -16,18 +16,21 @@ from weft.core.errors import (
     WeftError,
 )
 from weft.core.event import Event
+from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.spec import read_spec
 from weft.core.task import Task
 from weft.core.version import __version__
+from weft.engine.planning import plan
 from weft.engine.result import Result
 from weft.engine.train import run
 from weft.graph.catalog import load
 from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.graph.readers import read as open
+from weft.plan.report import PlanReport
 
-# ``run`` is the function from here on; the package of that name is still imported as ``weft.run.step`` etc.
+# ``run`` and ``plan`` are the functions from here on; ``from weft.run.step import ...`` still finds the packages.
 
 __all__ = [
     "DivergedError",
@@ -35,8 +38,10 @@ __all__ = [
     "Graph",
     "GraphError",
     "InputError",
+    "Machine",
     "OutOfMemoryError",
     "Plan",
+    "PlanReport",
     "Result",
     "SparseFeatures",
     "SpecError",
@@ -48,6 +53,7 @@ __all__ = [
     "nn",
     "open",
     "ops",
+    "plan",
     "read_spec",
     "run",
 ]

@@ -1,6 +1,6 @@
 """``weft``: the command. Parses, hands over, and turns errors into one line and an exit code.
 
-Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in what was asked, 3 training failed,
+Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in what was asked, 3 training failed, 4 a plan does not fit,
 130 interrupted.
 """
 
@@ -14,6 +14,8 @@ from typing import Annotated
 import typer
 
 from weft.cli.data import app as data
+from weft.cli.plan import plan
+from weft.cli.probe import probe
 from weft.cli.run import run
 from weft.core.errors import WeftError
 from weft.core.version import __version__
@@ -27,6 +29,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(plan)
+app.command()(probe)
 app.add_typer(data, name="data")
 
 

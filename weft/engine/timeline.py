@@ -27,15 +27,19 @@ STYLE = (
 )
 
 
-def write_timeline(report: PlanReport, path: Path) -> None:
-    """Write the charts of ``report`` to ``path``, a page (``.html``) or one picture (``.svg``)."""
-    kind = path.suffix.lower()
-    if kind not in (".html", ".htm", ".svg"):
+def check_plot(path: Path) -> None:
+    """A clear error, before any work, for a name that says neither page nor picture."""
+    if path.suffix.lower() not in (".html", ".htm", ".svg"):
         raise SpecError(f"--plot {path}: the name must end in .html or .svg")
+
+
+def write_timeline(report: PlanReport, path: Path) -> None:
+    """Write the charts of ``report`` to ``path``: a page (``.html``), or the largest group's picture (``.svg``)."""
+    check_plot(path)
     charts = [timeline_svg(f"group {i + 1}: {_name(g)}", g, report.budget) for i, g in enumerate(report.groups)]
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, charts[_largest(report)] if kind == ".svg" else _page(report, charts))
+        write_text(path, charts[_largest(report)] if path.suffix.lower() == ".svg" else _page(report, charts))
     except OSError as error:
         raise SpecError(f"--plot {path}: cannot be written ({error.strerror}); choose another place") from None
 

@@ -18,6 +18,8 @@ KINDS = {
     "gradient": "gradients",
     "temporary": "temporaries",
     "constant": "constants",
+    "workspace": "workspaces",
+    "rounding": "rounding",
 }
 FAMILY_WORDS = {
     "spmm": "aggregation",
@@ -31,8 +33,8 @@ FAMILY_WORDS = {
 def explain(report: PlanReport) -> str:
     """The text that ``weft plan`` prints."""
     lines = [*_headline(report), "", *_tasks(report.tasks)]
-    for index, group in enumerate(report.groups):
-        lines += ["", *_group(index, group, report)]
+    for alike in _runs(report.groups):
+        lines += ["", *_group(alike, report)]
     if report.nearest:
         lines += ["", "nearest plan that fits", *(f"  - {one.words}" for one in report.nearest)]
     if report.notes:
@@ -65,13 +67,24 @@ def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
     return lines
 
 
-def _group(index: int, group: GroupEstimate, report: PlanReport) -> list[str]:
+def _runs(groups: tuple[GroupEstimate, ...]) -> list[list[int]]:
+    """Groups that differ in the names of their members alone, as one entry each."""
+    runs: dict[object, list[int]] = {}
+    for index, group in enumerate(groups):
+        plan, cost = group.plan, group.cost
+        key = (plan.join, len(plan.members), plan.stacks, group.epochs, cost.total_bytes, cost.epoch_seconds)
+        runs.setdefault(key, []).append(index)
+    return list(runs.values())
+
+
+def _group(alike: list[int], report: PlanReport) -> list[str]:
+    group = report.groups[alike[0]]
     plan, cost = group.plan, group.cost
     members = len(plan.members)
     each = f", {show_seconds(cost.epoch_seconds / members)} a task" if members > 1 else ""
     verdict = "" if group.fits else f" - does not fit into {show_bytes(report.budget)}"
     lines = [
-        f"group {index + 1}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
+        f"{_heading(alike)}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
         f"  memory  {show_bytes(cost.total_bytes)} in all{verdict}",
         f"          {_memory(group, report)}",
         f"  epoch   {show_seconds(cost.epoch_seconds)}{each}; {group.epochs} epochs {show_seconds(group.run_seconds)}",
@@ -79,10 +92,19 @@ def _group(index: int, group: GroupEstimate, report: PlanReport) -> list[str]:
         f"          {_shares(cost.phases, {})}",
     ]
     lines += [f"  at the peak: {', '.join(group.at_peak)}"] if group.at_peak else []
+    lines += [f"  to lower it: {one}" for one in group.advice[:2]]
     lines += [f"  - {reason}" for reason in plan.why]
-    lines += [f"  - no cost is known for {', '.join(group.unknown)}: it counts as nothing"] if group.unknown else []
+    if group.unknown:
+        lines.append(f"  - no cost is known for {', '.join(group.unknown)}: charged for its tensors once")
     lines += [f"  - {group.note}"] if group.note else []
     return lines
+
+
+def _heading(alike: list[int]) -> str:
+    if len(alike) == 1:
+        return f"group {alike[0] + 1}"
+    numbers = ", ".join(str(index + 1) for index in alike[:MOST_TASKS])
+    return f"groups {numbers}{', ...' if len(alike) > MOST_TASKS else ''} ({len(alike)} alike, each)"
 
 
 def _memory(group: GroupEstimate, report: PlanReport) -> str:

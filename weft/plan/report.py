@@ -41,7 +41,8 @@ class GroupEstimate:
     """One group: its plan with the reason for every decision, and what it takes while it trains.
 
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator.
-    ``at_peak``: the largest things alive at the peak, in words. ``unknown``: operators whose cost nobody knows.
+    ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
+    ``unknown``: operators whose cost nobody knows.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class GroupEstimate:
     epochs: int
     fits: bool
     at_peak: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     note: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -68,6 +70,7 @@ class GroupEstimate:
             "run_seconds": self.run_seconds,
             "fits": self.fits,
             "at_peak": list(self.at_peak),
+            "advice": list(self.advice),
             "unknown": list(self.unknown),
             "note": self.note,
         }

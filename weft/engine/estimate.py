@@ -1,0 +1,193 @@
+"""Estimator: memory and time of tasks and groups, each structure captured once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from weft.core.amounts import show_bytes
+from weft.core.cost import Cost
+from weft.core.errors import GraphError, SpecError, WeftError
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.program import Program
+from weft.core.stats import GraphStats
+from weft.core.task import Task
+from weft.graph import catalog
+from weft.graph.graph import Graph
+from weft.plan.calibration import Calibration
+from weft.plan.grouping import group, together
+from weft.plan.memory import Memory, memory
+from weft.plan.stacking import one_after_another, stacked
+from weft.plan.structure import graph_key, structure, treatment, width
+from weft.plan.time import Setting, seconds
+from weft.run.captured import capture
+
+NOTABLY = 1.05
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A captured group: one epoch, what is done once before, and the parameters of every member."""
+
+    step: Program
+    preparation: Program
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a group takes: the cost, how its memory comes about, and the step they were read from.
+
+    ``starts_high``: setting up takes more than training does.
+    """
+
+    cost: Cost
+    memory: Memory
+    program: Program
+    parameters: tuple[int, ...]
+    starts_high: bool = False
+
+
+class Estimator:
+    """Estimates for one machine; remembers the graphs it has summarised and the steps it has captured."""
+
+    def __init__(self, machine: Machine, calibration: Calibration | None = None) -> None:
+        self.machine, self.calibration = machine, calibration
+        self._graphs: dict[Hashable, Graph | GraphStats] = {}
+        self._captures: dict[Hashable, Steps] = {}
+        self._estimates: dict[Hashable, Estimate] = {}
+        self._bytes: dict[Hashable, float] = {}
+
+    def stats(self, task: Task) -> GraphStats:
+        """The summary of the graph of ``task``."""
+        found = self._graph(task)
+        return found if isinstance(found, GraphStats) else found.stats()
+
+    def plan(self, task: Task) -> Plan:
+        """How ``task`` would run alone."""
+        return group([task], self.stats(task), self.machine.device)[0]
+
+    def steps(self, task: Task, tasks: int = 1) -> Steps:
+        """The captured step of ``task`` alone, or stacked with its like; tasks that differ in numbers share one."""
+        key = (self._key(task), tasks)
+        if key not in self._captures:
+            alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
+            plan = together(alike, self.stats(task), self.machine.device)
+            self._captures[key] = captured(alike, self._graph(task), plan)
+        return self._captures[key]
+
+    def alone(self, task: Task) -> Estimate:
+        """What ``task`` takes by itself."""
+        key = self._key(task)
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(self.steps(task), [task], self.plan(task))
+        return self._estimates[key]
+
+    def together(self, tasks: Sequence[Task], plan: Plan) -> Estimate:
+        """What ``tasks`` take as the group that ``plan`` describes: captured as it will be run."""
+        if len(tasks) == 1:
+            return self.alone(tasks[0])
+        key = (tuple(self._key(task) for task in tasks), plan.stacks)
+        if key not in self._estimates:
+            steps = captured(tasks, self._graph(tasks[0]), plan)
+            self._estimates[key] = self._estimate(steps, tasks, plan)
+        return self._estimates[key]
+
+    def _key(self, task: Task) -> Hashable:
+        """Equal for tasks whose steps differ in numbers alone."""
+        numbers = (width(task), task.epochs, *_switches(task))
+        return (treatment(task, self.stats(task)), tuple(structure(task).items()), *numbers)
+
+    def group_bytes(self, tasks: Sequence[Task]) -> float:
+        """Bytes of ``tasks`` as one group, one stack for every structure, worked out from the steps of two.
+
+        Grouping asks this of many sets of tasks, so nothing is captured for it.
+        """
+        stacks: dict[Hashable, list[Task]] = {}
+        for task in tasks:
+            stacks.setdefault(tuple(structure(task).items()), []).append(task)
+        key = frozenset((self._key(max(part, key=width)), len(part)) for part in stacks.values())
+        if key not in self._bytes:
+            # A stack is as wide as its widest member: the others are padded.
+            parts = [self._stack(max(part, key=width), len(part)) for part in stacks.values()]
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine).safe)
+        return self._bytes[key]
+
+    def _stack(self, task: Task, tasks: int) -> Program:
+        return stacked(self.steps(task, min(tasks, 2)).step, tasks)
+
+    def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
+        first = tasks[0]
+        setting = Setting(first.precision, plan.replay, plan.threads, first.eval_every)
+        held = memory(steps.step, self.machine, replay=plan.replay)
+        before = memory(steps.preparation, self.machine, replay=False)
+        cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
+        cost = replace(
+            cost,
+            peak_bytes=held.peak,
+            reserved_bytes=max(held.reserved, before.reserved),
+            total_bytes=max(held.safe, before.safe),
+            bytes=dict(held.kinds),
+        )
+        return Estimate(cost, held, steps.step, steps.parameters, before.safe > NOTABLY * held.safe)
+
+    def _graph(self, task: Task) -> Graph | GraphStats:
+        key = graph_key(task)
+        if key not in self._graphs:
+            self._graphs[key] = _summary(task)
+        found = self._graphs[key]
+        check_plannable(task, found if isinstance(found, GraphStats) else found.stats())
+        return found
+
+
+def _switches(task: Task) -> tuple[bool, ...]:
+    """Numbers that leave operators out when they are zero."""
+    attention = task.dropout if task.attention_dropout is None else task.attention_dropout
+    return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
+
+
+def _summary(task: Task) -> Graph | GraphStats:
+    if isinstance(task.graph, Graph):
+        return task.graph
+    if not isinstance(task.graph, str):
+        raise SpecError(f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph")
+    return catalog.stats(task.graph) if task.graph.startswith("shape:") else catalog.load(task.graph)
+
+
+def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
+    """The step of ``tasks``; a model that cannot be followed is the user's to hear of, in a sentence."""
+    try:
+        found = capture(tasks, graph, plan.device, plan=plan)
+    except WeftError:
+        raise
+    except Exception as error:
+        first = tasks[0]
+        raise SpecError(
+            f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
+        ) from error
+    return Steps(found.program, found.preparation, tuple(found.parameters))
+
+
+def check_plannable(task: Task, stats: GraphStats) -> None:
+    """A clear error unless the graph has the features, labels and training nodes that ``task`` needs."""
+    name = f"graph {stats.name!r}"
+    if not stats.num_features:
+        raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
+    if not stats.num_classes:
+        raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
+    if not stats.num_train:
+        raise GraphError(f"{name} has no training nodes; give train=, or make a split: graph.random_split(...)")
+    if task.patience is not None and not stats.num_val:
+        raise SpecError(f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none")
+
+
+def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
+    """A clear error for a budget that not even the weights fit into."""
+    kinds = estimate.program.bytes_by_kind(estimate.program.resident)
+    weights = kinds.get("weight", 0) + kinds.get("state", 0)
+    if weights > budget:
+        raise SpecError(
+            f"budget={show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
+            f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
+        )

@@ -1,0 +1,153 @@
+"""``weft.plan``: what a task or a sweep will take, before anything is allocated. Starts no GPU and needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from weft.core.amounts import parse_bytes
+from weft.core.errors import SpecError
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.stats import GraphStats
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.engine.estimate import Estimate, Estimator, check_budget
+from weft.engine.machines import Given, find_machine, load_calibration
+from weft.plan.advice import nearest, roomy_machines
+from weft.plan.calibration import Calibration
+from weft.plan.grouping import group
+from weft.plan.profiles import PROFILES
+from weft.plan.report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
+from weft.plan.structure import graph_key
+
+AT_PEAK = 4  # of the largest things alive
+STARTS_HIGH = "setting up takes more memory than training: the forms of the graph are made then"
+
+
+def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str | float | None = None) -> PlanReport:
+    """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
+
+    ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
+    :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
+    the machine has. ``str()`` of the answer is what ``weft plan`` prints.
+
+    Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
+    touched. Raises :class:`InputError` for what cannot be planned.
+    """
+    tasks, name = _listed(work)
+    there = find_machine(machine)
+    room = there.memory_bytes if budget is None else parse_bytes(budget)
+    calibration = load_calibration(there)
+    estimator = Estimator(there, calibration)
+    alone = [estimator.alone(task) for task in tasks]
+    for task, estimate in zip(tasks, alone, strict=True):
+        check_budget(estimate, task, room)
+    plans = _grouped(tasks, estimator, room)
+    groups = [_group(plan, tasks, estimator, room) for plan in plans]
+    return PlanReport(
+        name=name,
+        machine=there,
+        budget=room,
+        tasks=tuple(_task(task, estimate, plans) for task, estimate in zip(tasks, alone, strict=True)),
+        groups=tuple(groups),
+        nearest=tuple(_nearest(tasks, groups, estimator, room)),
+        notes=tuple(_notes(there, calibration, groups)),
+        graphs=tuple(dict.fromkeys(_graph_words(estimator.stats(task), task) for task in tasks)),
+    )
+
+
+def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
+    if isinstance(work, Task):
+        return [work], work.label
+    if isinstance(work, Sweep):
+        return work.tasks(), work.label
+    tasks = list(work) if isinstance(work, Iterable) and not isinstance(work, str) else [work]
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise SpecError(f"weft.plan takes a weft.Task, a weft.Sweep or a list of tasks, not {work!r}")
+    return tasks, f"{len(tasks)} tasks"
+
+
+def _grouped(tasks: Sequence[Task], estimator: Estimator, room: int) -> list[Plan]:
+    return group(
+        tasks,
+        estimator.stats,
+        estimator.machine.device,
+        machine=estimator.machine,
+        memory_of=estimator.group_bytes,
+        budget=room,
+    )
+
+
+def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -> GroupEstimate:
+    members = members_of(plan, tasks)
+    estimate = estimator.together(members, plan)
+    note = "; ".join(part for part in (estimate.program.note, STARTS_HIGH if estimate.starts_high else "") if part)
+    return GroupEstimate(
+        plan=replace(plan, cost=estimate.cost.to_dict()),
+        cost=estimate.cost,
+        epochs=max(task.epochs for task in members),
+        fits=estimate.cost.total_bytes <= room,
+        at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
+        unknown=estimate.program.unknown,
+        note=note,
+        advice=estimate.memory.advice,
+        timeline=estimate.memory.timeline,
+        phases=estimate.memory.phases,
+    )
+
+
+def members_of(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that ``plan`` names, in its order."""
+    by_name = {task.label: task for task in tasks}
+    return [by_name[name] for name in plan.members]
+
+
+def _task(task: Task, estimate: Estimate, plans: Sequence[Plan]) -> TaskEstimate:
+    return TaskEstimate(
+        name=task.label,
+        model=task.model_name,
+        graph=task.graph_name,
+        epochs=task.epochs,
+        parameters=estimate.parameters[0],
+        cost=estimate.cost,
+        group=next(i for i, plan in enumerate(plans) if task.label in plan.members),
+    )
+
+
+def _nearest(
+    tasks: Sequence[Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
+) -> list[Suggestion]:
+    """A suggestion for every structure that does not fit even alone."""
+    found: dict[str, Suggestion] = {}
+    for one in groups:
+        if one.fits:
+            continue
+        for task in members_of(one.plan, tasks):
+            suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
+            if suggestion is not None:
+                found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
+            break
+    return list(found.values())
+
+
+def _notes(machine: Machine, calibration: Calibration | None, groups: Sequence[GroupEstimate]) -> list[str]:
+    notes = []
+    if not machine.measured:
+        notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
+    if calibration is None:
+        notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
+    else:
+        notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
+    for one in groups:
+        if not one.fits:
+            names = roomy_machines(one.cost.total_bytes, PROFILES.values(), machine)
+            notes += [f"as it is, it would fit on {', '.join(names)}"] if names else []
+            break
+    return notes
+
+
+def _graph_words(stats: GraphStats, task: Task) -> str:
+    kind = "sparse features" if stats.sparse_features else "features"
+    name = graph_key(task) if isinstance(task.graph, str) else stats.name
+    return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"
