@@ -96,8 +96,8 @@ FAMILIES: dict[Callable[[Call], Work], str] = {
     ),
     _move: (
         "clone copy_ copy _to_copy cat stack constant_pad_nd roll flip repeat contiguous index_fill index_fill_ "
-        "slice_backward select_backward slice_scatter select_scatter as_strided_scatter diagonal_backward repeat_interleave "
-        "split_with_sizes_copy unfold_backward narrow_copy _foreach_copy_ expand_copy view_copy"
+        "slice_backward select_backward slice_scatter select_scatter as_strided_scatter diagonal_backward "
+        "repeat_interleave split_with_sizes_copy unfold_backward narrow_copy _foreach_copy_ expand_copy view_copy"
     ),
     _reduce: (
         "sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm var var_mean std std_mean "

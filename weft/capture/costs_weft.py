@@ -6,10 +6,12 @@ Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
 from weft.capture.observer import Call, Seen
+from weft.ops.multi import Flat, results, unflatten
 
 INDEX = 4  # bytes of an edge's column
 HASH = 20  # operations to draw one random number
@@ -157,12 +159,33 @@ def _adam(call: Call) -> Work:
     return Work(flops=12 * call.args[0].numel, stream=bytes_in(call) + 3 * call.args[0].bytes)
 
 
+def _spmm_push(call: Call) -> Work:
+    """Rows sent along the edges: read in order, added to where they go."""
+    x, edges = call.args[0], _edges(call)
+    row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
+    return Work(
+        flops=2 * edges * x.shape[-1] * tasks,
+        stream=edges * INDEX * tasks + x.bytes + bytes_out(call),
+        gather=2 * edges * row * tasks,
+    )
+
+
+def _together(call: Call) -> Work:
+    """Several operators in one launch: the sum of what each costs."""
+    parts, outs = unflatten(Flat(*call.args)), iter(call.outs)
+    total = Work()
+    for part in parts:
+        name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
+        work = WEFT[name](replace(call, name=name, args=part.arguments, outs=mine))
+        total = Work(total.flops + work.flops, total.stream + work.stream, total.gather + work.gather)
+    return total
+
+
 WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.spmm": _spmm,
     "weft.spmm_max": _spmm,
     "weft.spmm_max_backward": _spmm_max_backward,
     "weft.sddmm": _sddmm,
-    "weft.edge_dot": _sddmm,
     "weft.edge_softmax": _edge_softmax,
     "weft.edge_softmax_backward": _edge_softmax,
     "weft.graph_attention": _attention,
@@ -182,4 +205,6 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.cross_entropy_rows": _cross_entropy,
     "weft.cross_entropy_rows_backward": _cross_entropy,
     "weft.adam_": _adam,
+    "weft.spmm_push": _spmm_push,
+    "weft.together": _together,
 }

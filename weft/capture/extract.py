@@ -39,7 +39,7 @@ def program_of(
     step |= {number: kinds[number] for number in born if number in kinds}
     values = tuple(_value(observer, number, step[number]) for number in ids)
     operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
-    unknown = sorted({call.name for call in calls if not known(call.name)})
+    unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
     return Program(values, operators, tuple(ids[n] for n in resident), tuple(unknown), tasks, note)
 
 

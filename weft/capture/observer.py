@@ -54,8 +54,12 @@ class Call:
 
 @dataclass
 class Inside:
-    """What an operator's own code does on the device: launches, bytes it holds meanwhile, calls of a library."""
+    """What an operator's own code does on the device: launches, blocks it holds meanwhile, calls of a library.
 
+    ``seen``: whether its code could be asked.
+    """
+
+    seen: bool = True
     launches: int | None = None
     pieces: tuple[int, ...] = ()
     library: bool = False
@@ -229,7 +233,10 @@ class Observer(TorchDispatchMode):
             return Inside()
         key = (func, _signature(args), _signature(tuple(kwargs.items())))
         if key not in self._insides:
-            self._insides[key] = look_inside(func, args, kwargs, self.kind)
+            try:
+                self._insides[key] = look_inside(func, args, kwargs, self.kind)
+            except (RuntimeError, NotImplementedError):  # a launcher that asks its data cannot be followed
+                self._insides[key] = Inside(seen=False)
         return self._insides[key]
 
 

@@ -1,0 +1,213 @@
+"""capture: what is followed without data is what a real run does, call by call and storage by storage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from tests.capture.graphs import PRODUCTS, random_graph
+from weft.capture.observer import Observer
+from weft.core.errors import GraphError, SpecError
+from weft.core.plan import Plan
+from weft.core.program import Program
+from weft.core.stats import GraphStats
+from weft.core.task import MODELS, Task
+from weft.run.captured import capture, default_plan
+from weft.run.group import GroupRun
+
+VARIANTS = [{}, {"norm": "batch", "residual": True}, {"norm": "layer", "input_dropout": 0.3}, {"optimizer": "sgd"}]
+
+
+def observed(tasks: list[Task], graph: weft.Graph, plan: Plan) -> Observer:
+    """A real epoch on the CPU, after one that builds what is built once; its calls start at ``first``."""
+    observer = Observer("cpu")
+    run = GroupRun(tasks, graph, plan, torch.device("cpu"))
+    run.step()
+    with observer:
+        run.step()
+    return observer
+
+
+def made(program: Program) -> list[tuple[str, tuple[int, ...]]]:
+    """Every operator up to the evaluation with the bytes it allocates."""
+    resident, seen, found = set(program.resident), set(), []
+    for op in program.operators:
+        new = [v for v in op.writes if v not in resident and v not in seen]
+        seen |= set(new)
+        if op.phase != "evaluation":
+            found.append((op.name, tuple(program.values[v].bytes for v in new)))
+    return found
+
+
+def lives(program: Program) -> list[int]:
+    """Bytes alive at every operator up to the evaluation, that the step itself allocated."""
+    lifetimes = program.lifetimes()
+    end = next(i for i, op in enumerate(program.operators) if op.phase == "evaluation")
+    values = program.values
+    return [sum(values[v].bytes for v, (a, b) in lifetimes.items() if a <= now <= b) for now in range(end)]
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_cpu_step_without_data_is_the_step_with_data(model, options, tasks):
+    graph = random_graph()
+    group = [Task(graph=graph, model=model, hidden=16, epochs=3, **options)] * tasks
+    plan = default_plan(group, "cpu")
+    program = capture(group, graph.stats(), plan=plan).program
+    real = observed(group, graph, plan)
+    calls = made(program)
+    truth = [(call.name, tuple(real.storages[n].bytes for n in call.made)) for call in real.calls]
+    assert calls == truth[: len(calls)]
+    now, alive = 0, []
+    for call in real.calls[: len(calls)]:
+        now += sum(real.storages[n].bytes for n in call.made)
+        alive.append(now)
+        now -= sum(real.storages[n].bytes for n in call.frees if real.storages[n].born >= 0 and n in made_in(real))
+    assert lives(program) == alive
+
+
+def made_in(observer: Observer) -> set[int]:
+    return {number for call in observer.calls for number in call.made}
+
+
+@pytest.mark.parametrize("tasks", [1, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_graph_too_large_for_this_machine_is_captured_from_its_summary(model, tasks):
+    program = capture(Task(graph="products", model=model, layers=3, hidden=64), PRODUCTS, tasks=tasks).program
+    assert program.unknown == ()
+    assert program.tasks == tasks
+    kinds = program.bytes_by_kind(program.resident)
+    assert kinds["graph"] > 4 * PRODUCTS.num_edges
+    assert kinds["input"] >= 4 * PRODUCTS.num_nodes * PRODUCTS.num_features
+    hidden = 4 * tasks * PRODUCTS.num_nodes * 64
+    assert program.bytes_by_kind()["activation"] >= 2 * hidden
+    assert {op.phase for op in program.operators} == {"forward", "backward", "update", "evaluation"}
+    assert all(op.launches >= 1 for op in program.operators if op.flops)
+
+
+def test_no_gpu_is_asked_for():
+    code = (
+        "import torch; from tests.capture.graphs import PRODUCTS; from weft.core.task import Task;"
+        "from weft.run.captured import capture;"
+        "capture(Task(graph='products', model='gat'), PRODUCTS); assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_group_grows_by_its_activations_and_not_by_its_graph():
+    task = Task(graph="products", model="gcn", layers=3)
+    one, four = (capture(task, PRODUCTS, tasks=count).program for count in (1, 4))
+    kinds_of_one, kinds_of_four = one.bytes_by_kind(), four.bytes_by_kind()
+    assert kinds_of_four["activation"] == pytest.approx(4 * kinds_of_one["activation"], rel=1e-3)
+    assert kinds_of_four["graph"] == kinds_of_one["graph"]
+    assert kinds_of_four["input"] == kinds_of_one["input"]
+    assert four.flops == pytest.approx(4 * one.flops, rel=0.05)
+
+
+def test_two_stacks_are_followed_in_one_step():
+    group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin")]
+    plan = Plan(("a", "b"), join="woven", device="cuda", replay=True, stacks=((0,), (1,)))
+    program = capture(group, PRODUCTS, plan=plan).program
+    alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda", replay=True)).program for task in group]
+    assert program.flops == pytest.approx(sum(one.flops for one in alone), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [{"sparse": True}, {"multilabel": True}, {"weighted": True}, {"directed": True}])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_every_kind_of_graph(model, device, kind):
+    graph = random_graph(**kind)
+    program = capture(Task(graph=graph, model=model), graph, device).program
+    assert program.unknown == ()
+    again = capture(Task(graph=graph, model=model), graph.stats(), device).program
+    assert again.resident_bytes == pytest.approx(program.resident_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16"}, {"aggregator": "max"}, {"feature_norm": "row"}, {"metric": "f1_macro"}], ids=str
+)
+def test_every_setting(options):
+    program = capture(Task(graph="products", model="sage", **options), PRODUCTS).program
+    assert program.unknown == ()
+
+
+def test_the_graph_module_has_the_operators_of_the_step():
+    graph = random_graph()
+    captured = capture(Task(graph=graph, model="gcn"), graph)
+    targets = [str(node.target) for node in captured.graph_module.graph.nodes if node.op == "call_function"]
+    assert targets.count("weft.spmm.default") == 2  # the second layer, both ways; the first is aggregated once
+    assert "weft.adam_.default" in targets
+    assert captured.parameters == [captured.run.num_parameters(0)]
+
+
+def test_preparation_is_a_program_of_its_own():
+    preparation = capture(Task(graph="products", model="gat"), PRODUCTS).preparation
+    assert {op.phase for op in preparation.operators} == {"preparation"}
+    assert "aten.sort" in {op.name for op in preparation.operators}  # the transpose's order of the edges
+
+
+def test_a_graph_without_features_is_refused():
+    with pytest.raises(GraphError, match="'bare' has 0 features"):
+        capture(Task(graph="bare"), GraphStats("bare", 10, 20))
+
+
+class Plain(nn.Module):
+    """A user's module over weft layers, with a norm and a jump from the first layer to the last."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.one, self.two = weft.nn.GCNConv(inputs, 32), weft.nn.SAGEConv(32, 32)
+        self.norm, self.last = nn.LayerNorm(32), nn.Linear(64, outputs)
+
+    def forward(self, x, adj):
+        first = torch.relu(self.one(x, adj))
+        second = torch.nn.functional.elu(self.norm(self.two(first, adj)))
+        return self.last(torch.cat([first, second], -1))
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_module_of_ones_own(tasks):
+    program = capture(Task(graph="products", model=Plain), PRODUCTS, tasks=tasks).program
+    assert program.unknown == ()
+    assert program.note == ""
+
+
+class Asks(nn.Module):
+    """Called PyG's way; how many edges it keeps, only the data knows."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(inputs, outputs)
+
+    def forward(self, x, edge_index):
+        kept = edge_index[:, edge_index[0] != edge_index[1]]
+        messages = self.lin(x).index_select(0, kept[0])
+        return torch.zeros(x.shape[0], messages.shape[1]).index_add(0, kept[1], messages)
+
+
+def test_a_module_that_asks_its_data_takes_a_small_real_step():
+    program = capture(Task(graph="products", model=Asks), PRODUCTS).program
+    assert "scaled from one real step" in program.note
+    messages = 4 * PRODUCTS.num_edges * PRODUCTS.num_classes
+    assert messages in {value.bytes for value in program.values}
+    assert 4 * PRODUCTS.num_nodes * PRODUCTS.num_classes in {value.bytes for value in program.values}
+
+
+class Broken(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(inputs + 1, outputs)
+
+    def forward(self, x, adj):
+        return self.lin(x)
+
+
+def test_a_module_that_does_not_run_is_told_so_in_a_sentence():
+    with pytest.raises(SpecError, match=r"task 'Broken': model Broken failed on graph 'products'"):
+        capture(Task(graph="products", model=Broken), PRODUCTS)
