@@ -210,6 +210,13 @@ class GroupRun:
 
     # ---- leaving -------------------------------------------------------------------------------------
 
+    def end(self, members: Iterable[int]) -> None:
+        """Members (places among the tasks) whose training ends here: what follows does not count for them."""
+        for index in members:
+            member = self.members[index]
+            if member.row is not None:
+                member.stack.state.end[member.row].clamp_(max=self.epoch)
+
     def leave(self, members: Iterable[int]) -> None:
         """Members (places among the tasks) that train no longer: their state goes to the host, the others move up.
 
