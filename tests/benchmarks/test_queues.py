@@ -1,0 +1,87 @@
+"""The trainings that estimates are measured on: reproducible, complete, and models that train."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from benchmarks.modules import CONVS, JUMPS, NORMS, OPAQUE, Recipe, opaque_module, random_module
+from benchmarks.queues import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
+from benchmarks.scatter import Axis, Point, write_scatter
+from weft.graph.generate import citation
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(60, 240, 6, 3, seed=1)
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_queue_has_twenty_different_trainings_on_every_shape(name):
+    found = queue(name)
+    assert found == queue(name)
+    assert len({(entry.shape, entry.layers) for entry in found}) == 20
+    assert {entry.shape for entry in found} == set(SHAPES)
+    assert all(entry.layers in LAYERS for entry in found)
+    models = {entry.model for entry in found}
+    assert models == (set(QUEUES) - {"mix"} if name == "mix" else {name})
+
+
+def test_all_sets_together():
+    found = entries(["queues", "modules", "opaque"])
+    assert len(found) == 5 * 20 + MODULES + len(OPAQUE)
+    assert len(entries(["modules"])) == MODULES
+
+
+def test_twenty_modules_have_every_part():
+    recipes = [Recipe.of(seed) for seed in range(MODULES)]
+    assert recipes == [Recipe.of(seed) for seed in range(MODULES)]
+    assert len(set(recipes)) == MODULES
+    assert {conv for recipe in recipes for conv in recipe.convs} == set(CONVS)
+    assert {recipe.norm for recipe in recipes} == set(NORMS)
+    assert {recipe.jump for recipe in recipes} == set(JUMPS)
+    assert {recipe.skip for recipe in recipes} == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(MODULES))
+def test_random_modules_give_logits_and_gradients(seed, graph):
+    model = random_module(seed)(6, 3)
+    logits = model(graph.x, graph.adj)
+    assert logits.shape == (60, 3)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", list(OPAQUE))
+def test_opaque_modules_are_called_the_pyg_way(name, graph):
+    pytest.importorskip("torch_geometric")
+    model = opaque_module(name, layers=2, hidden=8)(6, 3)
+    assert model(graph.x, graph.edge_index()).shape == (60, 3)
+
+
+def test_members_of_a_stack_share_their_model(graph):
+    tasks = entries(["modules"])[0].tasks(graph, 3, 8)
+    assert len({task.name for task in tasks}) == len({task.lr for task in tasks}) == 3
+    assert len({id(task.model) for task in tasks}) == 1
+
+
+def test_the_plot_has_every_point(tmp_path):
+    points = [Point(1.0, 1.1, "a", "one <&>"), Point(200.0, 150.0, "b", "two"), Point(0.0, 1.0, "a", "nothing")]
+    write_scatter(tmp_path / "plot.svg", [("peak", "GB", points), ("none", "ms", [])])
+    root = ElementTree.parse(tmp_path / "plot.svg").getroot()
+    name = "{http://www.w3.org/2000/svg}"
+    circles = root.findall(f"{name}circle")
+    assert len(circles) == 2
+    assert "one <&>: measured 1, estimated 1.1 GB" in circles[0].find(f"{name}title").text
+    assert float(circles[0].get("cx")) < float(circles[1].get("cx"))
+    assert float(circles[0].get("cy")) > float(circles[1].get("cy"))
+
+
+def test_axes_are_powers_of_ten():
+    axis = Axis([0.5, 30.0])
+    assert axis.ticks() == pytest.approx([0.1, 1.0, 10.0, 100.0])
+    assert axis.at(1.0) == pytest.approx(1 / 3)
