@@ -1,0 +1,174 @@
+"""Memory and time as Weft estimates them before a run, against what the run takes.
+
+    python -m benchmarks.estimates --out estimates.json        writes estimates.csv and estimates.svg beside it
+
+The trainings are those of ``benchmarks.queues``: CoGNN's five queues, 20 random modules over ``weft.nn``, and PyG's
+modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing; the run is
+what ``weft.run`` would do: every tensor of the graph on the device, the step recorded, then a few epochs with their
+evaluation. Memory is torch's own account, ``max_memory_allocated`` and ``max_memory_reserved``, from an empty cache.
+
+Time is compared before calibration and after it: the factors are fitted to one half of the trainings and used on the
+other, both ways, so that no training corrects its own estimate.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from argparse import Namespace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.estimates_report import print_summary, summary, write_csv, write_plot
+from benchmarks.graphs import fresh, make_graph
+from benchmarks.queues import SETS, Entry, entries
+from benchmarks.recorder import Recorder, common_arguments, listed
+from benchmarks.timing import synchronize
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.engine.estimate import Estimator
+from weft.engine.probe import probe
+from weft.graph.graph import Graph
+from weft.plan.grouping import together
+from weft.plan.profiles import profile
+from weft.run.group import GroupRun
+
+ROUNDS = 5
+SLOW = 0.05  # seconds of an epoch from which on fewer are timed
+
+
+def estimate(tasks: list[Task], plan: Plan, machine: Machine) -> dict[str, Any]:
+    """What the planner says, and how long it took to say it."""
+    start = time.perf_counter()
+    found = Estimator(machine).together(tasks, plan)
+    seconds = time.perf_counter() - start
+    return {
+        "estimated_allocated": found.memory.peak,
+        "estimated_reserved": found.cost.reserved_bytes,
+        "estimated_seconds": found.cost.epoch_seconds,
+        "families": dict(found.cost.families),
+        "kinds": dict(found.memory.kinds),
+        "unknown": list(found.program.unknown),
+        "note": found.program.note,
+        "estimate_seconds": round(seconds, 4),
+    }
+
+
+def measure(tasks: list[Task], graph: Graph, plan: Plan) -> dict[str, Any]:
+    """What a run of the same group takes: bytes at the peak, and seconds of an epoch with its evaluation."""
+    device = graph.device
+    before = empty(device)
+    run = GroupRun(tasks, graph, plan, device)
+    run.advance(3)
+    synchronize(device)
+    memory = {"allocated": None, "reserved": None}
+    if device.type == "cuda":
+        memory = {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {**memory, "before": before, "seconds": epoch_seconds(run, device), "notes": run.notes}
+
+
+def empty(device: torch.device) -> int:
+    """Give back everything that earlier cells left, cuBLAS's workspaces included; bytes that are still taken."""
+    gc.collect()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def epoch_seconds(run: GroupRun, device: torch.device) -> float:
+    """Median seconds of an epoch."""
+    once = _timed(run, device, 1)
+    epochs = 1 if once > SLOW or device.type != "cuda" else 10
+    return median(_timed(run, device, epochs) for _ in range(ROUNDS if once <= SLOW else 3))
+
+
+def _timed(run: GroupRun, device: torch.device, epochs: int) -> float:
+    start = time.perf_counter()
+    run.advance(epochs)
+    synchronize(device)
+    return (time.perf_counter() - start) / epochs
+
+
+def cell(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
+    """One training, estimated and, where the estimate says that it fits, run."""
+    members = entry.tasks(graph, tasks, hidden)
+    plan = together(members, graph.stats(), graph.device.type)
+    found = estimate(members, plan, machine)
+    about = {"set": entry.kind, "queue": entry.queue, "layers": entry.layers, **found}
+    if graph.device.type == "cuda" and found["estimated_reserved"] > machine.available_bytes:
+        return {**about, "fits": False}
+    return {**about, "fits": True, **measure(members, graph, plan)}
+
+
+def chosen(args: Namespace) -> list[tuple[Entry, int]]:
+    """Trainings and their T: all alone, every ``--stacked-every``-th of the queues and modules stacked as well."""
+    found: list[tuple[Entry, int]] = []
+    every = entries(listed(args.sets))[:: args.every]
+    for tasks in (int(text) for text in listed(args.tasks)):
+        for place, entry in enumerate(every):
+            if tasks == 1 or (entry.kind != "opaque" and place % args.stacked_every == 0):
+                found.append((entry, tasks))
+    return found
+
+
+def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
+    """Shape by shape, so that a graph is made once for all that train on it."""
+    wanted = [(entry, tasks) for entry, tasks in chosen(args) if not args.shapes or entry.shape in listed(args.shapes)]
+    for shape in dict.fromkeys(entry.shape for entry, _ in wanted):
+        graph = recorder.prepare(f"graph {shape}", lambda s=shape: make_graph(s, recorder.device, args.scale))
+        if graph is None:
+            continue
+        for entry, tasks in (pair for pair in wanted if pair[0].shape == shape):
+            key = {"name": entry.name, "shape": shape, "tasks": tasks}
+            recorder.cell(key, lambda e=entry, t=tasks, g=graph: cell(e, t, fresh(g), machine, args.hidden))
+        del graph
+
+
+def machine_for(name: str, device: torch.device) -> Machine:
+    """The machine to estimate for: measured now (``"probe"``) or a named profile."""
+    return probe(device) if name == "probe" else profile(name)
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--shapes", default="", help="only these")
+    parser.add_argument("--tasks", default="1,4,16")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th training only")
+    parser.add_argument("--stacked-every", type=int, default=4, help="stack every n-th training")
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--machine", default="probe", help="probe, or the name of a profile")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Estimate and run everything, then say how far apart they are."""
+    args = arguments()
+    recorder = Recorder("estimates", args)
+    machine = recorder.prepare("machine", lambda: machine_for(args.machine, recorder.device))
+    if machine is None:
+        return
+    recorder.about["machine"] = machine.to_dict()
+    run_all(recorder, machine, args)
+    recorder.save(summary=summary(recorder.cells))
+    if args.out is not None:
+        write_csv(Path(args.out).with_suffix(".csv"), recorder.cells)
+        write_plot(Path(args.out).with_suffix(".svg"), recorder.cells)
+    print_summary(recorder.about["summary"])
+
+
+if __name__ == "__main__":
+    main()

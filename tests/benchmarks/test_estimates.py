@@ -1,0 +1,104 @@
+"""Estimates against runs: every kind of training is estimated and run, and the figures of the report are right."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+
+import pytest
+
+from benchmarks import estimates, estimates_report
+from benchmarks.queues import entries
+from weft.graph.generate import citation
+from weft.plan.profiles import profile
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(60, 240, 6, 3, seed=1)
+
+
+@pytest.mark.parametrize("place", [0, 25, 45, 65])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_queues_are_estimated_and_run(place, tasks, graph):
+    found = estimates.cell(entries(["queues"])[place], tasks, graph, profile("cpu"), 8)
+    assert found["estimated_allocated"] > 60 * 6 * 4
+    assert found["seconds"] > 0
+    assert found["estimated_seconds"] == pytest.approx(sum(found["families"].values()))
+    assert found["unknown"] == []
+
+
+@pytest.mark.parametrize("kind", ["modules", "opaque"])
+def test_modules_are_estimated_and_run(kind, graph):
+    if kind == "opaque":
+        pytest.importorskip("torch_geometric")
+    found = estimates.cell(entries([kind])[0], 1, graph, profile("cpu"), 8)
+    assert found["estimated_allocated"] > 0
+    assert found["seconds"] > 0
+
+
+def made(**more):
+    cell = {
+        "set": "queues", "queue": "gcn", "name": "gcn-4", "shape": "cora", "layers": 4, "tasks": 1, "status": "ok",
+        "fits": True, "allocated": 100, "estimated_allocated": 99, "reserved": 200, "estimated_reserved": 190,
+        "seconds": 2.0, "estimated_seconds": 1.0, "families": {"spmm": 0.5, "matmul": 0.5}, "unknown": [], "note": "",
+        "estimate_seconds": 0.1,
+    }  # fmt: skip
+    return {**cell, **more}
+
+
+def test_errors_and_what_is_below_the_truth():
+    cells = [made(), made(estimated_allocated=104), made(fits=False, allocated=None), made(status="failed")]
+    found = estimates_report.summary(cells)
+    group = found["groups"]["queues T=1"]
+    assert group["cells"] == 2
+    assert group["allocated"]["worst"] == pytest.approx(0.04)
+    assert group["allocated"]["lowest"] == pytest.approx(-0.01)
+    assert group["allocated"]["below_with_margin"] == 0
+    assert group["reserved"]["below_with_margin"] == 2
+    assert found["does_not_fit"] == 1
+
+
+def test_opaque_modules_do_not_count_among_the_others():
+    found = estimates_report.summary([made(), made(set="opaque", estimated_allocated=500)])
+    assert found["groups"]["all but opaque"]["cells"] == 1
+
+
+def test_calibration_never_sees_what_it_corrects():
+    # Every second training takes thrice what is predicted; each half is corrected by the other's factor.
+    cells = [made(seconds=3.0 if place % 2 else 1.0) for place in range(20)]
+    corrected = estimates_report.calibrated(cells)
+    assert corrected[0] == pytest.approx(3.0, rel=0.05)
+    assert corrected[1] == pytest.approx(1.0, rel=0.05)
+
+
+def test_spearman():
+    assert estimates_report.spearman([1.0, 2.0, 3.0], [10.0, 20.0, 40.0]) == pytest.approx(1.0)
+    assert estimates_report.spearman([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert estimates_report.ranks([5.0, 1.0, 5.0]) == [1.5, 0.0, 1.5]
+    assert estimates_report.spearman([1.0], [1.0]) is None
+    assert estimates_report.spearman([1.0, 1.0], [1.0, 2.0]) is None
+
+
+def test_stacks_are_taken_of_some_and_never_of_opaque_ones():
+    args = estimates.Namespace(sets="queues,opaque", tasks="1,4", every=1, stacked_every=10)
+    found = estimates.chosen(args)
+    assert sum(tasks == 1 for _, tasks in found) == 106
+    assert sum(tasks == 4 for _, tasks in found) == 10
+
+
+def test_it_writes_points_and_plot(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "estimates.json"
+    command = ["estimates", "--device", "cpu", "--machine", "cpu", "--scale", "0.05", "--sets", "queues", "--shapes",
+               "cora", "--every", "11", "--hidden", "4", "--tasks", "1", "--out", str(out)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    estimates.main()
+    assert "Spearman" in capsys.readouterr().out
+    with out.with_suffix(".csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(cell["status"] == "ok" for cell in json.loads(out.read_text())["cells"]) > 0
+    assert float(rows[0]["estimated_allocated"]) > 0
+    assert out.with_suffix(".svg").read_text().startswith("<svg")
