@@ -22,6 +22,7 @@ from weft.plan.report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
 from weft.plan.structure import graph_key
 
 AT_PEAK = 4  # of the largest things alive
+ATTEMPTS = 4  # at groups that fit
 STARTS_HIGH = "setting up takes more memory than training: the forms of the graph are made then"
 
 
@@ -43,8 +44,7 @@ def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str
     alone = [estimator.alone(task) for task in tasks]
     for task, estimate in zip(tasks, alone, strict=True):
         check_budget(estimate, task, room)
-    plans = _grouped(tasks, estimator, room)
-    groups = [_group(plan, tasks, estimator, room) for plan in plans]
+    plans, groups = _fitting_groups(tasks, estimator, room)
     return PlanReport(
         name=name,
         machine=there,
@@ -68,15 +68,23 @@ def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
     return tasks, f"{len(tasks)} tasks"
 
 
-def _grouped(tasks: Sequence[Task], estimator: Estimator, room: int) -> list[Plan]:
-    return group(
-        tasks,
-        estimator.stats,
-        estimator.machine.device,
-        machine=estimator.machine,
-        memory_of=estimator.group_bytes,
-        budget=room,
-    )
+def _fitting_groups(tasks: Sequence[Task], estimator: Estimator, room: int) -> tuple[list[Plan], list[GroupEstimate]]:
+    """Groups and what they take; made smaller where the captured group takes more than grouping had reckoned with."""
+    budget = room
+    for _ in range(ATTEMPTS):
+        plans = _grouped(tasks, estimator, budget)
+        groups = [_group(plan, tasks, estimator, room) for plan in plans]
+        over = [one.cost.total_bytes for one in groups if not one.fits and len(one.plan.members) > 1]
+        if not over:
+            break
+        budget = int(budget * room / max(over) * 0.99)
+    return plans, groups
+
+
+def _grouped(tasks: Sequence[Task], estimator: Estimator, budget: int) -> list[Plan]:
+    machine = estimator.machine
+    bytes_of = estimator.group_bytes
+    return group(tasks, estimator.stats, machine.device, machine=machine, memory_of=bytes_of, budget=budget)
 
 
 def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -> GroupEstimate:

@@ -1,0 +1,196 @@
+"""weft.plan: any task or sweep, without a GPU and without the graph; mistakes are named in a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny import tiny_graph
+from torch import nn
+
+import weft
+from weft.core.errors import GraphError, SpecError
+from weft.core.sweep import Sweep
+from weft.engine.machines import find_machine, keep_calibration, keep_probe, load_calibration
+from weft.engine.planning import plan
+from weft.graph import shapes
+from weft.plan.calibration import Calibration, Observation
+from weft.plan.profiles import profile
+
+ARXIV = "shape:ogbn-arxiv"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
+
+
+def test_one_task_from_the_table_of_its_shape(monkeypatch):
+    monkeypatch.setattr(shapes, "make", lambda *_, **__: pytest.fail("the graph was generated"))
+    report = plan(weft.Task(graph=ARXIV, model="gcn", layers=3), machine="h200")
+    assert report.fits
+    assert len(report.tasks) == len(report.groups) == 1
+    assert report.tasks[0].parameters == 128 * 64 + 64 + 64 * 64 + 64 + 64 * 40 + 40
+    cost = report.groups[0].cost
+    # At least the features, their aggregate and two hidden layers; docs/measured.md: 0.65 GB, 0.94 ms a training step.
+    assert 169_343 * 4 * (128 + 128 + 64 + 64) < cost.peak_bytes < 0.8e9
+    assert 0.4e-3 < cost.epoch_seconds < 4e-3
+    assert cost.peak_bytes <= cost.reserved_bytes < cost.total_bytes
+    assert report.groups[0].plan.cost["epoch_seconds"] == cost.epoch_seconds
+    assert not torch.cuda.is_initialized()
+
+
+def test_a_sweep_is_grouped_and_every_group_has_its_reasons():
+    sweep = Sweep(ARXIV, model=["gcn", "gat"], layers=2, hidden=16, heads=4, lr=[0.01, 0.001], seed=range(3))
+    report = weft.plan(sweep, machine="h200")
+    assert len(report.tasks) == 12
+    assert sorted(name for group in report.groups for name in group.plan.members) == sorted(
+        t.name for t in report.tasks
+    )
+    for task in report.tasks:
+        assert task.name in report.groups[task.group].plan.members
+    assert all(group.plan.why for group in report.groups)
+    together = sum(group.run_seconds for group in report.groups)
+    assert together < sum(task.epochs * task.cost.epoch_seconds for task in report.tasks)
+
+
+def test_a_list_of_tasks_and_a_graph_object():
+    graph = tiny_graph()
+    report = plan([weft.Task(graph=graph, name="a"), weft.Task(graph=graph, name="b", lr=0.1)], machine="cpu")
+    assert len(report.tasks) == 2
+    assert report.groups[0].plan.device == "cpu"
+    assert set(report.groups[0].cost.seconds) == {"cpu"}
+    assert "tiny (60 nodes" in report.graphs[0]
+
+
+def test_a_small_budget_makes_smaller_groups_and_then_names_what_would_fit():
+    sweep = Sweep(ARXIV, model="gcn", layers=3, hidden=64, seed=range(8))
+    free = plan(sweep, machine="h200")
+    tight = plan(sweep, machine="h200", budget="2GiB")
+    assert tight.fits
+    assert len(tight.groups) > len(free.groups)
+    assert tight.peak_bytes <= 2 * 2**30 < free.peak_bytes
+    tighter = plan(weft.Task(graph=ARXIV, model="gcn", layers=3, hidden=512), machine="h200", budget="2GiB")
+    assert not tighter.fits
+    (nearest,) = tighter.nearest
+    changed = weft.Task(graph=ARXIV, model="gcn", layers=3, hidden=512).with_values(**nearest.changes)
+    assert plan(changed, machine="h200", budget="2GiB").fits
+    assert "it would fit on" in str(tighter)
+
+
+def test_evaluating_rarely_is_planned_as_faster():
+    often, rarely = (plan(weft.Task(graph=ARXIV, eval_every=k), machine="h200") for k in (1, 10))
+    assert rarely.run_seconds < 0.9 * often.run_seconds
+
+
+def test_models_of_ones_own():
+    class Odd(nn.Module):
+        def __init__(self, inside, outside):
+            super().__init__()
+            self.first, self.norm = nn.Linear(inside, 24), nn.LayerNorm(24)
+            self.conv = weft.nn.GCNConv(24, outside)
+
+        def forward(self, x, adj):
+            return self.conv(torch.relu(self.norm(self.first(x))), adj)
+
+    report = plan(weft.Task(graph=ARXIV, model=Odd), machine="h200")
+    assert report.tasks[0].parameters == 128 * 24 + 24 + 48 + 24 * 40 + 40
+    assert report.groups[0].unknown == ()
+
+
+class Broken(nn.Module):
+    """Wants features that are not there."""
+
+    def __init__(self, inside, outside):
+        super().__init__()
+        self.linear = nn.Linear(inside + 1, outside)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "error", "message"),
+    [
+        ({"model": Broken}, {}, SpecError, "model Broken"),
+        ({}, {"machine": "h2000"}, SpecError, "did you mean 'h200'"),
+        ({}, {"machine": "nowhere/m.json"}, SpecError, "no such file"),
+        ({}, {"budget": "much"}, SpecError, "budget='much' is not an amount of memory"),
+        ({}, {"budget": "10KiB"}, SpecError, "below the weights and optimizer state of task 'gcn' alone"),
+        ({"graph": "shape:kora"}, {}, GraphError, "no shape 'kora'"),
+        ({"graph": 1.5j}, {}, SpecError, "must be a name, a path or a weft.Graph"),
+    ],
+)
+def test_mistakes_are_one_sentence(task, options, error, message):
+    with pytest.raises(error, match=message):
+        plan(weft.Task(**{"graph": ARXIV, **task}), **{"machine": "h200", **options})
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"), [("x", "has no features"), ("y", "has no labels"), ("train", "has no training nodes")]
+)
+def test_graphs_that_cannot_be_trained_on(missing, message):
+    whole = tiny_graph()
+    parts = {name: getattr(whole, name) for name in ("x", "y", "train", "val", "test") if name != missing}
+    if missing == "y":
+        parts = {"x": whole.x}
+    with pytest.raises(GraphError, match=message):
+        plan(weft.Task(graph=weft.Graph(whole.adj, **parts)), machine="cpu")
+
+
+@pytest.mark.parametrize("work", [3, "gcn", [], [1]])
+def test_what_is_not_work(work):
+    with pytest.raises(SpecError, match=r"weft.plan takes a weft.Task, a weft.Sweep or a list of tasks"):
+        plan(work)
+
+
+# ---- machines ----------------------------------------------------------------------------------------
+
+
+def test_the_machine_at_hand_is_the_probed_one(monkeypatch):
+    assert find_machine().device == "cpu"
+    probed = profile("cpu")
+    from weft.engine.home import machine_name
+
+    mine = type(probed).from_dict({**probed.to_dict(), "name": machine_name("cpu"), "cores": 77, "measured": True})
+    keep_probe(mine)
+    assert find_machine() == mine
+
+
+def test_a_gpu_without_cuda_started(monkeypatch):
+    monkeypatch.setattr("weft.engine.machines.gpu_names", lambda: ["NVIDIA A100-SXM4-80GB"])
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    assert find_machine().name == "a100-80g"
+    monkeypatch.setattr("weft.engine.machines.gpu_names", lambda: ["NVIDIA Imaginary"])
+    with pytest.raises(SpecError, match="nothing is known of the GPU 'NVIDIA Imaginary'; run `weft probe`"):
+        find_machine()
+
+
+def test_a_machine_from_a_file(tmp_path):
+    (tmp_path / "lab.json").write_text(profile("v100-32g").to_json())
+    assert find_machine(tmp_path / "lab.json") == profile("v100-32g")
+    (tmp_path / "bad.json").write_text("[]")
+    with pytest.raises(SpecError, match=r"bad.json: holds list"):
+        find_machine(str(tmp_path / "bad.json"))
+
+
+def test_calibration_is_used_where_it_is_kept():
+    task = weft.Task(graph=ARXIV)
+    before = plan(task, machine="h200")
+    cost = before.groups[0].cost
+    observed = [Observation(cost.uncorrected, 2 * cost.epoch_seconds, f"run {i}") for i in range(5)]
+    keep_calibration(profile("h200"), Calibration().with_observations(observed))
+    after = plan(task, machine="h200")
+    assert after.run_seconds == pytest.approx(2 * before.run_seconds, rel=0.05)
+    assert "corrected by 5 earlier runs" in str(after)
+    assert "not corrected" in str(before)
+    assert plan(task, machine="a100-80g").groups[0].cost.corrected is False
+
+
+def test_a_broken_calibration_is_no_calibration(tmp_path):
+    path = keep_calibration(profile("h200"), Calibration())
+    path.write_text("{")
+    assert load_calibration(profile("h200")) is None
+    path.write_text(json.dumps({"observations": [3]}))
+    assert load_calibration(profile("h200")) is None
