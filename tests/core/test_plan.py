@@ -22,3 +22,14 @@ def test_in_words():
     assert str(Plan(("a",), why=("small",))) == "a: solo on cpu\n  - small"
     woven = Plan(tuple("abcdef"), "woven", stacks=((0, 1, 2), (3, 4, 5)))
     assert str(woven) == "6 tasks (a, b, c, d, ...): woven in 2 stacks on cpu"
+
+
+def test_halves():
+    first, second = Plan(tuple("abcde"), "stacked").halves()
+    assert (first.members, first.join, second.members) == (("a", "b"), "stacked", ("c", "d", "e"))
+    first, second = Plan(tuple("abc"), "woven", stacks=((0, 2), (1,))).halves()
+    assert (first.members, first.join, first.stacks) == (("a", "c"), "stacked", ())
+    assert (second.members, second.join) == (("b",), "solo")
+    first, second = Plan(tuple("abcd"), "woven", stacks=((3,), (0,), (1, 2))).halves()
+    assert second.members == ("a", "b", "c")
+    assert second.stacks == ((0,), (1, 2))

@@ -16,7 +16,7 @@ from weft.engine.folder import RunFolder
 from weft.engine.train import run
 from weft.plan.solo import choose
 from weft.run.checkpoint import FILE, read_checkpoint, save_atomically
-from weft.run.solo import SoloRun
+from weft.run.group import GroupRun
 
 
 def make_task(graph=None, **settings):
@@ -78,11 +78,11 @@ class TestResult:
         before, seen = torch.get_num_threads(), []
         torch.set_num_threads(2)
         try:
-            result = run(make_task(), progress=False, on_event=lambda _: seen.append(torch.get_num_threads()))
+            result = run(make_task(), progress=False, on_event=lambda e: seen.append((e.kind, torch.get_num_threads())))
             assert torch.get_num_threads() == 2
         finally:
             torch.set_num_threads(before)
-        assert set(seen) == {result.plan.threads} == {1}
+        assert {threads for kind, threads in seen if kind == "progress"} == {result.plan.threads} == {1}
 
     def test_early_stop(self, tmp_path):
         result = run(make_task(epochs=200, lr=0.1, patience=3), out=tmp_path, progress=False)
@@ -170,7 +170,7 @@ class TestResume:
     def test_a_finished_run_is_only_reported(self, tmp_path, monkeypatch):
         task = make_task()
         first = run(task, out=tmp_path, progress=False)
-        monkeypatch.setattr(SoloRun, "advance", lambda *_: pytest.fail("trained again"))
+        monkeypatch.setattr(GroupRun, "advance", lambda *_: pytest.fail("trained again"))
         second = run(task, out=tmp_path, resume=True, progress=False)
         same_history(first.history, second.history)
         assert second.metrics["test_accuracy"] == first.metrics["test_accuracy"]
@@ -226,7 +226,7 @@ class TestTrouble:
         def full(*_):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(SoloRun, "advance", full)
+        monkeypatch.setattr(GroupRun, "advance", full)
         events = []
         with pytest.raises(OutOfMemoryError, match="task 't': the memory of the device was not enough"):
             run(make_task(), progress=False, on_event=events.append)
@@ -260,7 +260,7 @@ class TestTrouble:
     def test_arguments(self, arguments, message):
         with pytest.raises(SpecError, match=message):
             run(make_task(), **arguments)
-        with pytest.raises(SpecError, match=r"takes a weft\.Task, not dict"):
+        with pytest.raises(SpecError, match=r"takes a weft\.Task, a weft\.Sweep or a list of tasks, not dict"):
             run({"graph": "cora"})
 
     def test_a_folder_that_cannot_be_made(self, tmp_path):
@@ -294,9 +294,9 @@ class TestTrouble:
 
         monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
         task, graph = make_task(epochs=2), tiny_graph()
-        solo = SoloRun(task, graph, choose(task, graph.stats(), "cpu"), torch.device("cpu"))
+        group = GroupRun([task], graph, choose(task, graph.stats(), "cpu"), torch.device("cpu"))
         with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
-            RunFolder(tmp_path).save_state(solo)
+            RunFolder(tmp_path).save_state("1", group, {})
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))
         events = []

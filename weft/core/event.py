@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("start", "note", "progress", "checkpoint", "finish", "interrupted", "failed")
+KINDS = ("start", "note", "group", "progress", "end", "checkpoint", "finish", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a task: what (``kind``), to whom, when, and the numbers that go with it.
+    """Something that happened to a task or sweep: what (``kind``), to whom, when, and the numbers that go with it.
 
     ``start``: plan, device, settings. ``note``: a ``message`` worth reading. ``progress``: epoch, loss and
-    metrics so far. ``checkpoint``: path and epoch. ``finish``, ``interrupted``, ``failed``: how it ended.
+    metrics so far (of a sweep: of all ``members`` that run). ``checkpoint``: path and epoch. ``finish``,
+    ``interrupted``, ``failed``: how it ended. Of a sweep also ``group``: members that begin to train together, and
+    ``end``: a member's status and metrics, with the member as ``task``.
     """
 
     kind: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 JOINS = ("solo", "stacked", "woven")
@@ -36,6 +36,26 @@ class Plan:
     def stack_members(self) -> tuple[tuple[int, ...], ...]:
         """The members of each stack as positions in ``members``, one stack of all where nothing else was said."""
         return self.stacks or (tuple(range(len(self.members))),)
+
+    def halves(self) -> tuple[Plan, Plan]:
+        """The same in two groups: some of the stacks each, or half of the only stack."""
+        stacks = self.stack_members
+        if len(stacks) == 1:
+            members = stacks[0]
+            parts = [(members[: len(members) // 2],), (members[len(members) // 2 :],)]
+        else:
+            parts = [stacks[: len(stacks) // 2], stacks[len(stacks) // 2 :]]
+        first, second = (self._part(part) for part in parts)
+        return first, second
+
+    def _part(self, stacks: tuple[tuple[int, ...], ...]) -> Plan:
+        """The plan for some of the stacks alone."""
+        places = sorted(place for stack in stacks for place in stack)
+        seat = {place: index for index, place in enumerate(places)}
+        moved = tuple(tuple(seat[place] for place in stack) for stack in stacks)
+        join = "woven" if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
+        members = tuple(self.members[place] for place in places)
+        return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={})
 
     def __str__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weft.core.errors import SpecError
 from weft.core.event import Event
+from weft.engine.live_table import LiveTable
 
 
 class LiveDisplay:
@@ -78,11 +79,11 @@ class LiveDisplay:
         )
 
 
-def display_for(progress: bool | str) -> LiveDisplay | None:
-    """The display that ``progress`` (True, False or ``"auto"``: only on a terminal) asks for."""
+def display_for(progress: bool | str, several: bool = False) -> LiveDisplay | LiveTable | None:
+    """What ``progress`` (True, False or ``"auto"``: only on a terminal) asks for; a table for ``several`` tasks."""
     if progress not in (True, False, "auto"):
         raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
     console = Console(stderr=True)
     if progress is True or (progress == "auto" and console.is_terminal):
-        return LiveDisplay(console)
+        return LiveTable(console) if several else LiveDisplay(console)
     return None

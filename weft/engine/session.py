@@ -1,168 +1,162 @@
-"""Session: drive a run to its end. Looks at the device now and then, tells, saves, and notices trouble."""
+"""Session: drive a group to its end. Looks at the device now and then, tells, saves, and lets ended members go."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from weft.core.errors import DivergedError
-from weft.core.event import Event
-from weft.engine.folder import RunFolder
+from weft.engine.endings import Endings
 from weft.engine.interrupt import Interrupted, Interruption
-from weft.run.solo import Progress, SoloRun
+from weft.engine.telling import Telling
+from weft.engine.track import Track
+from weft.plan.repacking import pays_to_leave
+from weft.run.group import GroupRun, Progress
 
 LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
 CHECKPOINT_SECONDS = 30.0
 
+Save = Callable[[GroupRun, dict[str, Any]], Path]
+
 
 class Session:
-    """One run, its history so far on the host, and where it is saved and told.
+    """One group, the tracks of its members, and where it is saved and told.
 
-    ``period`` fixes the number of epochs between looks, which otherwise follows the speed of the run. Nothing
-    but the number of events depends on it.
+    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``period`` fixes the number of epochs between
+    looks, which otherwise follows the speed of the group; only the number of events depends on it.
     """
 
     def __init__(
         self,
-        run: SoloRun,
-        emit: Callable[[Event], None],
-        folder: RunFolder | None = None,
+        group: GroupRun,
+        telling: Telling,
+        save: Save | None = None,
+        endings: Endings | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
         period: int | None = None,
     ) -> None:
-        self.run, self._emit, self._folder = run, emit, folder
+        self.group, self._telling, self._save_to = group, telling, save
+        self._endings = endings or Endings()
         self._checkpoint_every, self._fixed_period = checkpoint_every, period
         self._period = period or 1
         self._told_notes = 0
-        self.rows: list[list[float]] = []
-        self.progress: Progress | None = None
-        self.seconds = 0.0
-        self._steady_seconds, self._steady_epochs = 0.0, 0
-
-    # ---- where it stands -----------------------------------------------------------------------------
+        self._epoch_seconds, self._prepare_seconds = 0.0, 0.0
+        self.tracks = [Track.of(group, index) for index in range(len(group.tasks))]
+        self._endings.board.update({track.name: track for track in self.tracks})
 
     @property
     def finished(self) -> bool:
-        """Whether every epoch that counts has been trained."""
-        return self.progress is not None and self.run.epoch >= self.progress.end
+        """Whether no member has anything left to train."""
+        return not any(track.running for track in self.tracks)
 
-    @property
-    def stopped_early(self) -> bool:
-        """Whether it ran out of patience before it ran out of epochs."""
-        return self.progress is not None and self.progress.end < self.run.task.epochs
-
-    @property
-    def seconds_per_epoch(self) -> float:
-        """Mean seconds of an epoch, set-up and the first look left out where there were others."""
-        if self._steady_epochs:
-            return self._steady_seconds / self._steady_epochs
-        return self.seconds / max(len(self.rows), 1)
-
-    @property
-    def best_epoch(self) -> int:
-        """The best epoch counted from 0, -1 before the first evaluation."""
-        return self.progress.best_epoch if self.progress else -1
-
-    def row(self, epoch: int) -> dict[str, float]:
-        """What was measured at ``epoch`` (counted from 0), by column."""
-        return dict(zip(self.run.columns, self.rows[epoch], strict=True))
+    def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.group.restore(tensors)
+        saved = about.get("members", [{}] * len(self.tracks))
+        for track, one, progress in zip(self.tracks, saved, self.group.look(0), strict=True):
+            track.resume(one, progress)
+        self._telling.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
+        for track in self.tracks:
+            if not track.running:
+                self._telling.ended(track)
 
     # ---- doing ---------------------------------------------------------------------------------------
 
-    def resume(self, tensors: dict[str, Any], seconds: float) -> None:
-        """Continue from a checkpoint's tensors."""
-        self.run.restore(tensors)
-        self.seconds = seconds
-        self.progress = self.run.look(0)
-        self.rows = list(self.progress.rows)
-        message = f"resumed after epoch {self.run.epoch} of {self.run.task.epochs}"
-        self._emit(Event("note", self.run.task.label, {"message": message}))
-
-    def train(self) -> None:
-        """Train to the end, or save what there is and raise DivergedError or Interrupted."""
+    def train(self, interruption: Interruption) -> None:
+        """Train until every member has ended, or save what there is and raise Interrupted."""
         if self.finished:
             return
         saved_at = time.monotonic()
-        with Interruption() as interruption:
-            while not self.finished:
-                self._advance(interruption)
-                self._check_finite()
-                if interruption.requested() and not self.finished:
-                    self._leave(interruption)
-                if time.monotonic() - saved_at >= self._checkpoint_every:
-                    self._save()
-                    saved_at = time.monotonic()
-        self._save(finished=True)
+        while not self.finished:
+            self._advance(interruption)
+            if interruption.requested() and not self.finished:
+                self._leave(interruption)
+            if time.monotonic() - saved_at >= self._checkpoint_every:
+                self.save()
+                saved_at = time.monotonic()
+        if not self._alone_and_diverged:
+            self.save(finished=True)
+
+    @property
+    def _alone_and_diverged(self) -> bool:
+        """Whether the state is no longer a number, all of it, and so not worth resuming."""
+        return len(self.tracks) == 1 and self.tracks[0].status == "diverged"
 
     def _advance(self, interruption: Interruption) -> None:
-        first_look = self.progress is None or not self.run.started
+        steady = self._prepare()
+        running, before = [track for track in self.tracks if track.running], self.group.epoch
         begin = time.perf_counter()
-        self.progress = self.run.advance(self._period, interruption.requested)
+        seen = self.group.advance(self._next_period(), interruption.requested)
         seconds = time.perf_counter() - begin
-        del self.rows[self.progress.first :]
-        self.rows += self.progress.rows
-        done = max(self.run.epoch - self.progress.first, 1)
-        self.seconds += seconds
-        if not first_look:
-            self._steady_seconds += seconds
-            self._steady_epochs += done
-        self._tell(done / max(seconds, 1e-9))
-        self._adapt(seconds / done)
+        trained = self._take(seen, (seconds + (0.0 if steady else self._prepare_seconds)) / len(running), steady)
+        self._epoch_seconds = seconds / max(self.group.epoch - before, 1)
+        self._end_members()
+        self._tell(running, trained, seconds)
+        self._adapt()
 
-    def _adapt(self, epoch_seconds: float) -> None:
+    def _take(self, seen: list[Progress], share: float, steady: bool) -> int:
+        """Let every running member take over its progress and ``share`` of seconds; the epochs of all together."""
+        trained = 0
+        for track, progress in zip(self.tracks, seen, strict=True):
+            if track.running:
+                before = track.epoch
+                track.take(progress)
+                track.charge(share, track.epoch - before, steady)
+                trained += track.epoch - before
+        return trained
+
+    def _prepare(self) -> bool:
+        """Make the step ready where it is not; whether the epochs to come are worth timing."""
+        if self.group.started:
+            return True
+        begin = time.perf_counter()
+        self.group.prepare()
+        self._prepare_seconds = time.perf_counter() - begin
+        return False
+
+    def _next_period(self) -> int:
+        until = self._endings.until_next(self.group.epoch)
+        return self._period if until is None else min(self._period, until)
+
+    def _adapt(self) -> None:
         if self._fixed_period is None:
-            wanted = int(LOOK_SECONDS / max(epoch_seconds, 1e-9))
+            wanted = int(LOOK_SECONDS / max(self._epoch_seconds, 1e-9))
             self._period = max(1, min(wanted, 8 * self._period))
 
-    def _tell(self, rate: float) -> None:
-        task = self.run.task
-        for note in self.run.notes[self._told_notes :]:
-            self._emit(Event("note", task.label, {"message": note}))
-        self._told_notes = len(self.run.notes)
-        if not self.rows:
-            return
-        data: dict[str, Any] = {"epoch": len(self.rows), "epochs": task.epochs, "epochs_per_second": rate}
-        data |= {key: value for key, value in self.row(len(self.rows) - 1).items() if not math.isnan(value)}
-        if self.best_epoch >= 0:
-            best = self.row(self.best_epoch)
-            data["best_epoch"] = self.best_epoch + 1
-            watched = f"val_{self.run.metric}"
-            if watched in best:
-                data[f"best_{watched}"] = best[watched]
-        self._emit(Event("progress", task.label, data))
+    # ---- members that end ----------------------------------------------------------------------------
 
-    def _check_finite(self) -> None:
-        assert self.progress is not None
-        losses = [i for i, name in enumerate(self.run.columns) if name.endswith("loss")]
-        for offset, row in enumerate(self.progress.rows):
-            epoch = self.progress.first + offset
-            evaluated = not math.isnan(row[-1]) or self.progress.end == epoch + 1
-            watched = losses if evaluated else losses[:1]
-            bad = [self.run.columns[i] for i in watched if not math.isfinite(row[i])]
-            if bad:
-                del self.rows[epoch + 1 :]
-                raise self._diverged(epoch, bad[0], row[self.run.columns.index(bad[0])])
+    def _end_members(self) -> None:
+        """Stop who is to stop, and take the ended ones out of the step where that pays."""
+        stopped = self._endings.decide(self.group.epoch, self.tracks)
+        self.group.end(index for index, track in enumerate(self.tracks) if track in stopped)
+        present = self.group.present
+        ended = [member.index for member in present if not self.tracks[member.index].running]
+        left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
+        if pays_to_leave(len(ended), len(present), left, self._epoch_seconds, self._prepare_seconds):
+            self.group.leave(ended)
 
-    def _diverged(self, epoch: int, column: str, value: float) -> DivergedError:
-        task = self.run.task
-        kept = "no epoch was usable"
-        if self.best_epoch >= 0:
-            kept = f"the best weights so far (epoch {self.best_epoch + 1}) are kept"
-        return DivergedError(
-            f"task {task.label!r}: {column} became {value} at epoch {epoch + 1} of {task.epochs}; "
-            f"{kept}; try a lower lr than {task.lr:g}"
-        )
+    # ---- telling and saving --------------------------------------------------------------------------
 
-    def _save(self, finished: bool = False) -> None:
-        if self._folder is None:
-            return
-        path = self._folder.save_state(self.run, seconds=self.seconds, finished=finished)
-        self._emit(Event("checkpoint", self.run.task.label, {"path": str(path), "epoch": self.run.epoch}))
+    def _tell(self, running: list[Track], trained: int, seconds: float) -> None:
+        for note in self.group.notes[self._told_notes :]:
+            self._telling.note(note)
+        self._told_notes = len(self.group.notes)
+        self._telling.progress(running, self.group.epoch, trained, seconds)
+        for track in running:
+            if not track.running:
+                self._telling.ended(track)
+
+    def save(self, finished: bool = False) -> Path | None:
+        """Write a checkpoint, where one is wanted; its path."""
+        if self._save_to is None:
+            return None
+        about = {"members": [track.about() for track in self.tracks], "finished": finished}
+        path = self._save_to(self.group, about)
+        self._telling.checkpoint(path, self.group.epoch)
+        return path
 
     def _leave(self, interruption: Interruption) -> None:
-        self._save()
-        path = self._folder.path if self._folder else None
-        self._emit(Event("interrupted", self.run.task.label, {"epoch": self.run.epoch}))
-        raise Interrupted(self.run.epoch, path, interruption.number or 2)
+        path = self.save()
+        self._telling.interrupted(self.group.epoch)
+        raise Interrupted(self.group.epoch, path.parent if path else None, interruption.number or 2)

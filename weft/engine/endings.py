@@ -1,0 +1,53 @@
+"""Endings: who is to stop before their last epoch, by a pruning policy or because somebody asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.core.errors import SpecError
+from weft.engine.cancel import Cancel
+from weft.engine.track import Track
+from weft.plan.pruning import Policy, every
+
+
+@dataclass
+class Endings:
+    """Decides at looks. ``board`` has the tracks of all members that have begun, in whichever group.
+
+    A policy is asked after fixed epochs, so that what it decides does not depend on when the host happens to look.
+    """
+
+    policy: Policy | None = None
+    cancel: Cancel | None = None
+    board: dict[str, Track] = field(default_factory=dict)
+
+    def until_next(self, epoch: int) -> int | None:
+        """Epochs from ``epoch`` to the next question to the policy; None where there is none."""
+        if self.policy is None:
+            return None
+        step = every(self.policy)
+        return step - epoch % step
+
+    def decide(self, epoch: int, tracks: Sequence[Track]) -> list[Track]:
+        """Stop those of ``tracks`` that are to stop, and return them."""
+        running = {track.name: track for track in tracks if track.running}
+        stopped = []
+        for name in self.cancel.wanted(running) if self.cancel is not None else ():
+            running[name].stop("cancelled", f"task {name!r}: cancelled after epoch {running[name].epoch}")
+            stopped.append(running[name])
+        for name in self._pruned(epoch, running):
+            if running[name].running:
+                running[name].stop("pruned", f"task {name!r}: pruned after epoch {epoch}")
+                stopped.append(running[name])
+        return stopped
+
+    def _pruned(self, epoch: int, running: dict[str, Track]) -> list[str]:
+        if self.policy is None or epoch % every(self.policy) or not running:
+            return []
+        scores = {name: track.scores(epoch) for name, track in self.board.items()}
+        names = list(self.policy(epoch, scores, list(running)))
+        unknown = [name for name in names if name not in running]
+        if unknown:
+            raise SpecError(f"prune returned {unknown[0]!r}; expected names of running members: {', '.join(running)}")
+        return names

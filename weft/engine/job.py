@@ -1,0 +1,195 @@
+"""Job: tasks in training, group by group; a group that fails is halved until only what is at fault is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.core.errors import InputError, OutOfMemoryError, WeftError
+from weft.core.plan import Plan
+from weft.core.stats import GraphStats
+from weft.core.task import Task
+from weft.engine.device import environment
+from weft.engine.endings import Endings
+from weft.engine.folder import Groups, RunFolder
+from weft.engine.interrupt import Interruption
+from weft.engine.memory_errors import clear_memory_errors, give_back_memory
+from weft.engine.resolve import check_trainable, resolve_graph
+from weft.engine.result import Result
+from weft.engine.session import CHECKPOINT_SECONDS, Session
+from weft.engine.telling import Telling
+from weft.engine.throughput import load_throughput
+from weft.graph.graph import Graph
+from weft.plan.grouping import USABLE
+from weft.plan.grouping import group as grouped
+from weft.run.checkpoint import Checkpoint
+from weft.run.group import GroupRun
+from weft.run.precision import matmul_precision
+from weft.run.randomness import seeded
+from weft.run.threads import cpu_threads
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How to go about it: seconds between checkpoints, and who may end members early."""
+
+    checkpoint_every: float = CHECKPOINT_SECONDS
+    endings: Endings = field(default_factory=Endings)
+
+
+class Job:
+    """``tasks`` on ``device``; told through ``telling``, kept in ``folder``.
+
+    ``groups`` are the plans as they were carried out, each with the key of its checkpoint.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], device: torch.device, telling: Telling, folder: RunFolder | None, habits: Habits
+    ) -> None:
+        self._tasks = {task.label: task for task in tasks}
+        self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
+        self._graphs: dict[object, Graph] = {}
+        self._results: dict[str, Result] = {}
+        self._errors: list[WeftError] = []
+        self._resuming, self._begun = False, 0
+        self.groups: Groups = []
+
+    @property
+    def graph(self) -> GraphStats:
+        """The summary of the first task's graph."""
+        return self._graph_of(next(iter(self._tasks.values()))).stats()
+
+    def train(self, resume: bool) -> list[Result]:
+        """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
+        saved = self._folder.saved_groups() if resume and self._folder else None
+        self._resuming = saved is not None
+        with clear_memory_errors(list(self._tasks), self._device):
+            plans = self._plans()
+        self.groups = saved or [(str(position), plan) for position, plan in enumerate(plans, 1)]
+        afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
+        waiting = list(self.groups)
+        with Interruption() as interruption:
+            while waiting:
+                key, plan = waiting.pop(0)
+                if not self._cancelled(plan):
+                    waiting = self._group(key, plan, interruption, afresh) + waiting
+        if all(result.status == "failed" for result in self._results.values()):
+            raise self._errors[0]
+        return [self._results[name] for name in self._tasks]
+
+    # ---- before training -----------------------------------------------------------------------------
+
+    def _graph_of(self, task: Task) -> Graph:
+        key = task.graph if isinstance(task.graph, str) else id(task.graph)
+        if key not in self._graphs:
+            self._graphs[key] = resolve_graph(task, self._device)
+        return self._graphs[key]
+
+    def _plans(self) -> list[Plan]:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            check_trainable(task, self._graph_of(task))
+        stats = {id(graph): graph.stats() for graph in self._graphs.values()}
+        options: dict[str, Any] = {}
+        if len(tasks) > 1:
+            options["throughput"] = load_throughput(self._device)
+        if self._device.type == "cuda":
+            options["budget"] = USABLE * torch.cuda.mem_get_info(self._device)[0]
+        return grouped(tasks, lambda task: stats[id(self._graph_of(task))], self._device.type, **options)
+
+    def _cancelled(self, plan: Plan) -> bool:
+        """Whether everybody in the group was cancelled before it began."""
+        cancel = self._habits.endings.cancel
+        if cancel is None or len(cancel.wanted(plan.members)) < len(plan.members):
+            return False
+        for name in plan.members:
+            self._never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
+        return True
+
+    # ---- one group -----------------------------------------------------------------------------------
+
+    def _group(self, key: str, plan: Plan, interruption: Interruption, afresh: str) -> Groups:
+        """Train one group; what has to be tried instead, where it failed."""
+        tasks = [self._tasks[name] for name in plan.members]
+        checkpoint = self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
+        with ExitStack() as stack:
+            stack.enter_context(seeded(tasks[0].seed, self._device))
+            stack.enter_context(matmul_precision(tasks[0].precision))
+            stack.enter_context(cpu_threads(plan.threads))
+            try:
+                with clear_memory_errors(plan.members, self._device):
+                    group = GroupRun(tasks, self._graph_of(tasks[0]), plan, self._device)
+            except (InputError, OutOfMemoryError) as error:
+                return self._failed(key, plan, error)
+            self._begin(key, group, afresh)
+            try:
+                with clear_memory_errors(plan.members, self._device):
+                    self._train(key, group, checkpoint, interruption)
+            except OutOfMemoryError as error:
+                return self._failed(key, plan, error)
+        return []
+
+    def _begin(self, key: str, group: GroupRun, afresh: str) -> None:
+        self._begun += 1
+        if self._folder is not None and self._begun == 1:
+            self._folder.open(afresh=not self._resuming)
+            self._folder.save_groups(self.groups)
+        position = [name for name, _ in self.groups].index(key) + 1
+        self._telling.group(group, [plan for _, plan in self.groups], position)
+        if afresh and self._begun == 1:
+            self._telling.note(afresh)
+
+    def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None, interruption: Interruption) -> None:
+        save = None if self._folder is None else partial(self._folder.save_state, key)
+        session = Session(group, self._telling, save, self._habits.endings, self._habits.checkpoint_every)
+        if checkpoint is not None:
+            session.resume(checkpoint.tensors, checkpoint.about)
+        session.train(interruption)
+        found = [self._result(group, index, session) for index in range(len(group.tasks))]
+        if self._folder is not None:
+            self._folder.save_members(found)
+        self._results |= {result.name: result for result in found}
+
+    def _result(self, group: GroupRun, index: int, session: Session) -> Result:
+        track = session.tracks[index]
+        return Result(
+            track.task,
+            group.plan,
+            track.metrics(),
+            track.history(),
+            group.best_model(index),
+            environment(self._device),
+            track.status,
+            track.message,
+        )
+
+    # ---- trouble -------------------------------------------------------------------------------------
+
+    def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
+        """Try a group in two halves; give up on a member that fails alone."""
+        if len(self._tasks) == 1:
+            raise error
+        give_back_memory(self._device)
+        if len(plan.members) == 1:
+            self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
+            self._never_begun(plan.members[0], plan, "failed", str(error))
+            return []
+        halves = [(f"{key}{letter}", half) for letter, half in zip("ab", plan.halves(), strict=True)]
+        place = self.groups.index((key, plan))
+        self.groups[place : place + 1] = halves
+        if self._begun:
+            self._telling.note(f"{error}; trying them in two halves")
+            if self._folder is not None:
+                self._folder.save_groups(self.groups)
+        return halves
+
+    def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
+        metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
+        result = Result(self._tasks[name], plan, metrics, {}, None, environment(self._device), status, message)
+        self._results[name] = result
+        self._telling.never_begun(result)
