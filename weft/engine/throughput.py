@@ -28,6 +28,7 @@ from weft.plan.grouping import together
 from weft.plan.throughput import Throughput, find_group_size
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
+from weft.run.threads import cpu_threads
 
 FILE = "throughput.json"
 WARM_EPOCHS = 2
@@ -83,9 +84,10 @@ def measure_group(
 ) -> tuple[float, float | None]:
     """Milliseconds per task and epoch of ``tasks`` copies with seeds of their own (inf: out of memory), how busy."""
     copies = [task.with_values(name=f"{task.label}-{place}", seed=task.seed + place) for place in range(tasks)]
+    plan = together(copies, graph.stats(), device.type)
     try:
-        with matmul_precision(task.precision):
-            run = GroupRun(copies, graph, together(copies, graph.stats(), device.type), device)
+        with matmul_precision(task.precision), cpu_threads(plan.threads):
+            run = GroupRun(copies, graph, plan, device)
             for _ in range(WARM_EPOCHS):
                 run.train_epoch()
             with Busy(device) as meter:
