@@ -14,7 +14,7 @@ from tests.capture.graphs import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
 from weft.core.plan import Plan
-from weft.core.program import Program
+from weft.core.program import KEPT, Program
 from weft.core.stats import GraphStats
 from weft.core.task import MODELS, Task
 from weft.run.captured import capture, default_plan
@@ -148,8 +148,15 @@ def test_the_graph_module_has_the_operators_of_the_step():
 
 def test_preparation_is_a_program_of_its_own():
     preparation = capture(Task(graph="products", model="gat"), PRODUCTS).preparation
-    assert {op.phase for op in preparation.operators} == {"preparation"}
+    assert preparation.operators[0].phase == "preparation"
+    assert preparation.operators[-1].name == KEPT
     assert "aten.sort" in {op.name for op in preparation.operators}  # the transpose's order of the edges
+
+
+def test_what_preparation_keeps_is_what_the_step_finds():
+    captured = capture(Task(graph="products", model="gcn"), PRODUCTS)
+    kept = captured.preparation.operators[-1].reads
+    assert sum(captured.preparation.values[i].bytes for i in kept) == captured.program.resident_bytes
 
 
 def test_a_graph_without_features_is_refused():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.machine import Machine
-from weft.core.program import Operator, Program, Value
+from weft.core.program import KEPT, Operator, Program, Value
 from weft.plan.memory import live_bytes, memory
 
 MIB = 2**20
@@ -102,6 +102,36 @@ def test_a_library_keeps_a_workspace_for_every_stream_it_was_called_on(replay, t
     with_library = memory(chain(frees=True), machine(workspace_bytes=32 * MIB), replay=replay)
     assert with_library.peak == 100 * MIB + times * 32 * MIB
     assert with_library.kinds["workspace"] == times * 32 * MIB
+
+
+def preparation(temporary: int) -> Program:
+    """Makes the 10 MiB weight of :func:`chain` with a temporary beside it; a first step then uses 15 MiB."""
+    values = (Value(10 * MIB, "weight"), Value(temporary, "temporary"), Value(15 * MIB, "temporary"))
+    operators = (
+        Operator("make", "preparation", (), (0, 1), frees=(1,)),
+        Operator("try", "warm-up", (0,), (2,), frees=(2,)),
+        Operator(KEPT, "warm-up", (0,), ()),
+    )
+    return Program(values, operators, ())
+
+
+def test_what_the_set_up_asked_for_is_held_until_the_recording():
+    # Warm-up: 10 + 50 of the set-up are held, and the side stream's own 20 + 30 + 40 beside the first step's 16.
+    found = memory(chain(frees=True), machine(), preparation=preparation(50 * MIB))
+    assert found.peak == 100 * MIB
+    assert found.reserved == 60 * MIB + (16 + 20 + 30 + 40) * MIB
+    eager = memory(chain(frees=True), machine(), replay=False, preparation=preparation(50 * MIB))
+    # The first step cuts 20 and 30 from the 50 that are free and asks for 40 more. The second takes its 20 from those
+    # 40, the best fit, and its 30 from the 50; then nothing is left that holds 40.
+    assert eager.reserved == (10 + 50 + 40 + 40) * MIB
+
+
+def test_a_set_up_that_takes_more_than_the_step_is_the_peak():
+    found = memory(chain(frees=True), machine(), preparation=preparation(200 * MIB))
+    assert (found.peak, found.kinds["setup"]) == (210 * MIB, 110 * MIB)
+    assert sum(found.kinds.values()) == found.peak
+    on_cpu = memory(chain(frees=True), machine("cpu"), preparation=preparation(200 * MIB))
+    assert on_cpu.peak == 210 * MIB
 
 
 def test_a_cpu_rounds_nothing():

@@ -112,3 +112,16 @@ def test_bytes_are_neither_lost_nor_invented(requests, random):
     free = [size for sizes in pool._free.values() for size, _ in sizes]
     assert sum(free) == pool.reserved
     assert all(block.before is None and block.after is None for block in pool._blocks.values())
+
+
+def test_an_emptied_cache_gives_whole_segments_back():
+    pool = Allocator()
+    blocks = [pool.take(30 * MIB), pool.take(4 * MIB), pool.take(4 * MIB), pool.take(1)]
+    pool.give(blocks[0])
+    pool.give(blocks[1])
+    pool.trim()
+    assert (pool.allocated, pool.reserved) == (4 * MIB + 512, 22 * MIB)
+    pool.give(blocks[2])
+    pool.give(blocks[3])
+    pool.trim()
+    assert (pool.reserved, pool._blocks) == (0, {})

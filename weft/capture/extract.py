@@ -8,7 +8,7 @@ from weft.capture.costs import Work, bytes_in, bytes_out
 from weft.capture.costs_aten import ATEN
 from weft.capture.costs_weft import WEFT
 from weft.capture.observer import Call, Observer, is_library
-from weft.core.program import Operator, Program, Value
+from weft.core.program import KEPT, Operator, Program, Value
 
 KERNELS = "triton."  # launched outside of any operator
 
@@ -22,23 +22,33 @@ def program_of(
     last: int | None = None,
     tasks: int = 1,
     note: str = "",
-    phase: str | None = None,
+    setup: int | None = None,
 ) -> Program:
     """The Program of the calls from number ``first`` on, up to ``last``.
 
     ``resident`` are the storages that were alive before; ``kinds`` says what kept storages are (``"constant"`` where
-    it does not). The storages of kind ``"weight"`` tell the update from the evaluation, unless ``phase`` is the
-    phase of all.
+    it does not). The storages of kind ``"weight"`` tell the update from the evaluation. ``setup``: the calls are what
+    is done once, up to that number to set up and from there on in a first step; what is of a known kind stays.
     """
     calls = observer.calls[first:last]
     weights = {number for number, kind in kinds.items() if kind == "weight"}
-    phases = phases_of(calls, weights) if phase is None else [phase] * len(calls)
-    born = [number for call in calls for number in call.made]
+    if setup is None:
+        phases = phases_of(calls, weights)
+    else:
+        phases = ["preparation" if place < setup else "warm-up" for place in range(first, first + len(calls))]
+    if setup is None:
+        born = [number for call in calls for number in call.made]
+    else:  # also what came without a call: numbers handed over by the host
+        born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *born]))}
-    step = {**born_kinds(calls, phases), **{number: kinds.get(number, "constant") for number in resident}}
+    step = dict.fromkeys(born, "temporary") | born_kinds(calls, phases)
+    step |= {number: kinds.get(number, "constant") for number in resident}
     step |= {number: kinds[number] for number in born if number in kinds}
     values = tuple(_value(observer, number, step[number]) for number in ids)
     operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
+    if setup is not None:
+        stays = tuple(ids[number] for number in born if number in kinds)
+        operators += (Operator(KEPT, "warm-up", stays, ()),)
     unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
     return Program(values, operators, tuple(ids[n] for n in resident), tuple(unknown), tasks, note)
 

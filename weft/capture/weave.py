@@ -33,6 +33,9 @@ WALKED = {
     "sddmm": 3,
     "edge_softmax": 1,
     "edge_softmax_backward": 2,
+    "graph_attention_packed": 6,
+    "graph_attention_packed_backward": 11,
+    "graph_attention_v2": 7,
 }
 # Operators that may share a launch: their kernels need about as many registers.
 FAMILY = {
@@ -42,6 +45,9 @@ FAMILY = {
     "sddmm": "sddmm",
     "edge_softmax": "softmax",
     "edge_softmax_backward": "softmax",
+    "graph_attention_packed": "attention",
+    "graph_attention_packed_backward": "attention backward",
+    "graph_attention_v2": "attention v2",
 }
 WALKS = ("same", "any", "best")
 OWN_STREAM = 0  # fused nodes run on the stream of the caller

@@ -12,6 +12,7 @@ from typing import Any
 
 KINDS = ("graph", "input", "weight", "state", "activation", "gradient", "temporary", "constant")
 PHASES = ("forward", "backward", "update", "evaluation")
+KEPT = "weft.kept"  # closes a Program of what is done once: it costs nothing and reads all that stays
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ class Program:
                 if value not in kept:
                     lives[value] = (lives[value][0] if value in lives else position, position)
         return lives
+
+    def ends(self) -> dict[int, list[int]]:
+        """The Values that go after each operator, by its position; what is resident never goes."""
+        found: dict[int, list[int]] = {}
+        for value, (_, last) in self.lifetimes().items():
+            found.setdefault(last, []).append(value)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

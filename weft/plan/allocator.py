@@ -3,7 +3,7 @@
 Requests are rounded to 512 bytes. Those of up to 1 MiB are served from segments of 2 MiB, those of up to 10 MiB from
 segments of 20 MiB, larger ones from a segment of their own, rounded to 2 MiB. A request takes the smallest free block
 that is large enough; what is left of it becomes a free block again, unless it is too small to be worth it. Freed
-neighbours in one segment are joined. Nothing is given back to the device.
+neighbours in one segment are joined. Nothing is given back to the device but by :meth:`Allocator.trim`.
 """
 
 from __future__ import annotations
@@ -77,6 +77,18 @@ class Allocator:
                 self._remove(other)
                 block = self._join(block, other)
         insort(self._free[block.small], (block.size, block.place))
+
+    def trim(self) -> None:
+        """Give segments that are free as a whole back to the device: what ``torch.cuda.empty_cache`` does."""
+        for free in self._free.values():
+            whole = [entry for entry in free if self._is_segment(self._blocks[entry[1]])]
+            for size, place in whole:
+                self.reserved -= size
+                free.remove((size, place))
+                del self._blocks[place]
+
+    def _is_segment(self, block: Block) -> bool:
+        return block.before is None and block.after is None
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         free = self._free[small]

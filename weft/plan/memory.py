@@ -1,13 +1,8 @@
 """Memory of a Program on a machine: its peak, what it is made of, when it is reached, and what would lower it.
 
 The operators are walked in the order in which they run. Every Value is allocated by the operator that makes it and
-freed where the step lets go of it, through a model of the allocator (``allocator.py``), so that rounding, splitting and
-segments count as they do on a GPU.
-
-A recorded run takes the same memory three times in different places, never at once: warm-up runs fill a pool of a
-side stream, which is given back before the recording; the recording fills a pool of its own, which stays. So the bytes
-held are those of what is resident plus one step's pool. What is not given back is the workspace of cuBLAS, one for
-each stream it was called on: the side stream's and the recording's.
+freed where the step lets go of it. On a GPU that goes through a model of the allocator (``allocator.py``), with the
+pools that the phases of a run use (``pools.py``), so that rounding, splitting and segments count as they do there.
 """
 
 from __future__ import annotations
@@ -18,8 +13,8 @@ from typing import Any
 
 from weft.core.amounts import show_bytes
 from weft.core.machine import Machine
-from weft.core.program import Program, Value
-from weft.plan.allocator import Allocator, Block
+from weft.core.program import Program
+from weft.plan.pools import Held, follow
 
 SHOWN = 8  # of the largest Values at the peak
 WORTH = 0.05  # advice that saves less than this share of the peak is not given
@@ -47,9 +42,9 @@ class Memory:
     """Bytes of one group of tasks.
 
     ``peak``: the most that tensors and library workspaces take at once, as the allocator counts them; ``reserved``:
-    what it holds for that; ``context``: what CUDA itself takes. ``kinds``: the peak by kind of Value, with
-    ``"workspace"`` for what operators and libraries need inside and ``"rounding"`` for what the allocator adds.
-    ``position``: the operator of the peak.
+    the most it holds at any time of the run; ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of
+    Value, with ``"workspace"`` for what operators and libraries need inside, ``"rounding"`` for what the allocator
+    adds, and ``"setup"`` for what the set-up takes beyond the step. ``position``: the operator of the step's peak.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
     """
 
@@ -79,122 +74,98 @@ class Memory:
         return {**asdict(self), "total": self.total, "safe": self.safe}
 
 
-def memory(program: Program, machine: Machine, replay: bool = True) -> Memory:
-    """The memory that ``program`` takes on ``machine``; ``replay``: whether the step is recorded as a CUDA graph."""
-    walk = _Walk(program)
-    walk.run()
-    library = any(op.library for op in program.operators) and machine.device == "cuda"
-    workspace = machine.workspace_bytes * (2 if replay else 1) if library else 0
-    exact = machine.device == "cpu"
-    kinds = {kind: sizes[walk.position] for kind, sizes in walk.timeline.items() if sizes[walk.position]}
-    kinds["workspace"] = kinds.get("workspace", 0) + workspace
-    peak = sum(kinds.values()) if exact else walk.peak + workspace
-    kinds["rounding"] = peak - sum(kinds.values())
+def memory(program: Program, machine: Machine, replay: bool = True, preparation: Program | None = None) -> Memory:
+    """The memory that a run of ``program`` takes on ``machine``.
+
+    ``replay``: whether the step is recorded as a CUDA graph. ``preparation``: what is done once before, if known.
+    """
+    timeline = timeline_of(program)
+    alive = [sum(sizes) for sizes in zip(*timeline.values(), strict=True)]
+    position = max(range(len(alive)), key=alive.__getitem__, default=0)
+    kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
+    held = _held(program, machine, replay, preparation, max(alive, default=program.resident_bytes))
+    kinds = _completed(kinds, held.allocated, _library(program, machine, replay), _setup(preparation, alive))
     return Memory(
-        peak=peak,
-        reserved=peak if exact else walk.reserved + workspace,
+        peak=held.allocated,
+        reserved=held.reserved,
         context=machine.context_bytes,
         kinds={kind: size for kind, size in kinds.items() if size},
-        position=walk.position,
-        operator=program.operators[walk.position].name if program.operators else "",
-        timeline={kind: tuple(sizes) for kind, sizes in walk.timeline.items()},
+        position=position,
+        operator=program.operators[position].name if program.operators else "",
+        timeline=timeline,
         phases=tuple(op.phase for op in program.operators),
-        alive=walk.largest,
-        advice=advice(program, kinds, peak),
+        alive=largest(program, position),
+        advice=advice(program, kinds, held.allocated),
     )
+
+
+def timeline_of(program: Program) -> dict[str, tuple[int, ...]]:
+    """Bytes alive while each operator runs, by kind of Value; ``"workspace"`` is what operators need inside."""
+    kinds = sorted({value.kind for value in program.values})
+    change = {kind: [0] * (len(program.operators) + 1) for kind in kinds}
+    for number in program.resident:
+        change[program.values[number].kind][0] += program.values[number].bytes
+    for number, (first, last) in program.lifetimes().items():
+        value = program.values[number]
+        change[value.kind][first] += value.bytes
+        change[value.kind][last + 1] -= value.bytes
+    timeline = {kind: _running(changes[:-1]) for kind, changes in change.items()}
+    return timeline | {"workspace": tuple(op.workspace for op in program.operators)}
+
+
+def _running(changes: list[int]) -> tuple[int, ...]:
+    total, sums = 0, []
+    for change in changes:
+        total += change
+        sums.append(total)
+    return tuple(sums)
 
 
 def live_bytes(program: Program) -> list[int]:
     """Bytes alive while each operator runs, its workspace included: sums without an allocator."""
-    lives = program.lifetimes()
-    change = [0] * (len(program.operators) + 1)
-    for value, (first, last) in lives.items():
-        change[first] += program.values[value].bytes
-        change[last + 1] -= program.values[value].bytes
-    now, alive = program.resident_bytes, []
-    for step, op in zip(change, program.operators, strict=False):
-        now += step
-        alive.append(now + op.workspace)
-    return alive
+    return [sum(sizes) for sizes in zip(*timeline_of(program).values(), strict=True)]
 
 
-class _Walk:
-    """The step through two pools: what is resident in one, what comes and goes in the other."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._ends = _by_end(program)
-        self._makers: dict[int, str] = {}
-        self._held: dict[int, Block | None] = {}
-        self._kept, self._step = Allocator(), Allocator()
-        kinds = sorted({value.kind for value in program.values} | {"workspace"})
-        self.timeline: dict[str, list[int]] = {kind: [] for kind in kinds}
-        self._now = dict.fromkeys(kinds, 0)
-        self.position, self._most = 0, -1
-        self.largest: tuple[Alive, ...] = ()
-
-    @property
-    def peak(self) -> int:
-        """Bytes that the allocator counts as allocated, at most."""
-        return self._kept.allocated + self._step.peak
-
-    @property
-    def reserved(self) -> int:
-        """Bytes that it holds."""
-        return self._kept.reserved + self._step.most
-
-    def run(self) -> None:
-        """Walk every operator."""
-        for value in self._program.resident:
-            self._take(value, self._kept, "")
-        for position in range(len(self._program.operators)):
-            self._operator(position)
-        if not self._program.operators:
-            self._sample(0, 0)
-
-    def _operator(self, position: int) -> None:
-        op = self._program.operators[position]
-        for value in (*op.writes, *op.reads):
-            if value not in self._held:
-                self._take(value, self._step, op.name)
-        inside = [self._step.take(size) for size in op.pieces or (op.workspace,)]
-        self._sample(position, op.workspace)
-        for block in inside:
-            self._step.give(block)
-        for value in self._ends.get(position, ()):
-            self._step.give(self._held.pop(value))
-            self._now[self._program.values[value].kind] -= self._program.values[value].bytes
-            self._held.setdefault(value, None)
-
-    def _take(self, value: int, pool: Allocator, maker: str) -> None:
-        self._held[value] = pool.take(self._program.values[value].bytes)
-        self._makers[value] = maker
-        self._now[self._program.values[value].kind] += self._program.values[value].bytes
-
-    def _sample(self, position: int, workspace: int) -> None:
-        for kind, size in self._now.items():
-            self.timeline[kind].append(size + (workspace if kind == "workspace" else 0))
-        if self._step.allocated > self._most:
-            self._most, self.position = self._step.allocated, position
-            self.largest = self._largest()
-
-    def _largest(self) -> tuple[Alive, ...]:
-        values = self._program.values
-        held = [value for value, block in self._held.items() if block is not None]
-        held.sort(key=lambda value: -values[value].bytes)
-        return tuple(_alive(values[value], self._makers[value]) for value in held[:SHOWN])
+def largest(program: Program, position: int) -> tuple[Alive, ...]:
+    """The largest Values that are alive at an operator, each with its maker."""
+    lives, values = program.lifetimes(), program.values
+    there = [number for number, (first, last) in lives.items() if first <= position <= last]
+    there = sorted((*program.resident, *there), key=lambda number: -values[number].bytes)[:SHOWN]
+    makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in there}
+    return tuple(
+        Alive(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
+        for number in there
+        if values[number].bytes
+    )
 
 
-def _alive(value: Value, maker: str) -> Alive:
-    return Alive(value.bytes, value.kind, value.shape, value.dtype, maker)
+def _held(program: Program, machine: Machine, replay: bool, preparation: Program | None, most: int) -> Held:
+    """What is allocated and held; a CPU hands out what it is asked for."""
+    if machine.device == "cuda":
+        return follow(program, preparation, replay, machine.workspace_bytes)
+    before = max(live_bytes(preparation), default=0) if preparation is not None else 0
+    return Held(max(most, before), max(most, before), most)
 
 
-def _by_end(program: Program) -> dict[int, list[int]]:
-    """The Values that go after each operator."""
-    ends: dict[int, list[int]] = {}
-    for value, (_, last) in program.lifetimes().items():
-        ends.setdefault(last, []).append(value)
-    return ends
+def _library(program: Program, machine: Machine, replay: bool) -> int:
+    """Workspaces of cuBLAS: a recorded run has called it on the side stream of the warm-up and on the recording's."""
+    called = machine.device == "cuda" and any(op.library for op in program.operators)
+    return machine.workspace_bytes * (2 if replay else 1) if called else 0
+
+
+def _setup(preparation: Program | None, alive: list[int]) -> int:
+    """By how much the set-up takes more than the step."""
+    before = max(live_bytes(preparation), default=0) if preparation is not None else 0
+    return max(before - max(alive, default=0), 0)
+
+
+def _completed(kinds: dict[str, int], peak: int, library: int, setup: int) -> dict[str, int]:
+    """The kinds with what they lack to make up the peak."""
+    lacking = peak - sum(kinds.values())
+    setup = min(setup, lacking)
+    library = min(library, lacking - setup)
+    workspace = kinds.get("workspace", 0) + library
+    return {**kinds, "workspace": workspace, "setup": setup, "rounding": lacking - setup - library}
 
 
 def advice(program: Program, kinds: Mapping[str, int], peak: int) -> tuple[str, ...]:
@@ -202,11 +173,11 @@ def advice(program: Program, kinds: Mapping[str, int], peak: int) -> tuple[str, 
     step = sum(kinds.get(kind, 0) for kind in ("activation", "gradient", "temporary"))
     options = [
         (_halved(program, kinds), 'precision="bf16" halves what layers pass on'),
-        (kinds.get("activation", 0), "narrower layers save up to"),
+        (kinds.get("activation", 0), "recomputing activations in the backward pass, or narrower layers, saves up to"),
         (kinds.get("input", 0) // 2, "features in half precision save"),
     ]
     if program.tasks > 1:
-        options.append((step // 2, f"{program.tasks // 2} instead of {program.tasks} tasks in a group save"))
+        options.append((step // 2, f"{program.tasks // 2} tasks in a group instead of {program.tasks} save"))
     options.sort(key=lambda option: -option[0])
     return tuple(f"{words}: {show_bytes(saved)}" for saved, words in options if saved >= WORTH * max(peak, 1))
 

@@ -42,8 +42,8 @@ CPU = torch.device("cpu")
 class Captured:
     """A step that was followed: its Program, that of everything done once before it, and the run itself.
 
-    ``preparation`` builds the graph's derived forms, the first aggregation and the state; it matters where its peak
-    is higher than the step's.
+    ``preparation`` builds the graph's derived forms, the first aggregation and the state, and takes a first step (its
+    phase ``"warm-up"``), in which the rest of what is built once is built.
     """
 
     program: Program
@@ -106,9 +106,10 @@ def _follow(
     with meta_means_gpu(plan.device == "cuda"), observer:
         run = GroupRun(group, make_graph(), plan, where)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
+        setup = len(observer.calls)
         run.step()  # builds what is built once
         resident, first = observer.alive(), len(observer.calls)
-        kinds = kinds_of(observer, run)
+        kinds = dict.fromkeys(resident, "constant") | kinds_of(observer, run)
         run.step()
         observer.settle()
     del saved
@@ -117,7 +118,7 @@ def _follow(
         rescale(observer, sizes)
         note = sizes.note
     program = program_of(observer, resident, kinds, first=first, tasks=len(group), note=note)
-    preparation = program_of(observer, [], kinds, last=first, tasks=len(group), note=note, phase="preparation")
+    preparation = program_of(observer, [], kinds, last=first, tasks=len(group), note=note, setup=setup)
     return Captured(program, preparation, run)
 
 

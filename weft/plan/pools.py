@@ -1,0 +1,109 @@
+"""The life of a run through torch's caching allocator: set-up, warm-up, recording, each in the pool it uses.
+
+Blocks belong to the stream they were asked for on, and to nobody else until the cache is emptied:
+
+* the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
+* a recorded run first warms up on a side stream, :data:`WARMUPS` times; what the first time builds for good stays in
+  that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever asked for;
+* then the cache is emptied: segments with nothing in them go back to the device;
+* the recording fills a private pool, which is kept for the replays.
+
+cuBLAS keeps a workspace for each stream it was called on. A run that is not recorded does everything in one pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.program import KEPT, Operator, Program
+from weft.plan.allocator import Allocator, Block
+
+WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
+SETUP = "preparation"  # the phase of operators that run before the first step
+
+
+@dataclass(frozen=True)
+class Held:
+    """Most bytes that were allocated, and most that the allocator held, at any time of a run; ``stays``: in the end."""
+
+    allocated: int
+    reserved: int
+    stays: int
+
+
+def follow(program: Program, preparation: Program | None, replay: bool, workspace: int) -> Held:
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a stream."""
+    run = _Run(workspace)
+    default = run.pool()
+    side = run.pool() if replay else default
+    if preparation is None:
+        run.keep(program, default)
+    else:
+        run.play(preparation, default, side)
+    for _ in range(WARMUPS - (preparation is not None)):
+        run.play(program, side, side)
+    if replay:
+        run.trim()
+        private = run.pool()
+        run.play(program, private, private)
+    return Held(run.allocated, run.reserved, run.now_reserved)
+
+
+class _Run:
+    """The pools of one run, and the most of them together."""
+
+    def __init__(self, workspace: int) -> None:
+        self._workspace = workspace
+        self._pools: list[Allocator] = []
+        self._called: list[Allocator] = []  # pools of streams that cuBLAS was called on
+        self.allocated = self.reserved = 0
+
+    @property
+    def now_reserved(self) -> int:
+        """Bytes that are held now."""
+        return sum(pool.reserved for pool in self._pools)
+
+    def pool(self) -> Allocator:
+        """A new one."""
+        self._pools.append(Allocator())
+        return self._pools[-1]
+
+    def trim(self) -> None:
+        """Empty the cache."""
+        for pool in self._pools:
+            pool.trim()
+
+    def keep(self, program: Program, pool: Allocator) -> None:
+        """Allocate what is resident."""
+        for value in program.resident:
+            self._take(pool, program.values[value].bytes)
+
+    def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
+        """Run the operators, those of the set-up in one pool and the others in another."""
+        held: dict[int, tuple[Allocator, Block | None]] = {}
+        resident, ends = set(program.resident), program.ends()
+        for position, op in enumerate(program.operators):
+            if op.name == KEPT:
+                continue
+            pool = setup if op.phase == SETUP else steps
+            self._call(pool, op)
+            for value in (*op.writes, *op.reads):
+                if value not in held and value not in resident:
+                    held[value] = pool, self._take(pool, program.values[value].bytes)
+            inside = [self._take(pool, size) for size in op.pieces or (op.workspace,)]
+            for block in inside:
+                pool.give(block)
+            for value in ends.get(position, ()):
+                owner, gone = held[value]
+                owner.give(gone)
+
+    def _call(self, pool: Allocator, op: Operator) -> None:
+        if op.library and self._workspace and not any(pool is other for other in self._called):
+            self._called.append(pool)
+            self._take(pool, self._workspace)
+
+    def _take(self, pool: Allocator, size: int) -> Block | None:
+        block = pool.take(size)
+        self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
+        self.reserved = max(self.reserved, self.now_reserved)
+        return block
