@@ -94,7 +94,7 @@ class _Run:
             for block in inside:
                 pool.give(block)
             for value in ends.get(position, ()):
-                owner, gone = held[value]
+                owner, gone = held.get(value, (pool, None))
                 owner.give(gone)
 
     def _call(self, pool: Allocator, op: Operator) -> None:
