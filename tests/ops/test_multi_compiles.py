@@ -65,6 +65,27 @@ def test_sddmm_and_softmax(launches, dtype):  # noqa: F811
     compile_all(launches)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention(launches, dtype):  # noqa: F811
+    from weft.ops.multi import Call, together_triton
+
+    adj = small(num_rows=9, num_cols=9)
+    walk, back = (packed(walk) for walk in walks(adj))
+    random = torch.full((2,), 0.5), torch.zeros(2, 2, dtype=torch.int64), 3
+    rows = [numbers(2, 9, heads * 18, dtype=dtype) for heads in (4, 2)]
+    calls = [
+        Call("graph_attention_packed", (row, heads, 0.2, *random, walk, back))
+        for row, heads in zip(rows, (4, 2), strict=True)
+    ]
+    done = together_triton(calls)
+    back_calls = [
+        Call("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, walk, back))
+        for row, outs in zip(rows, done, strict=True)
+    ]
+    together_triton(back_calls)
+    compile_all(launches)
+
+
 def test_loads_of_alike_sources_stay_wide(launches):  # noqa: F811
     """A select among addresses keeps what is known of their alignment: four floats to a load."""
     import triton

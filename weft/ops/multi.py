@@ -1,8 +1,8 @@
 """together: several sparse operators, of any kinds, over any walks, in one launch.
 
-A :class:`Call` is an operator of this package with its arguments. On a GPU the pieces of all calls share one grid (see
-``multi_launch.py``), and the sums over hubs that follow share another; each result is bit for bit what its operator
-gives alone. Elsewhere, and for operators without pieces, the calls are made one after another.
+A :class:`Call` is an operator of this package with its arguments. On a GPU the first launches of all calls share one
+grid (see ``multi_launch.py``), the sums over hubs that follow share another; each result is bit for bit what its
+operator gives alone. Elsewhere, and for operators that do more than launch, the calls are made one after another.
 
 The custom operator under it takes lists of tensors only, so calls cross its border flat: tensors, the lengths of
 lists of tensors, and numbers, each in the order of the operators' own schemas.
@@ -10,7 +10,7 @@ lists of tensors, and numbers, each in the order of the operators' own schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,10 +20,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.backend import use_triton
-from weft.ops.multi_launch import Part, launch_parts
-
-Phases = list[Part]  # one part for every phase, the first walks the graph, the second adds up hubs
-MakeParts = Callable[..., tuple[tuple[Tensor, ...], Phases]]
+from weft.ops.multi_launch import collected, launch_parts
 
 
 @dataclass(frozen=True)
@@ -49,30 +46,21 @@ def results(name: str) -> int:
     return len(operator(name)._schema.returns)
 
 
-@cache
-def makers() -> dict[str, MakeParts]:
-    """The operators that can share a launch, each with the function that makes its parts."""
-    from weft.ops.multi_edge_softmax_triton import edge_softmax_backward_parts, edge_softmax_parts
-    from weft.ops.multi_sddmm_triton import sddmm_parts
-    from weft.ops.multi_spmm_triton import max_backward_parts, max_parts, push_parts, spmm_parts
-
-    return {
-        "spmm": spmm_parts,
-        "spmm_max": max_parts,
-        "spmm_max_backward": max_backward_parts,
-        "spmm_push": push_parts,
-        "sddmm": sddmm_parts,
-        "edge_softmax": edge_softmax_parts,
-        "edge_softmax_backward": edge_softmax_backward_parts,
-    }
-
-
 def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
-    """One launch for the walks of all calls, one more where any of them has hubs."""
-    made = [makers()[call.name](*call.arguments) if call.name in makers() else (call(), []) for call in calls]
-    for phase in range(max((len(phases) for _, phases in made), default=0)):
-        launch_parts([phases[phase] for _, phases in made if phase < len(phases)])
-    return [outputs for outputs, _ in made]
+    """The first launches of all calls in one, then the second ones of those that have any, and so on."""
+    from weft.ops.multi_operators import LAUNCHERS  # which imports the operators, which may want to share launches
+
+    outputs, launches = [], []
+    for call in calls:
+        if call.name in LAUNCHERS:
+            with collected() as parts:
+                outputs.append(LAUNCHERS[call.name](*call.arguments))
+            launches.append(parts)
+        else:
+            outputs.append(call())
+    for phase in range(max(map(len, launches), default=0)):
+        launch_parts([parts[phase] for parts in launches if phase < len(parts)])
+    return outputs
 
 
 # ---- across the border of a custom operator ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The parts of ``edge_softmax`` and its gradient in a shared launch.
+"""Kernels of ``edge_softmax`` and its gradient for shared launches: whole rows at a time, and nothing in between.
 
 A row that is no hub is finished where it was met: its edges are read once for the maximum and the sum, and once more,
 from the cache, to be normalised. Chunks of hubs leave their maximum and sum behind, and the second launch normalises
@@ -13,8 +13,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import flatten_tasks, triton_acc
-from weft.ops.multi_launch import Part
-from weft.ops.walk import unpack
+from weft.ops.walk import Walk
 
 LIGHT_ROWS, LIGHT_EDGES, HEAVY_EDGES = 32, 4, 256
 
@@ -67,12 +66,14 @@ def _normalise(
 
 
 @triton.jit
-def softmax_piece(
-    piece, tile, task, scores, other, heavy_start, heavy_len, light_start, light_len, out, part_top, part_sum,
+def _softmax_kernel(
+    scores, other, heavy_start, heavy_len, light_start, light_len, out, part_top, part_sum,
     num_heavy, num_light, num_partial, E, heads,
     DOT: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BL: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """One heavy row, one chunk of a hub, or BR light rows; all heads of one task."""
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
     h = tl.arange(0, BH)
     scores += task * E * heads
     other += task * E * heads
@@ -98,12 +99,14 @@ def softmax_piece(
 
 
 @triton.jit
-def softmax_hub_piece(
-    piece, tile, task, scores, other, heavy_start, heavy_len, hub_ptr, hub_of_partial, out, part_top, part_sum,
+def _hub_softmax_kernel(
+    scores, other, heavy_start, heavy_len, hub_ptr, hub_of_partial, out, part_top, part_sum,
     num_partial, E, heads,
     DOT: tl.constexpr, ACC: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Normalise one chunk of a hub by the maximum and the sum of all its hub's chunks, always in the same order."""
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
     h = tl.arange(0, BH)
     hub = tl.load(hub_of_partial + piece)
     last = tl.load(hub_ptr + hub + 1)
@@ -137,36 +140,36 @@ def softmax_hub_piece(
     )  # fmt: skip
 
 
-def _parts(scores: Tensor, other: Tensor | None, walk: list[Tensor]) -> tuple[tuple[Tensor, ...], list[Part]]:
-    opened = unpack(walk)
-    work = opened.work
+def _softmax(scores: Tensor, other: Tensor | None, walk: Walk) -> Tensor:
+    work = walk.work
     scores_TEH = flatten_tasks(scores, 2)
     other_TEH = scores_TEH if other is None else flatten_tasks(other, 2)
     tasks, E, heads = scores_TEH.shape
     out = torch.empty_like(scores_TEH)
-    shaped = (out.reshape(scores.shape),)
     if out.numel() == 0:
-        return shaped, []
+        return out.reshape(scores.shape)
     num_heavy, num_light, partials = work.heavy_row.numel(), work.light_row.numel(), work.hub_of_partial.numel()
     part_top = scores.new_empty(tasks, max(partials, 1), heads, dtype=accumulate_dtype(scores.dtype))
     part_sum = torch.empty_like(part_top)
     fixed = {"DOT": other is not None, "ACC": triton_acc(scores.dtype), "BE": HEAVY_EDGES, "BH": next_power_of_2(heads)}
-    pieces = work.heavy_start, work.heavy_len, work.light_start, work.light_len
-    arguments = (scores_TEH, other_TEH, *pieces, out, part_top, part_sum, num_heavy, num_light, partials, E, heads)
-    constants = tuple((fixed | {"BR": LIGHT_ROWS, "BL": LIGHT_EDGES}).items())
-    parts = [Part(softmax_piece, (num_heavy + -(-num_light // LIGHT_ROWS), 1, tasks), arguments, constants)]
+    _softmax_kernel[(num_heavy + -(-num_light // LIGHT_ROWS), 1, tasks)](
+        scores_TEH, other_TEH, work.heavy_start, work.heavy_len, work.light_start, work.light_len,
+        out, part_top, part_sum, num_heavy, num_light, partials, E, heads,
+        BR=LIGHT_ROWS, BL=LIGHT_EDGES, num_warps=4, **fixed,
+    )  # fmt: skip
     if partials:
-        pieces = work.heavy_start, work.heavy_len, work.hub_ptr, work.hub_of_partial
-        arguments = (scores_TEH, other_TEH, *pieces, out, part_top, part_sum, partials, E, heads)
-        parts.append(Part(softmax_hub_piece, (partials, 1, tasks), arguments, tuple((fixed | {"BP": 16}).items())))
-    return shaped, parts
+        _hub_softmax_kernel[(partials, 1, tasks)](
+            scores_TEH, other_TEH, work.heavy_start, work.heavy_len, work.hub_ptr, work.hub_of_partial,
+            out, part_top, part_sum, partials, E, heads, BP=16, num_warps=4, **fixed,
+        )  # fmt: skip
+    return out.reshape(scores.shape)
 
 
-def edge_softmax_parts(scores, walk) -> tuple[tuple[Tensor, ...], list[Part]]:
-    """``((out [..., E, H],), parts)`` of the softmax of ``scores [..., E, H]``."""
-    return _parts(scores, None, walk)
+def whole_edge_softmax_triton(scores: Tensor, walk: Walk) -> Tensor:
+    """The softmax of ``scores [..., E, H]``, as ``edge_softmax_triton`` gives it."""
+    return _softmax(scores, None, walk)
 
 
-def edge_softmax_backward_parts(grad, out, walk) -> tuple[tuple[Tensor, ...], list[Part]]:
-    """``((grad_scores [..., E, H],), parts)``."""
-    return _parts(out, grad, walk)
+def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
+    """Its gradient ``[..., E, H]``."""
+    return _softmax(out, grad, walk)

@@ -1,20 +1,26 @@
-"""Several kernels' work in one launch: a kernel is generated for the group of parts at hand.
+"""Several kernels' work in one launch: a kernel is generated for the group of launches at hand.
 
-A *part* is what one kernel would do on its own: a body (a Triton function of three program ids and its arguments), the
-grid it would be launched over, arguments and constants. :func:`launch_parts` lays the grids of all parts end to end in
-one grid and writes the kernel that finds, from its program id, the part it belongs to and its three ids there.
+Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but noted down as a :class:`Part`, so the code
+that launches an operator's kernels alone also says what it would launch. :func:`launch_parts` lays the grids of many
+parts end to end in one grid, and writes the kernel that finds, from its program id, the part it belongs to and its ids
+there. The body of each kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments:
+every part runs the code that its operator runs alone, on the same tiles and in the same order, and its numbers are the
+same bits.
 
-Parts alike in everything but addresses and sizes share one branch of that kernel, in which they are told apart by a
-select, so that its code grows with the number of *kinds*, not of parts. Every part runs the body that its operator
-runs alone, on the same tiles and in the same order: the numbers are the same bits.
-
-Addresses and sizes are arguments of the launch, not a table in memory: a recorded launch replays without a copy.
+Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
+apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
+launch, not a table in memory: a recorded launch replays without a copy.
 """
 
 from __future__ import annotations
 
+import inspect
 import linecache
-from collections.abc import Sequence
+import re
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -23,21 +29,36 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.ops.lang import tl, triton
+from weft.ops.backend import have_triton
+from weft.ops.lang import InertKernel, tl, triton
 
-Constant = tuple[str, Any]
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
+OPTIONS = ("num_warps", "num_stages")
+IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
 @dataclass(frozen=True)
 class Part:
-    """``body(id0, id1, id2, *arguments, **constants)`` over ``grid``; ids 1 and 2 are int32 and int64."""
+    """The launch ``kernel[grid](**arguments, **constants)`` with ``options`` such as ``num_warps``, not yet made."""
 
-    body: Any
+    kernel: Any
     grid: tuple[int, int, int]
-    arguments: tuple[Tensor | int | float, ...]
-    constants: tuple[Constant, ...]
-    num_warps: int = 4
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
+        """The launch as it was asked for."""
+        options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
+        parameters = inspect.signature(kernel.fn).parameters
+        bound = dict(zip(parameters, args, strict=False)) | kwargs
+        fixed = {name for name, parameter in parameters.items() if "constexpr" in str(parameter.annotation)}
+        names = tuple(name for name in parameters if name not in fixed)
+        sizes = (*grid, 1, 1)[:3]
+        constants = tuple((name, bound[name]) for name in parameters if name in fixed)
+        return cls(kernel, sizes, names, tuple(bound[name] for name in names), constants, options)
 
     @property
     def programs(self) -> int:
@@ -45,33 +66,89 @@ class Part:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
-    def kind(self) -> tuple:
-        """What decides the code: body, constants and the types of the arguments."""
+    def kind(self) -> tuple[Any, ...]:
+        """What decides the code: the kernel, its constants and the types of its arguments."""
         types = tuple(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in self.arguments)
-        return self.body, self.constants, types
+        return self.kernel, self.constants, types
 
 
 @dataclass(frozen=True)
 class Branch:
     """The code of one kind: how many parts take it, and which of its arguments are the same for all of them."""
 
-    body: Any
-    constants: tuple[Constant, ...]
+    kernel: Any
+    names: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
     count: int
     shared: tuple[bool, ...]
+
+
+# ---- noting launches down ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def collected() -> Iterator[list[Part]]:
+    """Inside, and in this thread, launches are added to the list that this gives, and not made."""
+    thread, parts = threading.get_ident(), []
+    before = {kind: (kind.__dict__.get("__getitem__"), kind.__getitem__) for kind in _kernel_types()}
+    for kind, (_, inherited) in before.items():
+        kind.__getitem__ = _noting(inherited, thread, parts)
+    try:
+        yield parts
+    finally:
+        for kind, (own, _) in before.items():
+            if own is None:
+                del kind.__getitem__
+            else:
+                kind.__getitem__ = own
+
+
+def _kernel_types() -> list[type]:
+    """The classes whose instances are asked for a launch by ``kernel[grid](...)``."""
+    if not have_triton():
+        return [InertKernel]
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    return [JITFunction, InterpretedFunction]
+
+
+def _noting(inherited: Callable[[Any, Any], Any], thread: int, parts: list[Part]) -> Callable[[Any, Any], Any]:
+    def getitem(kernel: Any, grid: Any) -> Any:
+        if threading.get_ident() != thread:
+            return inherited(kernel, grid)
+        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
+
+    return getitem
+
+
+# ---- launching --------------------------------------------------------------------------------------------
 
 
 def launch_parts(parts: Sequence[Part]) -> None:
     """Run all parts, in one launch (several where the arguments would not fit into one)."""
     for batch in _batches([part for part in parts if part.programs]):
-        kinds = _by_kind(batch)
-        branches = tuple(_branch(members) for members in kinds)
-        ordered = [part for members in kinds for part in members]
-        ends = list(accumulate(part.programs for part in ordered))
-        arguments = [value for branch, members in zip(branches, kinds, strict=True) for value in _flat(branch, members)]
-        sizes = [value for part, end in zip(ordered, ends, strict=True) for value in (end, *part.grid[:2])]
-        warps = max(part.num_warps for part in ordered)
-        generate(branches)[(ends[-1],)](*sizes, *arguments, num_warps=warps)
+        if len(batch) == 1:
+            _launch_alone(batch[0])
+        else:
+            _launch_together(batch)
+
+
+def _launch_alone(part: Part) -> None:
+    given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
+    part.kernel[part.grid](**given)
+
+
+def _launch_together(parts: list[Part]) -> None:
+    kinds = by_kind(parts)
+    branches = tuple(branch_of(members) for members in kinds)
+    ordered = [part for members in kinds for part in members]
+    ends = list(accumulate(part.programs for part in ordered))
+    sizes = [value for part, end in zip(ordered, ends, strict=True) for value in (end, *part.grid)]
+    arguments = [value for branch, members in zip(branches, kinds, strict=True) for value in _flat(branch, members)]
+    given = [dict(part.options) for part in ordered]
+    options = {name: max(have[name] for have in given if name in have) for name in {k for have in given for k in have}}
+    generate(branches)[(ends[-1],)](*sizes, *arguments, **options)
 
 
 def _batches(parts: list[Part]) -> list[list[Part]]:
@@ -79,7 +156,7 @@ def _batches(parts: list[Part]) -> list[list[Part]]:
     batches: list[list[Part]] = []
     room = 0
     for part in parts:
-        need = len(part.arguments) + 3
+        need = len(part.arguments) + 4
         if need > room:
             batches.append([])
             room = LIMIT
@@ -88,25 +165,26 @@ def _batches(parts: list[Part]) -> list[list[Part]]:
     return batches
 
 
-def _by_kind(parts: list[Part]) -> list[list[Part]]:
+def by_kind(parts: list[Part]) -> list[list[Part]]:
     """The parts of every kind together, kinds in the order in which they first appear."""
-    order: dict[tuple, int] = {}
+    order: dict[tuple[Any, ...], int] = {}
     for part in parts:
         order.setdefault(part.kind, len(order))
     ranked = sorted(parts, key=lambda part: order[part.kind])
     return [list(members) for _, members in groupby(ranked, key=lambda part: order[part.kind])]
 
 
-def _branch(members: list[Part]) -> Branch:
+def branch_of(members: list[Part]) -> Branch:
+    """What the parts of one kind have in common."""
     first = members[0]
     shared = tuple(
         isinstance(value, Tensor) and all(part.arguments[place] is value for part in members)
         for place, value in enumerate(first.arguments)
     )
-    return Branch(first.body, first.constants, len(members), shared)
+    return Branch(first.kernel, first.names, first.constants, len(members), shared)
 
 
-def _flat(branch: Branch, members: list[Part]) -> list[Tensor | int | float]:
+def _flat(branch: Branch, members: list[Part]) -> list[Any]:
     """The arguments in the order of the generated signature: a shared one once, the others part by part."""
     return [
         part.arguments[place]
@@ -121,62 +199,81 @@ def _flat(branch: Branch, members: list[Part]) -> list[Tensor | int | float]:
 @cache
 def generate(branches: tuple[Branch, ...]) -> Any:
     """The Triton function of these branches, written, and kept for the process (Triton keeps the machine code)."""
-    source = kernel_source(branches)
-    name = f"<weft generated {sha256(source.encode()).hexdigest()[:16]}>"
+    scope = {"triton": triton, "tl": tl}
+    scope |= {f"body{place}": body_of(branch.kernel) for place, branch in enumerate(branches)}
+    return _compile(kernel_source(branches), "woven_kernel", scope)
+
+
+@cache
+def body_of(kernel: Any) -> Any:
+    """``kernel`` as a function of its program ids and the size of its grid, besides its own parameters."""
+    source = textwrap.dedent(inspect.getsource(kernel.fn))
+    name = kernel.fn.__name__
+    source = re.sub(rf"def {name}\(", f"def {name}({', '.join(IDS)}, ", source, count=1)
+    source = re.sub(r"tl\.program_id\((?:axis=)?(\d)\)", r"weft_id\1", source)
+    source = re.sub(r"tl\.num_programs\((?:axis=)?(\d)\)", r"weft_n\1", source)
+    return _compile(source, name, dict(kernel.fn.__globals__))
+
+
+def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
+    """The function ``name`` that ``source`` defines."""
+    file = f"<weft {name} {sha256(source.encode()).hexdigest()[:16]}>"
     # Triton reads a function's source through inspect, which finds it here.
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    scope = {"triton": triton, "tl": tl} | {f"body{place}": branch.body for place, branch in enumerate(branches)}
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     scope["__name__"] = __name__
-    exec(compile(source, name, "exec"), scope)  # text made above from our own templates, no input of a user
-    return scope["woven_kernel"]
+    exec(compile(source, file, "exec"), scope)  # the text of our own kernels and templates, no input of a user
+    return scope[name]
 
 
 def kernel_source(branches: tuple[Branch, ...]) -> str:
     """The text of the kernel: which part is this program of, which piece of it, and the call of its body."""
     total = sum(branch.count for branch in branches)
-    names = [name for part in range(total) for name in (f"end{part}", f"p{part}", f"q{part}")]
+    names = [f"{letter}{part}" for part in range(total) for letter in ("end", "p", "q", "r")]
     names += [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
     lines = ["@triton.jit", f"def woven_kernel({', '.join(names)}):", "    pid = tl.program_id(0)"]
     first = 0
     for place, branch in enumerate(branches):
-        indent = "    " * (place + 1)
-        last = first + branch.count - 1
-        inside = indent + "    " if place + 1 < len(branches) else indent
+        indent, last = "    " * (place + 1), first + branch.count - 1
+        text = _branch_lines(place, branch, first)
         if place + 1 < len(branches):
-            lines.append(f"{indent}if pid < end{last}:")
-        lines += [inside + line for line in _branch_lines(place, branch, first)]
-        if place + 1 < len(branches):
-            lines.append(f"{indent}else:")
+            lines += [f"{indent}if pid < end{last}:", *(f"{indent}    {line}" for line in text), f"{indent}else:"]
+        else:
+            lines += [f"{indent}{line}" for line in text]
         first = last + 1
     return "\n".join(lines) + "\n"
 
 
 def _argument_names(place: int, branch: Branch) -> list[str]:
     return [
-        f"b{place}_a{argument}" + ("" if shared else f"_{part}")
-        for argument, shared in enumerate(branch.shared)
+        f"b{place}_{name}" + ("" if shared else f"_{part}")
+        for name, shared in zip(branch.names, branch.shared, strict=True)
         for part in range(1 if shared else branch.count)
     ]
 
 
 def _branch_lines(place: int, branch: Branch, first: int) -> list[str]:
-    """The lines of one branch, whose parts are numbered from ``first``; names end in its number."""
-    own = [argument for argument, shared in enumerate(branch.shared) if not shared]
-    values = {f"v{place}_{argument}": f"b{place}_a{argument}_" for argument in own}
-    lines = [f"start{place} = {f'end{first - 1}' if first else '0'}", f"m{place} = p{first}", f"n{place} = q{first}"]
-    lines += [f"{name} = {source}0" for name, source in values.items()]
+    """The lines of one branch, whose parts are numbered from ``first``; the names in it end in its number."""
+    own = [name for name, shared in zip(branch.names, branch.shared, strict=True) if not shared]
+    chosen = {f"v{place}_{name}": f"b{place}_{name}_{{}}" for name in own}
+    chosen |= {f"{letter}_{place}": letter + "{}" for letter in ("p", "q", "r")}
+    lines = [f"start{place} = {f'end{first - 1}' if first else '0'}"]
+    lines += [f"{name} = {source.format(0 if name.startswith('v') else first)}" for name, source in chosen.items()]
     for part in range(1, branch.count):
-        here = f"here{place}_{part}"
-        lines.append(f"{here} = pid >= end{first + part - 1}")
-        lines.append(f"start{place} = tl.where({here}, end{first + part - 1}, start{place})")
-        lines.append(f"m{place} = tl.where({here}, p{first + part}, m{place})")
-        lines.append(f"n{place} = tl.where({here}, q{first + part}, n{place})")
-        lines += [f"{name} = tl.where({here}, {source}{part}, {name})" for name, source in values.items()]
-    lines += [f"local{place} = pid - start{place}", f"rest{place} = local{place} // m{place}"]
-    ids = f"local{place} % m{place}, rest{place} % n{place}, (rest{place} // n{place}).to(tl.int64)"
-    passed = [f"b{place}_a{a}" if shared else f"v{place}_{a}" for a, shared in enumerate(branch.shared)]
-    constants = [f"{name}={literal(value)}" for name, value in branch.constants]
-    return [*lines, f"body{place}({', '.join([ids, *passed, *constants])})"]
+        here, before = f"here{place}_{part}", f"end{first + part - 1}"
+        lines += [f"{here} = pid >= {before}", f"start{place} = tl.where({here}, {before}, start{place})"]
+        for name, source in chosen.items():
+            value = source.format(part if name.startswith("v") else first + part)
+            lines.append(f"{name} = tl.where({here}, {value}, {name})")
+    lines += [f"local{place} = pid - start{place}", f"rest{place} = local{place} // p_{place}"]
+    ids = [f"local{place} % p_{place}", f"rest{place} % q_{place}", f"rest{place} // q_{place}"]
+    # A size of 1 is a constant to Triton; kernels treat what they are told as a value.
+    ids += [f"pid * 0 + {letter}_{place}" for letter in ("p", "q", "r")]
+    passed = [
+        f"{name}=b{place}_{name}" if shared else f"{name}=v{place}_{name}"
+        for name, shared in zip(branch.names, branch.shared, strict=True)
+    ]
+    passed += [f"{name}={literal(value)}" for name, value in branch.constants]
+    return [*lines, f"body{place}({', '.join([*ids, *passed])})"]
 
 
 def literal(value: Any) -> str:

@@ -92,7 +92,7 @@ def push_torch(x, weight, row_scale, col_scale, walk: Walk, num_cols: int) -> Te
 )
 def _push_op(x, weight, row_scale, col_scale, walk, num_cols):
     if use_triton(x):
-        return push_triton(x, weight, row_scale, col_scale, walk, num_cols)
+        return push_triton(x, weight, row_scale, col_scale, unpack(walk), num_cols)
     return push_torch(x, weight, row_scale, col_scale, unpack(walk), num_cols).contiguous()
 
 

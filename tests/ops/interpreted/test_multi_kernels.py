@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from weft.ops.attention import attention_forward_torch
+from weft.ops.attention_packed import take_apart
+from weft.ops.attention_v2 import attention_v2_forward_torch
 from weft.ops.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.multi import Call, together_triton
-from weft.ops.multi_launch import kernel_source, launch_parts
+from weft.ops.multi_launch import branch_of, by_kind, collected, kernel_source, launch_parts
 from weft.ops.multi_sddmm import Ends, multi_sddmm_torch
 from weft.ops.multi_spmm import Source, multi_spmm_torch, push_torch
-from weft.ops.multi_spmm_triton import spmm_parts
 from weft.ops.spmm import spmm_torch
 from weft.ops.spmm_max import spmm_max_backward_torch, spmm_max_torch
 from weft.ops.spmm_triton import spmm_triton
@@ -138,6 +138,45 @@ def test_edge_softmax(dtype):
     assert_same([outputs[0] for outputs in done], expected, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_of_different_heads(dtype):
+    adj = small(num_rows=9, num_cols=9)
+    walk, back = walks(adj)
+    forward, grads = [], []
+    for seed, (lead, heads, width) in enumerate((((), 1, 4), ((2,), 2, 8), ((), 1, 4), ((), 4, 3))):
+        packed_rows = numbers(*lead, 9, heads * (width + 2), dtype=dtype, seed=seed)
+        clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
+        random = (torch.full(lead, 0.25), clock, seed) if seed else (None, None, 0)
+        forward.append(Call("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(walk), packed(back))))
+        grads.append(numbers(*lead, 9, heads, width, dtype=dtype, seed=9))
+    done = together_triton(forward)
+    alone = [together_triton([call])[0] for call in forward]
+    assert_same([out for outs in done for out in outs], [out for outs in alone for out in outs], dtype)
+    for call, (out, *_) in zip(forward, done, strict=True):
+        parts = take_apart(call.arguments[0], call.arguments[1])
+        expected = attention_forward_torch(*parts, *call.arguments[2:6], walk)
+        assert_same(out, expected[0], dtype)
+    backward = [
+        Call("graph_attention_packed_backward", (grad, call.arguments[0], *outs, *call.arguments[2:]))
+        for call, grad, outs in zip(forward, grads, alone, strict=True)
+    ]
+    done = together_triton(backward)
+    alone = [together_triton([call])[0] for call in backward]
+    for mine, theirs in zip(done, alone, strict=True):
+        assert torch.equal(mine[0], theirs[0])
+
+
+def test_attention_v2_beside_a_sum():
+    adj = small()
+    walk, back = walks(adj)
+    x_src, x_dst, att = numbers(9, 2, 3), numbers(11, 2, 3, seed=1), numbers(2, 3, seed=2)
+    given = (x_src, x_dst, att, 0.2, None, None, 0)
+    calls = [Call("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
+    (out, _), (summed,) = together_triton(calls)
+    assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
+    assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
+
+
 def test_operators_of_different_families_in_one_launch():
     adj = small()
     walk, _ = walks(adj)
@@ -175,12 +214,15 @@ def test_more_sources_than_one_launch_holds(monkeypatch):
 def test_alike_sources_share_one_branch():
     adj = small()
     walk, _ = walks(adj)
-    parts = [spmm_parts(numbers(adj.num_cols, w), None, None, None, packed(walk))[1][0] for w in (3, 3, 5, 3)]
-    from weft.ops.multi_launch import _branch, _by_kind
-
-    branches = tuple(_branch(members) for members in _by_kind(parts))
+    with collected() as parts:
+        outs = [spmm_triton(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
+    firsts = parts[::2]  # the walks; each is followed by its hubs
+    branches = tuple(branch_of(members) for members in by_kind(firsts))
     assert [branch.count for branch in branches] == [3, 1]
     text = kernel_source(branches)
     assert text.count("body0(") == 1
     assert text.count("body1(") == 1
-    launch_parts([replace(part) for part in parts])
+    launch_parts(firsts)
+    launch_parts(parts[1::2])
+    expected = [spmm_torch(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
+    assert_same(outs, expected, torch.float32)

@@ -1,0 +1,88 @@
+"""The operators that can share launches, each as the code that launches its kernels and does nothing between them.
+
+Only such code can be collected: its results are there when its launches have been made, and it looks at none of them.
+Arguments are those of the operators' schemas; results are tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.attention_forward_triton import attention_forward_triton
+from weft.ops.attention_packed import take_apart
+from weft.ops.attention_v2_triton import attention_v2_forward_triton
+from weft.ops.multi_edge_softmax_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
+from weft.ops.multi_spmm_triton import push_triton
+from weft.ops.sddmm_triton import sddmm_triton
+from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+from weft.ops.spmm_triton import spmm_triton
+from weft.ops.walk import unpack
+
+Tensors = tuple[Tensor, ...]
+
+
+def _spmm(x, weight, row_scale, col_scale, walk, back, weight_back) -> Tensors:
+    return (spmm_triton(x, weight, row_scale, col_scale, unpack(walk)),)
+
+
+def _push(x, weight, row_scale, col_scale, walk, num_cols) -> Tensors:
+    return (push_triton(x, weight, row_scale, col_scale, unpack(walk), num_cols),)
+
+
+def _max(x, weight, walk, back) -> Tensors:
+    return spmm_max_triton(x, weight, unpack(walk))
+
+
+def _max_backward(grad, winner, weight, walk, back) -> Tensors:
+    return (spmm_max_backward_triton(grad, winner, weight, unpack(back)),)
+
+
+def _sddmm(a, b, heads, walk, back) -> Tensors:
+    return (sddmm_triton(a, b, heads, unpack(walk)),)
+
+
+def _softmax(scores, walk) -> Tensors:
+    return (whole_edge_softmax_triton(scores, unpack(walk)),)
+
+
+def _softmax_backward(grad, out, walk) -> Tensors:
+    return (whole_edge_softmax_backward_triton(grad, out, unpack(walk)),)
+
+
+def _attention_packed(packed, heads, slope, rate, clock, site, walk, back) -> Tensors:
+    x, a_src, a_dst = take_apart(packed.contiguous(), heads)
+    return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
+
+
+def _attention_packed_backward(
+    grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, walk, back
+) -> Tensors:
+    heads, packed = grad.shape[-2], packed.contiguous()
+    x, a_src, a_dst = take_apart(packed, heads)
+    result = torch.empty_like(packed)
+    into_x, into_src, into_dst = take_apart(result, heads)
+    stats, _ = attention_row_gradient_triton(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope, into=into_dst)
+    attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, unpack(back), into=(into_x, into_src))
+    return (result,)
+
+
+def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, walk, back) -> Tensors:
+    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack(walk))
+
+
+LAUNCHERS: dict[str, Callable[..., Tensors]] = {
+    "spmm": _spmm,
+    "spmm_push": _push,
+    "spmm_max": _max,
+    "spmm_max_backward": _max_backward,
+    "sddmm": _sddmm,
+    "edge_softmax": _softmax,
+    "edge_softmax_backward": _softmax_backward,
+    "graph_attention_packed": _attention_packed,
+    "graph_attention_packed_backward": _attention_packed_backward,
+    "graph_attention_v2": _attention_v2,
+}
