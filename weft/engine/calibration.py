@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,8 @@ def typical_error(observations: Sequence[Observation], factors: Mapping[str, flo
     return statistics.median(errors) if errors else 0.0
 
 
-def _results(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if folder.is_file():
-            yield folder
-        else:
-            yield from sorted(folder.rglob(RESULT))
+def _results(folders: Iterable[Path]) -> list[Path]:
+    """Every result in or under the folders, once; its absolute folder is what a run is known by."""
+    places = [folder.absolute() for folder in folders]
+    found = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob(RESULT)))]
+    return list(dict.fromkeys(found))

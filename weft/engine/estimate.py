@@ -23,8 +23,6 @@ from weft.plan.structure import graph_key, structure, treatment, width
 from weft.plan.time import Setting, seconds
 from weft.run.captured import capture
 
-NOTABLY = 1.05
-
 
 @dataclass(frozen=True)
 class Steps:
@@ -37,16 +35,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a group takes: the cost, how its memory comes about, and the step they were read from.
-
-    ``starts_high``: setting up takes more than training does.
-    """
+    """What a group takes: the cost, how its memory comes about, and the step they were read from."""
 
     cost: Cost
     memory: Memory
     program: Program
     parameters: tuple[int, ...]
-    starts_high: bool = False
 
 
 class Estimator:
@@ -120,17 +114,16 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         setting = Setting(first.precision, plan.replay, plan.threads, first.eval_every)
-        held = memory(steps.step, self.machine, replay=plan.replay)
-        before = memory(steps.preparation, self.machine, replay=False)
+        held = memory(steps.step, self.machine, replay=plan.replay, preparation=steps.preparation)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(
             cost,
             peak_bytes=held.peak,
-            reserved_bytes=max(held.reserved, before.reserved),
-            total_bytes=max(held.safe, before.safe),
+            reserved_bytes=held.reserved,
+            total_bytes=held.safe,
             bytes=dict(held.kinds),
         )
-        return Estimate(cost, held, steps.step, steps.parameters, before.safe > NOTABLY * held.safe)
+        return Estimate(cost, held, steps.step, steps.parameters)
 
     def _graph(self, task: Task) -> Graph | GraphStats:
         key = graph_key(task)

@@ -23,7 +23,6 @@ from weft.plan.structure import graph_key
 
 AT_PEAK = 4  # of the largest things alive
 ATTEMPTS = 4  # at groups that fit
-STARTS_HIGH = "setting up takes more memory than training: the forms of the graph are made then"
 
 
 def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str | float | None = None) -> PlanReport:
@@ -90,7 +89,6 @@ def _grouped(tasks: Sequence[Task], estimator: Estimator, budget: int) -> list[P
 def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -> GroupEstimate:
     members = members_of(plan, tasks)
     estimate = estimator.together(members, plan)
-    note = "; ".join(part for part in (estimate.program.note, STARTS_HIGH if estimate.starts_high else "") if part)
     return GroupEstimate(
         plan=replace(plan, cost=estimate.cost.to_dict()),
         cost=estimate.cost,
@@ -98,7 +96,7 @@ def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -
         fits=estimate.cost.total_bytes <= room,
         at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
         unknown=estimate.program.unknown,
-        note=note,
+        note=estimate.program.note,
         advice=estimate.memory.advice,
         timeline=estimate.memory.timeline,
         phases=estimate.memory.phases,

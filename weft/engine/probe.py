@@ -31,7 +31,7 @@ CPU_CACHE = 8 * MIB  # where the system does not say
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """How large the trials are: several caches for what should come from memory, a fraction of it for the rest."""
 
     copy: int
@@ -48,9 +48,8 @@ def probe(device: torch.device) -> Machine:
 
 def _probe_cpu() -> Machine:
     cpu = torch.device("cpu")
-    cache = cpu_cache_bytes()
-    memory = host_bytes()
-    sizes = _Sizes(min(128 * MIB, memory // 16), min(128 * MIB, memory // 16), cache // 4, (4096, 256), 0.15)
+    cache, memory = cpu_cache_bytes(), host_bytes()
+    sizes = _cpu_sizes(cache, memory)
     copy = copy_bandwidth(cpu, sizes)
     rates = _matmul_rates(cpu, sizes)
     return Machine(
@@ -72,12 +71,17 @@ def _probe_cpu() -> Machine:
     )
 
 
+def _cpu_sizes(cache: int, memory: int) -> Sizes:
+    table = min(max(4 * cache, 128 * MIB), memory // 16)
+    return Sizes(copy=table, table=table, cached=cache // 4, matmul=(4096, 256), seconds=0.15)
+
+
 def _probe_gpu(device: torch.device) -> Machine:
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0)) or 8 * MIB
     with torch.cuda.device(device):
         table = min(max(16 * l2, 1 << 30), properties.total_memory // 8)
-        sizes = _Sizes(table, table, l2 // 3, (65536, 512), 0.3)
+        sizes = Sizes(table, table, l2 // 3, (65536, 512), 0.3)
         measured: dict[str, Any] = {
             "copy_bandwidth": copy_bandwidth(device, sizes),
             "gather": gather_rates(device, sizes.table, sizes.seconds),
@@ -137,7 +141,7 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
 # ---- rates --------------------------------------------------------------------------------------------
 
 
-def copy_bandwidth(device: torch.device, sizes: _Sizes) -> float:
+def copy_bandwidth(device: torch.device, sizes: Sizes) -> float:
     """Bytes read and written a second by one long copy."""
     source = torch.empty(sizes.copy, dtype=torch.uint8, device=device).zero_()
     target = torch.empty_like(source)
@@ -168,7 +172,7 @@ def _regular_graph(rows: int, cols: int, device: torch.device) -> Adjacency:
     return Adjacency(indptr, indices.sort(1).values.flatten(), cols)
 
 
-def _matmul_rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
+def _matmul_rates(device: torch.device, sizes: Sizes) -> dict[str, float]:
     """Floating-point operations a second of a tall product, by precision."""
     tall, wide = sizes.matmul
     flops = 2.0 * tall * wide * wide
@@ -189,7 +193,7 @@ def _matmul_seconds(tall: int, wide: int, dtype: torch.dtype, device: torch.devi
     return seconds_of(lambda: torch.mm(a, b, out=out), device, budget)
 
 
-def _one_thread_share(sizes: _Sizes) -> float:
+def _one_thread_share(sizes: Sizes) -> float:
     """What one thread reaches of what all reach, in the gather that matters most."""
     if torch.get_num_threads() == 1:
         return 1.0

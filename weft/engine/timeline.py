@@ -15,11 +15,12 @@ from weft.plan.report import GroupEstimate, PlanReport
 
 WIDTH, HEIGHT = 960, 360
 LEFT, RIGHT, TOP, BOTTOM = 76, 16, 40, 58
-ORDER = ("graph", "input", "constant", "weight", "state", "gradient", "activation", "temporary")
+ORDER = ("graph", "input", "constant", "weight", "state", "gradient", "activation", "temporary", "workspace")
 COLOURS = {
     "graph": "#5b6b8c", "input": "#8fa3c7", "constant": "#b9c4d9", "weight": "#2f6fde", "state": "#7fb2f0",
-    "gradient": "#d9822b", "activation": "#2e9d6a", "temporary": "#d4537e",
+    "gradient": "#d9822b", "activation": "#2e9d6a", "temporary": "#d4537e", "workspace": "#8e6bbf",
 }  # fmt: skip
+OTHER = "#98a2b3"
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#667085}.title{font-weight:600;font-size:14px;fill:#1d2433}"
     ".grid{stroke:#e4e7ec}.budget{stroke:#c0392b;stroke-width:1.5;stroke-dasharray:6 4}"
@@ -92,15 +93,15 @@ def _areas(scale: _Scale, group: GroupEstimate, steps: int) -> list[str]:
     """One polygon a kind, each on top of the ones before."""
     below = [0] * steps
     parts = []
-    for kind in ORDER:
-        line = group.timeline.get(kind)
-        if line is None or not any(line):
-            continue
+    for kind in _kinds(group):
+        line = group.timeline[kind]
         above = [low + size for low, size in zip(below, line, strict=True)]
         edge = [f"{scale.x(i):.1f},{scale.y(v):.1f}" for i, v in enumerate(above)]
         edge += [f"{scale.x(i):.1f},{scale.y(below[i]):.1f}" for i in range(steps - 1, -1, -1)]
         name = KINDS.get(kind, kind)
-        parts.append(f'<polygon fill="{COLOURS[kind]}" points="{" ".join(edge)}"><title>{name}</title></polygon>')
+        parts.append(
+            f'<polygon fill="{COLOURS.get(kind, OTHER)}" points="{" ".join(edge)}"><title>{name}</title></polygon>'
+        )
         below = above
     return parts
 
@@ -118,13 +119,19 @@ def _phases(scale: _Scale, phases: Sequence[str]) -> list[str]:
 
 def _legend(group: GroupEstimate) -> list[str]:
     parts, x = [], float(LEFT)
-    for kind in ORDER:
-        if any(group.timeline.get(kind, ())):
-            name = KINDS.get(kind, kind)
-            parts.append(f'<rect x="{x:.0f}" y="{HEIGHT - 24}" width="12" height="12" fill="{COLOURS[kind]}"/>')
-            parts.append(f'<text x="{x + 17:.0f}" y="{HEIGHT - 14}">{name}</text>')
-            x += 36 + 6.5 * len(name)
+    for kind in _kinds(group):
+        name, colour = KINDS.get(kind, kind), COLOURS.get(kind, OTHER)
+        parts.append(f'<rect x="{x:.0f}" y="{HEIGHT - 24}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 17:.0f}" y="{HEIGHT - 14}">{name}</text>')
+        x += 36 + 6.5 * len(name)
     return parts
+
+
+def _kinds(group: GroupEstimate) -> list[str]:
+    """The kinds that are ever there: what stays below what comes and goes."""
+    order = [kind for kind in ORDER if kind in group.timeline]
+    order += [kind for kind in group.timeline if kind not in ORDER]
+    return [kind for kind in order if any(group.timeline[kind])]
 
 
 def _name(group: GroupEstimate) -> str:

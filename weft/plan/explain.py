@@ -20,6 +20,7 @@ KINDS = {
     "constant": "constants",
     "workspace": "workspaces",
     "rounding": "rounding",
+    "setup": "set-up beyond the step",
 }
 FAMILY_WORDS = {
     "spmm": "aggregation",
