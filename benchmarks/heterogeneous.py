@@ -23,7 +23,7 @@ from benchmarks import mps
 from benchmarks.graphs import fresh, make_graph
 from benchmarks.recorder import Recorder, common_arguments, find, listed, print_table
 from benchmarks.timing import Memory, Timing, time_until
-from benchmarks.weft_side import MOST_EPOCHS, group_epoch
+from benchmarks.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from benchmarks.workers import Workers
 from weft.core.task import Task
 from weft.graph.graph import Graph
@@ -85,9 +85,7 @@ def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float) -> di
         timings.append(time_until(weft.train, graph.device, warmup=5, repeats=50, seconds=seconds, least=least))
         total += timings[-1].ms
         notes += weft.notes
-        memory.restart()
-        weft.eager()
-        peaks.append(memory.peak_gb())
+        peaks.append(eager_memory(memory, weft)[0])
         del weft
     return {
         "ms": round(total, 4),

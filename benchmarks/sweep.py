@@ -21,7 +21,7 @@ from benchmarks.epoch import measure as measure_one
 from benchmarks.graphs import fresh, make_graph
 from benchmarks.recorder import Recorder, common_arguments, find, listed, print_table
 from benchmarks.timing import Memory, time_until
-from benchmarks.weft_side import group_epoch, weft_task
+from benchmarks.weft_side import eager_memory, group_epoch, weft_task
 from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.run.precision import matmul_precision
@@ -85,13 +85,12 @@ def measure_sweep(case: Case, graph: Graph, setting: Setting, count: int, second
         least = 10 if graph.device.type == "cuda" else 2
         timing = time_until(weft.train, graph.device, warmup=3, repeats=50, seconds=seconds, least=least)
         setup_peak = memory.peak_gb()
-        memory.restart()
-        weft.eager()  # a replayed graph allocates nothing; the same step without the recording shows what it holds
+        peak, added = eager_memory(memory, weft)
     return {
         "ms": round(timing.ms / count, 5),
         "epoch_ms": round(timing.ms, 4),
-        "peak_gb": memory.peak_gb(),
-        "added_gb": memory.added_gb(),
+        "peak_gb": peak,
+        "added_gb": added,
         "peak_with_setup_gb": setup_peak,
         "setup_seconds": round(setup, 2),
         "recorded": weft.recorded,
@@ -124,8 +123,9 @@ def _baselines(recorder: Recorder, graph: Graph, cases: list[Case], sides: list[
         setting = setting_of(cases[0], args)
         found = recorder.prepare(f"edge order {cases[0].shape}", lambda: faster_order(graph, setting))
         order = found or order
-    for case in {case.model: replace(case, precision="fp32") for case in cases}.values():
-        for side in sides:
+    models = {case.model: replace(case, precision="fp32") for case in cases}.values()
+    for side in sorted(sides, key=lambda side: side.startswith("compiled")):  # what takes long to build comes last
+        for case in models:
             if side.startswith("compiled") and graph.num_edges >= LARGE and not args.compile_large:
                 continue
             key = {"shape": case.shape, "model": case.model, "precision": "fp32", "side": side, "tasks": 1}

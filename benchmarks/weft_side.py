@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from benchmarks.baselines import Setting
+from benchmarks.timing import Memory
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.graph import Graph
@@ -24,6 +27,19 @@ class WeftEpoch:
     recorded: bool
     notes: list[str]
     first_layer: str
+
+
+def eager_memory(memory: Memory, weft: WeftEpoch) -> tuple[float | None, float | None]:
+    """Peak GB of one epoch without the recording, which allocates nothing when replayed, and what of it was added.
+
+    None where the memory does not hold the recording and such an epoch at once, or on a CPU.
+    """
+    memory.restart()
+    try:
+        weft.eager()
+    except torch.OutOfMemoryError:
+        return None, None
+    return memory.peak_gb(), memory.added_gb()
 
 
 def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
