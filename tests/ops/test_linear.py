@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.ops import linear
-from weft.ops.linear import weight_grad, weight_grad_torch
+from weft.ops.linear import linear_backward, weight_grad, weight_grad_torch
 
 from .bits import row_mask_of
 from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached
@@ -130,3 +130,26 @@ def test_no_rows():
     out = linear(x, weight)
     assert out.shape == (0, 3)
     assert torch.autograd.grad(out.sum(), weight)[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize("act", ACTIVATE)
+def test_backward_of_a_whole_layer_is_autograd_s(act):
+    x, weight, bias, add = make(9, 4), make(5, 4, seed=1), make(5, seed=2), make(9, 5, seed=3)
+    clock, rate = torch.tensor([1, 2]), torch.tensor(0.5)
+    given = [value.clone().requires_grad_() for value in (x, weight, bias, add)]
+    out = plain(*given, act, row_mask_of(clock, 8, (9, 5), 0.5))
+    grad = make(9, 5, seed=4)
+    grad_x, *others = torch.autograd.grad(out, given, grad)
+    passed = make(9, 4, seed=5)
+    mine = linear_backward(grad, out.detach(), x, weight, passed, act, rate, clock, 8, True, True)
+    for found, expected in zip(mine, (others[2], grad_x + passed, others[0], others[1]), strict=True):
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=1e-5, atol=1e-6)
+
+
+def test_backward_of_a_whole_layer_keeps_the_rules_of_an_operator():
+    x, weight, grad = make(3, 9, 4).float(), make(3, 5, 4, seed=1).float(), make(3, 9, 5, seed=2).float()
+    given = (grad, None, x, weight, None, "none", None, None, 0, False, True)
+    torch.library.opcheck(linear_backward, given, test_utils=("test_schema", "test_faketensor"))
+    one = torch.vmap(lambda g, v, w: linear_backward(g, None, v, w, None, "none", None, None, 0, False, True)[1:])
+    for found, expected in zip(one(grad, x, weight), linear_backward(*given)[1:], strict=True):
+        torch.testing.assert_close(found, expected)

@@ -157,12 +157,15 @@ def test_epilogue(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_linear(launches, dtype):
+    from weft.ops.linear_backward_triton import linear_backward_triton
     from weft.ops.linear_triton import linear_triton
     from weft.ops.weight_grad_triton import weight_grad_triton
 
     x, weight = numbers(3, 200, 64, dtype=dtype), numbers(3, 64, 64, dtype=dtype)
     out = linear_triton(x, weight, numbers(3, 64, dtype=dtype), x, "relu", *dropout_of(3), 3)
     weight_grad_triton(out, x)
+    linear_backward_triton(out, out, x, weight, x, "elu", *dropout_of(3), 3, True, True)
+    linear_backward_triton(out, None, x[0], weight, None, "none", None, None, 3, False, False)
     compile_all(launches)
 
 

@@ -81,9 +81,10 @@ def _linear_backward_kernel(
             tl.store(grad_in + at_o, g, mask=mask_o)
         sum_w = tl.dot(tl.trans(g), v, sum_w, input_precision=PRECISION)
         if WANT_X:
-            back = tl.dot(g, w, input_precision=PRECISION)
+            back = tl.zeros([BN, BI], tl.float32)
             if HAS_PASSED:
                 back += tl.load(passed + at_i, mask=mask_i, other=0.0).to(tl.float32)
+            back = tl.dot(g, w, back, input_precision=PRECISION)
             tl.store(grad_x + at_i, back.to(grad_x.dtype.element_ty), mask=mask_i)
     mine = partial + (task * tl.num_programs(0) + part) * (O * (I + 1))
     tl.store(mine + o[:, None] * I + i[None, :], sum_w, mask=(o < O)[:, None] & (i < I)[None, :])

@@ -183,7 +183,8 @@ def choose_launch(num_cols: int, num_features: int, itemsize: int, mean_degree: 
     if width == 32:
         return SpmmLaunch(16, 16, 32, 4, 2)
     if width == 64:
-        return SpmmLaunch(8, 8, 64, 4, 4)
+        # Half precision: rows of 128 bytes, more of them in flight (arxiv shape, 16 tasks: 0.054 ms against 0.059).
+        return SpmmLaunch(8, 8, 64, 8, 2) if itemsize == 2 else SpmmLaunch(8, 8, 64, 4, 4)
     tile_bytes = num_cols * 64 * itemsize
     if tile_bytes <= L2_BYTES:
         return SpmmLaunch(8, 8, 128 if 2 * tile_bytes <= L2_BYTES else 64, 4, 4)

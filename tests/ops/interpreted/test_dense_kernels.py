@@ -16,7 +16,8 @@ from weft.ops.dropout_triton import (
     bias_act_dropout_backward_triton,
     bias_act_dropout_triton,
 )
-from weft.ops.linear import linear_torch, weight_grad_torch
+from weft.ops.linear import linear_backward_torch, linear_torch, weight_grad_torch
+from weft.ops.linear_backward_triton import LinearBackwardLaunch, linear_backward_triton
 from weft.ops.linear_triton import linear_triton
 from weft.ops.loss import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
 from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
@@ -140,6 +141,28 @@ def test_weight_grad_of_an_input_that_tasks_share():
     grad, x = numbers(3, 70, 5), numbers(70, 17, seed=1)
     mine = weight_grad_triton(grad, x, WeightGradLaunch(16, 16, 16, programs=8))
     torch.testing.assert_close(mine, weight_grad_torch(grad, x), rtol=2e-2, atol=2e-4)
+
+
+@pytest.mark.parametrize("act", ["none", "relu", "elu"])
+@pytest.mark.parametrize(("lead", "inputs", "outputs"), [((), 7, 5), ((2,), 40, 17)])
+def test_linear_backward(lead, inputs, outputs, act):
+    x, weight = numbers(*lead, 70, inputs), numbers(*lead, outputs, inputs, seed=1)
+    random = (torch.full(lead, 0.25), clocks(*lead), 3)
+    out = linear_torch(x, weight, None, None, act, *random)
+    grad, passed = numbers(*lead, 70, outputs, seed=2), numbers(*lead, 70, inputs, seed=3)
+    given = (grad, out, x, weight, passed, act, *random)
+    launch = LinearBackwardLaunch(block_rows=16, block_in=16, programs=6)
+    expected = linear_backward_torch(*given, True, True)
+    for found in (linear_backward_triton(*given, True, True, launch), linear_backward_triton(*given, True, True)):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_linear_backward_of_an_input_that_tasks_share():
+    x, weight, grad = numbers(50, 6), numbers(3, 4, 6, seed=1), numbers(3, 50, 4, seed=2)
+    given = (grad, None, x, weight, None, "none", None, None, 0, False, False)
+    found = linear_backward_triton(*given)
+    assert found[0].numel() == found[1].numel() == 0
+    assert_same(found[2:], linear_backward_torch(*given)[2:], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
