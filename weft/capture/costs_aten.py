@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
@@ -43,8 +44,10 @@ def _gather(call: Call) -> Work:
     """Rows fetched by index: the result is read in pieces and written in order."""
     source, *rest = tensors((call.args, call.kwargs))
     index = sum(t.bytes for t in rest)
-    out = bytes_out(call)
-    return Work(stream=out + index, gather=min(out, max(source.bytes, out)))
+    masks = [t for t in rest if t.dtype == "bool"]
+    # A mask becomes a list of positions, eight bytes each, before anything is fetched.
+    found = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
+    return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), workspace=found)
 
 
 def _scatter(call: Call) -> Work:
@@ -54,6 +57,19 @@ def _scatter(call: Call) -> Work:
     source = max((t.bytes for t in rest), default=0)
     copied = 0 if call.name.endswith("_") else 2 * target.bytes
     return Work(flops=elements(call.args) - target.numel, stream=values + copied, gather=2 * source)
+
+
+def _sorted_scatter(call: Call) -> Work:
+    """Rows added by an index that is sorted first: positions, their order, both sorted, and the sort's own copies."""
+    work = _scatter(call)
+    indices = sum(t.numel for t in tensors((call.args, call.kwargs)) if t.dtype == "int64")
+    return replace(work, stream=work.stream + 16 * 8 * indices, launches=10, workspace=6 * 8 * indices)
+
+
+def _put(call: Call) -> Work:
+    """``index_put``: sorted where values are added, direct where they are written."""
+    adds = call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False)
+    return _sorted_scatter(call) if adds else _scatter(call)
 
 
 def _matmul(call: Call) -> Work:
@@ -102,7 +118,7 @@ FAMILIES: dict[Callable[[Call], Work], str] = {
     _reduce: (
         "sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm var var_mean std std_mean "
         "logsumexp cumsum cumprod count_nonzero bincount _local_scalar_dense aminmax segment_reduce "
-        "_segment_reduce_backward nansum dot vdot cummax histc logcumsumexp"
+        "_segment_reduce_backward nansum vdot cummax histc logcumsumexp"
     ),
     _rowwise: (
         "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
@@ -114,9 +130,10 @@ FAMILIES: dict[Callable[[Call], Work], str] = {
     _gather: "index_select index gather embedding take _unsafe_index masked_select nonzero take_along_dim searchsorted",
     _scatter: (
         "index_add index_add_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce "
-        "scatter_reduce_ index_put index_put_ _index_put_impl_ _unsafe_index_put embedding_dense_backward "
-        "index_reduce index_reduce_ masked_scatter masked_scatter_ put_ index_select_backward"
+        "scatter_reduce_ index_reduce index_reduce_ masked_scatter masked_scatter_ put_ index_select_backward"
     ),
+    _sorted_scatter: "embedding_dense_backward",
+    _put: "index_put index_put_ _index_put_impl_ _unsafe_index_put",
     _matmul: "mm bmm addmm baddbmm addbmm mv addmv dot",
     _sort: "sort topk argsort msort kthvalue unique_consecutive _unique2 unique_dim",
 }

@@ -137,6 +137,14 @@ def _product(call: Call) -> Work:
     return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
 
 
+def _linear_backward(call: Call) -> Work:
+    """The weight's gradient and, where wanted, the input's: two products over the same rows."""
+    grad, x = call.args[0], call.args[2]
+    products = 1 + bool(call.args[10])
+    drops = HASH * grad.numel if _at(call, 6) else 0
+    return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
+
+
 def _weight_grad(call: Call) -> Work:
     grad, x = call.args
     return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
@@ -196,6 +204,7 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.graph_attention_v2": _attention_v2,
     "weft.graph_attention_v2_backward": _attention_v2_backward,
     "weft.linear": _product,
+    "weft.linear_backward": _linear_backward,
     "weft.product": _product,
     "weft.weight_grad": _weight_grad,
     "weft.column_sum": _pass,

@@ -19,11 +19,13 @@ from weft.core.errors import GraphError
 from weft.core.stats import GraphStats
 from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
+from weft.nn.forms import unweighted
 from weft.ops.adjacency import Adjacency, offset_dtype
 from weft.ops.loops import insert_loops
 from weft.ops.worklist import WorkList, thresholds
 
 META = torch.device("meta")
+FEW_EDGES = 1 << 26  # counted through in well under a second
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Degrees:
         return cls(((edges / max(rows, 1), rows),))
 
     @classmethod
-    def from_offsets(cls, indptr: Tensor) -> Degrees:
-        """From real row offsets ``[N+1]``."""
-        degree, rows = torch.unique(indptr.diff(), return_counts=True)
+    def counted(cls, degrees: Tensor) -> Degrees:
+        """From the real degree of every row ``[N]``."""
+        degree, rows = torch.unique(degrees, return_counts=True)
         return cls(tuple(zip(degree.tolist(), rows.tolist(), strict=True)))
 
     def with_loops(self) -> Degrees:
@@ -100,7 +102,7 @@ class StandIn(Adjacency):
         if key == "worklist":
             return super().derived(key, self._work_list)
         if key == "plus identity":
-            return super().derived(key, lambda: self.scaled().with_self_loops())
+            return super().derived(key, lambda: unweighted(self).with_self_loops())
         return super().derived(key, build)
 
     def _work_list(self) -> WorkList:
@@ -174,6 +176,18 @@ class StandIn(Adjacency):
         )
 
 
+def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
+    """Those of rows and of columns. A summary has in-degrees alone, and a large graph is not read through for more."""
+    if isinstance(graph, GraphStats):
+        by_row = Degrees.from_histogram(graph)
+        return by_row, by_row
+    adj = graph.adj
+    by_row = Degrees.counted(adj.indptr.diff())
+    if adj.symmetric or adj.num_edges > FEW_EDGES:
+        return by_row, by_row
+    return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
+
+
 def stand_in(graph: Graph | GraphStats) -> Graph:
     """A graph of the same sizes without data, on the ``meta`` device."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
@@ -182,9 +196,9 @@ def stand_in(graph: Graph | GraphStats) -> Graph:
             f"graph {stats.name!r} has {stats.num_features} features and {stats.num_classes} classes; "
             "a training needs features x and labels y"
         )
-    by_row = Degrees.from_histogram(stats) if isinstance(graph, GraphStats) else Degrees.from_offsets(graph.adj.indptr)
+    by_row, by_col = degrees_of(graph)
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
-    adj = StandIn.of_size(stats.num_nodes, stats.num_edges, by_row, by_row, weight=weight, symmetric=stats.symmetric)
+    adj = StandIn.of_size(stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric)
     whole = Graph(
         adj,
         _features(stats),

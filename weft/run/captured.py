@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.capture.extract import program_of
+from weft.capture.gpu_rules import gpu_rules
 from weft.capture.launches import watched_launches
 from weft.capture.observer import Observer
 from weft.capture.scale import Sizes, rescale, small_graph
@@ -34,6 +35,7 @@ from weft.graph.graph import Graph
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import meta_means_gpu
 from weft.run.group import GroupRun
+from weft.run.precision import matmul_precision
 
 CPU = torch.device("cpu")
 
@@ -102,8 +104,9 @@ def default_plan(group: Sequence[Task], device: str) -> Plan:
 def _follow(
     group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, sizes: Sizes | None = None
 ) -> Captured:
-    observer = Observer(where.type, look_inside=plan.device == "cuda" and where is META)
-    with meta_means_gpu(plan.device == "cuda"), observer:
+    gpu = plan.device == "cuda"
+    observer = Observer(where.type, look_inside=gpu and where is META)
+    with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
         run = GroupRun(group, make_graph(), plan, where)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)

@@ -1,0 +1,129 @@
+"""Costs of operators: every operator of Weft has one, and they are what one counts by hand."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import weft.ops
+from tests.capture.graphs import random_graph
+from weft import ops
+from weft.capture.costs_aten import ATEN, FAMILIES
+from weft.capture.costs_weft import WEFT
+from weft.capture.extract import work_of
+from weft.capture.observer import Call, Observer
+from weft.capture.standin import stand_in
+from weft.ops.backend import meta_means_gpu
+
+
+def one(function) -> Call:
+    """The last call that ``function`` makes, on tensors without data."""
+    observer = Observer("meta", look_inside=True)
+    with meta_means_gpu(), observer:
+        function()
+    return observer.calls[-1]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_every_operator_of_weft_has_a_cost():
+    for module in pkgutil.iter_modules(weft.ops.__path__, "weft.ops."):
+        importlib.import_module(module.name)
+    registered = {name.replace("::", ".") for name in torch._library.custom_ops.OPDEFS if name.startswith("weft::")}
+    assert registered == set(WEFT)
+
+
+def test_no_operator_of_torch_is_in_two_families():
+    names = [name for listed in FAMILIES.values() for name in listed.split()]
+    assert len(names) == len(ATEN), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_a_product():
+    work = work_of(one(lambda: empty(7, 30) @ empty(30, 4)))
+    assert work.flops == 2 * 7 * 30 * 4
+    assert work.stream == 4 * (7 * 30 + 30 * 4 + 7 * 4)
+
+
+def test_a_batched_product_with_something_added():
+    work = work_of(one(lambda: torch.baddbmm(empty(5, 7, 4), empty(5, 7, 30), empty(5, 30, 4))))
+    assert work.flops == 5 * 2 * 7 * 30 * 4
+
+
+def test_pointwise_reads_and_writes_everything_once():
+    work = work_of(one(lambda: empty(100, 8) * empty(8)))
+    assert (work.flops, work.stream, work.launches) == (800, 4 * (800 + 8 + 800), 1)
+
+
+def test_rows_by_index_are_gathered():
+    work = work_of(one(lambda: empty(100, 8).index_select(0, empty(30, dtype=torch.int64))))
+    assert (work.gather, work.stream) == (4 * 30 * 8, 4 * 30 * 8 + 8 * 30)
+
+
+def test_a_mask_becomes_positions():
+    call = one(lambda: empty(100, 8)[empty(100, dtype=torch.bool).fill_(True).nonzero_static(size=60).squeeze(1)])
+    assert work_of(call).workspace == 0
+    observer = Observer("cpu")
+    source, mask = torch.rand(100, 8), torch.arange(100) < 60
+    with observer:
+        source[mask]
+    assert work_of(observer.calls[-1]).workspace == 8 * 60
+
+
+def test_allocating_launches_nothing():
+    assert work_of(one(lambda: empty(3))).launches == 0
+
+
+@pytest.mark.parametrize("tasks", [1, 5])
+def test_an_aggregation(tasks):
+    graph = stand_in(random_graph().stats())
+    call = one(lambda: ops.spmm(graph.adj, empty(tasks, graph.num_nodes, 16)))
+    work = work_of(call)
+    assert work.flops == 2 * tasks * graph.num_edges * 16
+    assert work.gather == 4 * tasks * graph.num_edges * 16
+    assert call.inside.launches == 1  # no hubs
+
+
+def test_a_hub_costs_a_second_launch_and_a_place_for_partial_sums():
+    src, dst = torch.arange(1, 2000), torch.zeros(1999, dtype=torch.int64)
+    graph = stand_in(weft.Graph.from_edges(src, dst, 2000, torch.rand(2000, 3), torch.arange(2000) % 2))
+    call = one(lambda: ops.spmm(graph.adj, empty(2000, 16)))
+    assert call.inside.launches == 2
+    assert call.inside.pieces == (8 * 16 * 4,)  # 1999 edges in chunks of 256
+
+
+def test_a_copy_that_the_launcher_needs_is_its_workspace():
+    graph = stand_in(random_graph().stats())
+    call = one(lambda: ops.spmm(graph.adj, empty(16, graph.num_nodes).t()))
+    assert 4 * 16 * graph.num_nodes in call.inside.pieces
+
+
+def test_a_product_of_the_library_is_told_from_a_kernel():
+    few, many = (one(lambda rows=rows: ops.linear(empty(rows, 64), empty(32, 64))) for rows in (100, 20_000))
+    assert (few.inside.library, many.inside.library) == (True, False)
+    assert work_of(many).flops == 2 * 20_000 * 64 * 32
+
+
+def test_operators_in_one_launch_cost_the_sum():
+    from weft.ops.multi import Call as One
+    from weft.ops.multi import together
+    from weft.ops.walk import pack
+
+    graph = stand_in(random_graph().stats())
+
+    def both() -> None:
+        walk = pack(graph.adj)
+        calls = [One("spmm", (empty(graph.num_nodes, f), None, None, None, walk, [], None)) for f in (8, 16)]
+        together(calls)
+
+    assert work_of(one(both)).flops == 2 * graph.num_edges * 24
+
+
+def test_what_nobody_knows_is_charged_for_its_tensors():
+    call = Call("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
+    call.args = one(lambda: empty(10) + 1).args
+    assert work_of(call).stream == 40

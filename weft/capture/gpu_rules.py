@@ -1,0 +1,41 @@
+"""Where torch itself takes another way on a GPU than on tensors without data, this takes the GPU's way.
+
+Nothing but dropout is known to matter: on a GPU it is one kernel that keeps a mask of one byte an element, elsewhere
+it keeps a mask of the input's own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+from torch.overrides import TorchFunctionMode
+
+
+class GpuRules(TorchFunctionMode):
+    """Calls of functions that have a way of their own on a GPU take it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is dropout:
+            return _dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if training and not inplace and 0.0 < p < 1.0:
+        return torch.native_dropout(input, p, True)[0]
+    return dropout(input, p, training, inplace)
+
+
+@contextmanager
+def gpu_rules(yes: bool) -> Iterator[None]:
+    """Inside, where ``yes``, torch's functions do what they do on a GPU."""
+    if not yes:
+        yield
+        return
+    with GpuRules():
+        yield
