@@ -67,13 +67,18 @@ def work_of(call: Call) -> Work:
 
 
 def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
-    """The phase of every call: backward while autograd works, then update until the weights are written."""
+    """The phase of every call: backward while autograd works, then update until the weights are written.
+
+    Evaluations know no gradients: a call that reads weights and could have one is the next stack's forward pass.
+    """
     phases, phase = [], "forward"
     for call in calls:
         if call.in_backward:
             phase = "backward"
         elif phase == "backward":
             phase = "update"
+        elif phase == "evaluation" and call.grad_enabled and weights & set(call.reads):
+            phase = "forward"
         phases.append(phase)
         if phase == "update" and weights & set(call.writes):
             phase = "evaluation"

@@ -173,11 +173,11 @@ def advice(program: Program, kinds: Mapping[str, int], peak: int) -> tuple[str, 
     step = sum(kinds.get(kind, 0) for kind in ("activation", "gradient", "temporary"))
     options = [
         (_halved(program, kinds), 'precision="bf16" halves what layers pass on'),
-        (kinds.get("activation", 0), "recomputing activations in the backward pass, or narrower layers, saves up to"),
+        (kinds.get("activation", 0), "narrower layers save up to"),
         (kinds.get("input", 0) // 2, "features in half precision save"),
     ]
     if program.tasks > 1:
-        options.append((step // 2, f"{program.tasks // 2} tasks in a group instead of {program.tasks} save"))
+        options.append((step // 2, f"{program.tasks // 2} instead of {program.tasks} tasks in a group save"))
     options.sort(key=lambda option: -option[0])
     return tuple(f"{words}: {show_bytes(saved)}" for saved, words in options if saved >= WORTH * max(peak, 1))
 
