@@ -107,7 +107,8 @@ class Table:
 class Woven:
     """The merged step: ``graph_module(*inputs)`` returns what each member's step returned, in a tuple.
 
-    Every node has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest.
+    Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest; ``meta["after"]``:
+    the operators that must have run before it; ``meta["storage"]``: equal for tensors that share memory.
     """
 
     graph_module: fx.GraphModule
@@ -237,6 +238,7 @@ class _Merge:
         self.graph = fx.Graph()
         self.inputs: list[Tensor] = []
         self.values: list[dict[fx.Node, Any]] = [{} for _ in members]
+        self.placed: list[dict[int, fx.Node]] = [{} for _ in members]  # by position in the member
         self.fused: list[Fused] = []
 
     def done(self) -> Woven:
@@ -272,9 +274,17 @@ class _Merge:
         node, values = self.members[member].nodes[place], self.values[member]
         if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
             values[node] = values[node.args[0]][node.args[1]]  # a part of what a fused kernel returned
-            return
-        values[node] = self.graph.node_copy(node, lambda given: values[given])
-        values[node].meta["stream"] = 1 + member
+        else:
+            values[node] = self.graph.node_copy(node, lambda given: values[given])
+            values[node].meta |= {"stream": 1 + member, "after": self._after([(member, place)])}
+        if "storage" in node.meta:
+            values[node].meta["storage"] = (member, node.meta["storage"])
+        self.placed[member][place] = values[node]
+
+    def _after(self, places: Sequence[Place]) -> tuple[fx.Node, ...]:
+        """The nodes of the merged graph that those at ``places`` come after."""
+        found = {self.placed[m][before]: None for m, place in places for before in self.members[m].before[place]}
+        return tuple(found)
 
     def _fuse(self, places: Round, number: int) -> None:
         """One node for the operators at ``places``, and one for each of their results."""
@@ -287,19 +297,22 @@ class _Merge:
         fused = self.graph.call_function(
             torch.ops.weft.together.default, (flat.names, flat.tensors, flat.counts, flat.numbers)
         )
-        fused.meta["stream"] = OWN_STREAM
+        fused.meta |= {"stream": OWN_STREAM, "after": self._after(places)}
         entries, first = [], 0
         for place, node, call in zip(places, nodes, calls, strict=True):
             mine = tuple(range(first, first + results(call.name)))
             first = mine[-1] + 1
             parts = tuple(self._part(fused, result) for result in mine)
             self.values[place[0]][node] = parts if len(parts) > 1 else parts[0]
+            self.placed[place[0]][place[1]] = fused
+            if "storage" in node.meta:
+                parts[0].meta["storage"] = (place[0], node.meta["storage"])
             entries.append(self._entry(place, node, call.name, mine))
         self.fused.append(Fused(fused.name, number, FAMILY[calls[0].name], tuple(entries)))
 
     def _part(self, fused: fx.Node, result: int) -> fx.Node:
         part = self.graph.call_function(operator.getitem, (fused, result))
-        part.meta["stream"] = OWN_STREAM
+        part.meta |= {"stream": OWN_STREAM, "after": (fused,)}
         return part
 
     def _entry(self, place: Place, node: fx.Node, name: str, mine: tuple[int, ...]) -> Entry:

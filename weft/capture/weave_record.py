@@ -8,8 +8,8 @@ it was. Running the graph on its inputs is running the step again, without its P
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.core.errors import InputError
+from weft.ops.multi_launch import intercepted
 
 HOST_QUESTIONS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 
@@ -43,20 +44,31 @@ class Captured:
 
 
 def record(step: Callable[[], Any], name: str = "step", changed: Iterable[Tensor] = ()) -> Captured:
-    """Run ``step()`` once and return what it did; the tensors ``changed`` are put back as they were."""
-    changed = list(changed)
-    before = [tensor.clone() for tensor in changed]
+    """What ``step()`` does, found out by running it; the tensors ``changed`` are put back as they were.
+
+    It runs twice: what is built once (forms of the adjacency, compiled kernels) is built by the first run and not
+    recorded.
+    """
     recorder = Recorder(name)
-    try:
+    with _put_back(changed):
+        step()
         with recorder:
             result = step()
         recorder.graph.output(tree_map(recorder.node_of, result))
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
     recorder.graph.eliminate_dead_code(is_impure_node=_counts_unread)
     return Captured(name, recorder.graph, tuple(recorder.inputs))
+
+
+@contextmanager
+def _put_back(changed: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors hold afterwards what they held before."""
+    saved = [(tensor, tensor.clone()) for tensor in changed]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)
 
 
 def _counts_unread(node: fx.Node) -> bool:
@@ -94,13 +106,37 @@ class Recorder(TorchDispatchMode):
         self._numbers = 0
         self._given: set[int] = set()  # numbers of storages that were there before
         self._first: fx.Node | None = None  # the first operator: inputs go before it
+        self._depth = 0  # operators that are running
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Recorder:
+        self._stack.enter_context(intercepted(self._launch))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+
+    def _launch(self, kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
+        """A launch inside of an operator belongs to it; one of its own would be missing from the graph."""
+        if self._depth:
+            return launch
+        raise InputError(
+            f"{self.name}: the step launches {kernel.fn.__name__} itself; register it as an operator (torch.library) or"
+            " train it apart"
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if str(func) in HOST_QUESTIONS:
             raise InputError(f"{self.name}: the step asks the host for a number ({func}); such a step cannot be woven")
         known_args, known_kwargs = tree_map(self.node_of, (tuple(args), kwargs))
-        out = func(*args, **kwargs)
+        self._depth += 1
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            self._depth -= 1
         self._register(self._call(func, known_args, known_kwargs), out)
         return out
 

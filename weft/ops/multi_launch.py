@@ -89,12 +89,32 @@ class Branch:
 @contextmanager
 def collected() -> Iterator[list[Part]]:
     """Inside, and in this thread, launches are added to the list that this gives, and not made."""
-    thread, parts = threading.get_ident(), []
-    before = {kind: (kind.__dict__.get("__getitem__"), kind.__getitem__) for kind in _kernel_types()}
-    for kind, (_, inherited) in before.items():
-        kind.__getitem__ = _noting(inherited, thread, parts)
-    try:
+    parts: list[Part] = []
+
+    def note(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
+
+    with intercepted(note):
         yield parts
+
+
+@contextmanager
+def intercepted(instead: Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Inside, and in this thread, ``kernel[grid]`` is what ``instead(kernel, grid, itself)`` gives."""
+    thread = threading.get_ident()
+    before = {kind: (kind.__dict__.get("__getitem__"), kind.__getitem__) for kind in _kernel_types()}
+
+    def getitem_of(inherited: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def getitem(kernel: Any, grid: Any) -> Any:
+            launch = inherited(kernel, grid)
+            return launch if threading.get_ident() != thread else instead(kernel, grid, launch)
+
+        return getitem
+
+    for kind, (_, inherited) in before.items():
+        kind.__getitem__ = getitem_of(inherited)
+    try:
+        yield
     finally:
         for kind, (own, _) in before.items():
             if own is None:
@@ -111,15 +131,6 @@ def _kernel_types() -> list[type]:
     from triton.runtime.jit import JITFunction
 
     return [JITFunction, InterpretedFunction]
-
-
-def _noting(inherited: Callable[[Any, Any], Any], thread: int, parts: list[Part]) -> Callable[[Any, Any], Any]:
-    def getitem(kernel: Any, grid: Any) -> Any:
-        if threading.get_ident() != thread:
-            return inherited(kernel, grid)
-        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
-
-    return getitem
 
 
 # ---- launching --------------------------------------------------------------------------------------------

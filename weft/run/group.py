@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.graph import Graph
@@ -25,6 +25,7 @@ from weft.run.randomness import OwnGenerator, generator_states, restore_generato
 from weft.run.record import wanted
 from weft.run.replay import Replay
 from weft.run.stack import Stack
+from weft.run.weave import WovenStep
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class GroupRun:
                 for row, index in enumerate(rows):
                     places[index] = Member(index, self.tasks[index], stack, row, stack.members.seats[row])
         self.members = [places[index] for index in range(len(self.tasks))]
+        self.woven: WovenStep | None = None  # the merged step of several stacks, once it is prepared
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
 
@@ -112,13 +114,31 @@ class GroupRun:
 
     def step(self) -> None:
         """One epoch of every stack with its evaluation, as it will be recorded."""
-        for stack in self.stacks:
+        if self.woven is not None:
+            self.woven()
+        for stack in self._apart():
             self._of_its_own(stack, stack)
 
     def step_without_evaluation(self) -> None:
         """One epoch of every stack, only the training losses written down."""
-        for stack in self.stacks:
+        if self.woven is not None:
+            self.woven.without_evaluation()
+        for stack in self._apart():
             self._of_its_own(stack, stack.without_evaluation)
+
+    def _apart(self) -> list[Stack]:
+        """The stacks whose steps are not merged with others."""
+        return [stack for stack in self.stacks if self.woven is None or stack not in self.woven.stacks]
+
+    def _weave(self) -> None:
+        """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why."""
+        stacks = [stack for stack in self.stacks if id(stack) not in self._own_random]
+        if self.plan.join != "woven" or len(stacks) < 2 or self.woven is not None:
+            return
+        try:
+            self.woven = WovenStep(stacks)
+        except InputError as reason:
+            self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {reason}")
 
     def _of_its_own(self, stack: Stack, step: Callable[[], None]) -> None:
         own = self._own_random.get(id(stack))
@@ -144,6 +164,7 @@ class GroupRun:
 
     def prepare(self) -> None:
         """Record the step where the plan says so; the state is as before."""
+        self._weave()
         self._with_evaluation = self._replay(self.step, record=self.plan.replay)
         if self._always_evaluates():
             return
@@ -187,6 +208,7 @@ class GroupRun:
     def train_epoch(self) -> None:
         """One epoch without an evaluation, as it is recorded: for benchmarks."""
         if self._without_evaluation is None:
+            self._weave()
             self._prepare_without()
         self.epoch += 1
         self._without_evaluation()
@@ -233,7 +255,7 @@ class GroupRun:
                     member.left, member.row = stack.state.row(member.row), None
             self._repack(stack, staying)
         if leaving:
-            self._with_evaluation = self._without_evaluation = None
+            self._with_evaluation = self._without_evaluation = self.woven = None
 
     def _repack(self, stack: Stack, staying: list[Member]) -> None:
         if not staying:

@@ -78,15 +78,21 @@ class Stack:
 
     def __call__(self) -> None:
         """Train one epoch, evaluate the weights it left and write the outcome down; all in place."""
-        losses = self.train_step()
+        self.evaluate(self.train_step())
+
+    def without_evaluation(self) -> None:
+        """Train one epoch; only its training losses are written down."""
+        self.note(self.train_step())
+
+    def evaluate(self, losses: Tensor) -> None:
+        """What follows a step with ``losses [T]``: evaluate the weights it left and write the outcome down."""
         with torch.no_grad():
             measured = self._evaluation(self.forward(self.state.flat, training=False))
             self._record(self.state, torch.cat([losses[:, None], measured], 1))
         self.state.steps.add_(1)
 
-    def without_evaluation(self) -> None:
-        """Train one epoch; only its training losses are written down."""
-        losses = self.train_step()
+    def note(self, losses: Tensor) -> None:
+        """What follows a step with ``losses [T]`` that is not evaluated: write them down."""
         self._record.loss_alone(self.state, losses)
         self.state.steps.add_(1)
 

@@ -1,0 +1,78 @@
+"""WovenStep: the training step of several stacks as one, whose sparse operators share launches.
+
+Each stack's step is recorded while it runs once (and its state put back); the recordings are merged by
+:func:`weft.capture.weave.weave`. Evaluation and book-keeping stay the stacks' own, side by side on a GPU.
+
+Shapes: T members of a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.capture.weave import Table, Woven, weave
+from weft.capture.weave_record import record
+from weft.run.stack import Stack
+from weft.run.weave_streams import Streamed
+
+SIDE_STREAMS = 4
+
+
+class WovenStep:
+    """One epoch of ``stacks``, in place, as one merged step; ``table`` says who shares which launch.
+
+    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be recorded. ``walks`` as in
+    :func:`weft.capture.weave.weave`; with ``side_streams=0`` everything runs on the caller's stream.
+    """
+
+    def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int = SIDE_STREAMS) -> None:
+        self.stacks = tuple(stacks)
+        self.woven: Woven = weave([_recorded(stack) for stack in stacks], walks)
+        self._parallel = side_streams > 0 and stacks[0].device.type == "cuda"
+        self._run: Callable[[], tuple[Any, ...]] = self.woven
+        if self._parallel:
+            self._run = Streamed(self.woven, side_streams)
+        self._side = [torch.cuda.Stream() for _ in stacks] if self._parallel else []
+
+    @property
+    def table(self) -> Table:
+        """Which fused kernel serves which members."""
+        return self.woven.table
+
+    def train(self) -> tuple[Tensor, ...]:
+        """Forward, loss, backward and update of every stack; their losses ``[T]``."""
+        return self._run()
+
+    def __call__(self) -> None:
+        """Train one epoch, evaluate the weights it left and write the outcome down."""
+        self._each(Stack.evaluate, self.train())
+
+    def without_evaluation(self) -> None:
+        """Train one epoch; only its training losses are written down."""
+        self._each(Stack.note, self.train())
+
+    def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
+        """What follows the step of every stack, each on a stream of its own where there are streams."""
+        for place, (stack, loss) in enumerate(zip(self.stacks, losses, strict=True)):
+            with self._beside(place):
+                finish(stack, loss)
+        for side in self._side:
+            torch.cuda.current_stream().wait_stream(side)
+
+    def _beside(self, place: int) -> Any:
+        if not self._side:
+            return nullcontext()
+        self._side[place].wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._side[place])
+
+
+def _recorded(stack: Stack) -> Any:
+    """The recording of a stack's step; the stack is as it was."""
+    names = [task.label for task in stack.tasks]
+    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return record(stack.train_step, name, stack.state.tensors().values())
