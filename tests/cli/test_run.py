@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -84,7 +85,8 @@ def test_overrides_and_folder(weft, spec, tmp_path):
         (["run", "none.toml"], "weft: error: none.toml: no such file"),
         (["run", "spec.toml", "--set", "train.lrr=1"], "did you mean 'train.lr'"),
         (["run", "spec.toml", "--set", "model.hidden=0"], "weft: error: task 'spec': hidden=0 must be at least 1"),
-        (["run", "spec.toml", "--set", "seed=[0, 1]"], "a spec describes one task"),
+        (["run", "spec.toml", "--set", "seed=[0, 0]"], "sweep 'spec': seed lists 0 2 times"),
+        (["run", "spec.toml", "--set", "seed=[0, 1]", "--prune", "worst"], "prune='worst' must be 'median'"),
         (["run", "spec.toml", "--set", "graph=nothing-like-it"], "nothing-like-it"),
         (["run", "spec.toml", "--device", "abacus"], "device 'abacus'"),
         (["run"], "Missing argument"),
@@ -150,6 +152,92 @@ def test_a_terminal_gets_a_live_line_and_a_summary(weft, spec, monkeypatch):
     assert "tiny (60 nodes" in err
     assert "best epoch" in out
     assert "report.html" in out
+
+
+SWEEP = ["--set", "model.hidden=[4, 8]", "--set", "train.lr=[0.01, 0.1]", "--set", "seed=[0, 1]"]
+
+
+def test_a_list_is_a_sweep(weft, spec):
+    code, out, err = weft("run", spec, "--out", "o", *SWEEP)
+    assert (code, err) == (0, "")
+    lines = events(out)
+    assert lines[0]["event"] == "start"
+    assert lines[0]["tasks"] == 8
+    assert {line["task"] for line in lines if line["event"] == "end"} == {
+        f"hidden={hidden} lr={lr} seed={seed}" for hidden in (4, 8) for lr in (0.01, 0.1) for seed in (0, 1)
+    }
+    assert lines[-1]["event"] == "finish"
+    assert lines[-1]["statuses"] == {"finished": 8}
+    saved = json.loads(Path("o/result.json").read_text())
+    assert saved["best"] == lines[-1]["best"]
+    assert len(list(Path("o/tasks").glob("*/model.safetensors"))) == 8
+    assert "hidden=8" in Path("o/report.html").read_text()
+
+
+def test_a_terminal_gets_a_live_table_and_the_winner(weft, spec, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, err = weft("run", spec, "--out", "o", *SWEEP)
+    assert code == 0
+    assert "spec: 8 tasks on tiny (60 nodes" in err
+    assert "12/12" in err
+    assert "96 of 96 task·epochs" in err
+    assert "8 tasks: 8 finished" in out
+    assert re.search(r"best: \S*hidden=.*val accuracy", out)
+    assert "report: o/report.html" in out
+
+
+def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
+    wild = ["--set", "train.optimizer=sgd", "--set", "train.lr=[0.1, 1e30]"]
+    code, out, err = weft("run", spec, *wild)
+    assert code == 0
+    assert "weft: task 'lr=1e+30'" in err
+    assert events(out)[-1]["statuses"] == {"finished": 1, "diverged": 1}
+    code, _, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=[1e30, 1e35]")
+    assert code == 3
+    assert "no member of the sweep got anywhere" in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_was_ended_continues(weft, spec, number):
+    """Killed in the middle, resumed, and the same numbers as without the interruption."""
+    arguments = [*SWEEP, "--set", "train.epochs=[40, 500]", "--set", "model.hidden=8"]
+    command = [sys.executable, "-c", FREQUENT, "run", str(spec), "--out", "o", *arguments]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    try:
+        for line in child.stdout:
+            event = json.loads(line)
+            if event["event"] == "checkpoint" and event["epoch"] >= 60:
+                break
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
+    reached = read_checkpoint(Path("o/groups/1")).about["epoch"]
+    assert 60 <= reached < 500
+    code, out, _ = weft("run", spec, "--out", "o", "--resume", *arguments)
+    assert code == 0
+    lines = events(out)
+    assert any("resumed after epoch" in line.get("message", "") for line in lines)
+    assert lines[-1]["statuses"] == {"finished": 8}
+    code, out, _ = weft("run", spec, "--out", "whole", *arguments)
+    first, second = (json.loads(Path(f"{name}/result.json").read_text())["tasks"] for name in ("o", "whole"))
+    timed = ("seconds", "seconds_per_epoch")
+    assert [{k: v for k, v in row.items() if k not in timed} for row in first] == [
+        {k: v for k, v in row.items() if k not in timed} for row in second
+    ]
+
+
+FREQUENT = """
+import weft.engine.train as train
+from weft.cli import main, run
+run.train = lambda work, **options: train.run(work, checkpoint_every=0.0, **options)
+main.main()
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

@@ -1,4 +1,4 @@
-"""``weft run SPEC.toml``: train what a spec file describes."""
+"""``weft run SPEC.toml``: train what a spec file describes, a task or a sweep."""
 
 from __future__ import annotations
 
@@ -9,71 +9,90 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.core.event import Event
 from weft.core.spec import read_spec
-from weft.core.task import Task
 from weft.engine.interrupt import Interrupted
 from weft.engine.result import Result
+from weft.engine.sweep_result import SweepResult
 from weft.engine.train import run as train
+
+FAILED = 3  # exit code: no member of a sweep got anywhere
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="TOML file that describes the task.", metavar="SPEC.toml")],
+    spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting: --set train.lr=0.02, --set model.hidden=[16,64]; repeat.",
+        ),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(help="End members of a sweep that are not worth training on: median.", show_default="none"),
     ] = None,
 ) -> None:
-    """Train the task in SPEC and write checkpoints, result.json, weights and a report to --out.
+    """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
-    Shows live progress on a terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a
-    checkpoint and says how to resume.
+    A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
+    terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
 
-    Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed, 130 interrupted.
+    Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
+    130 interrupted.
     """
-    task = read_spec(spec, changes or [])
+    work = read_spec(spec, changes or [])
     folder = out if out is not None else Path("runs") / spec.stem
     live = sys.stdout.isatty() and not json
     try:
         result = train(
-            task,
+            work,
             device=device,
             out=folder,
             resume=resume,
             progress=live,
             on_event=None if live else _print_line,
+            prune=prune,
         )
     except Interrupted as interruption:
-        _say_how_to_resume(interruption, spec, device, folder, changes or [])
+        _say_how_to_resume(interruption, spec, device, folder, changes or [], prune)
         raise typer.Exit(interruption.exit_code) from None
-    if live:
-        _show_summary(task, result, folder)
+    if isinstance(result, SweepResult):
+        _conclude_sweep(result, folder, live)
+    elif live:
+        _show_summary(result, folder)
 
 
 def _print_line(event: Event) -> None:
     print(event.to_json(), flush=True)
 
 
-def _say_how_to_resume(interruption: Interrupted, spec: Path, device: str, folder: Path, changes: list[str]) -> None:
+def _say_how_to_resume(
+    interruption: Interrupted, spec: Path, device: str, folder: Path, changes: list[str], prune: str | None
+) -> None:
     command = ["weft", "run", str(spec), "--out", str(folder), "--resume"]
     if device != "auto":
         command += ["--device", device]
     for change in changes:
         command += ["--set", change]
+    if prune is not None:
+        command += ["--prune", prune]
     print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
     print(f"  {shlex.join(command)}", file=sys.stderr)
 
 
-def _show_summary(task: Task, result: Result, folder: Path) -> None:
+def _show_summary(result: Result, folder: Path) -> None:
     metrics, name = result.metrics, result.metrics["metric"]
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for heading in ("split", name.replace("_", " "), "loss"):
@@ -89,4 +108,29 @@ def _show_summary(task: Task, result: Result, folder: Path) -> None:
         f"{metrics['seconds']:.1f} s, {metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch",
         highlight=False,
     )
+    console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
+    usable = any(member.metrics["best_epoch"] for member in result)
+    if live:
+        _show_sweep(result, folder)
+    for member in result:
+        if member.status in ("diverged", "failed"):
+            print(f"weft: {member.message}", file=sys.stderr)
+    if not usable:
+        print("weft: error: no member of the sweep got anywhere", file=sys.stderr)
+        raise typer.Exit(FAILED)
+
+
+def _show_sweep(result: SweepResult, folder: Path) -> None:
+    console = Console()
+    ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+    console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
+    if any(member.metrics["best_epoch"] for member in result):
+        best = result.best()
+        metric = result.metric.partition("_")[2]
+        values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
+        words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
+        console.print(f"best: [bold]{escape(best.name)}[/] ({words})", highlight=False)
     console.print(f"report: {folder / 'report.html'}", highlight=False)
