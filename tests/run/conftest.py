@@ -10,6 +10,14 @@ from weft.core.task import Task
 from weft.plan.solo import choose
 from weft.run.randomness import seeded
 from weft.run.solo import SoloRun
+from weft.run.threads import cpu_threads
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the plan has it for graphs of this size: on a busy machine two threads wait for each other."""
+    with cpu_threads(1):
+        yield
 
 
 @pytest.fixture

@@ -100,9 +100,12 @@ class GroupRun:
     def _make_stack(self, rows: list[int]) -> Stack:
         tasks = [self.tasks[row] for row in rows]
         once = self.plan.first_layer == "once" and not any(task.input_dropout for task in tasks)
-        stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
-        if len(rows) == 1 < len(self.tasks) and tasks[0].model not in MODELS and self.device.type == "cpu":
-            self._own_random[id(stack)] = OwnGenerator()
+        if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].model in MODELS or self.device.type != "cpu":
+            return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator, as it would alone
+        with own:
+            stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+        self._own_random[id(stack)] = own
         return stack
 
     @property

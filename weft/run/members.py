@@ -20,7 +20,7 @@ from weft.core.task import MODELS, Task
 from weft.graph.features import SparseFeatures
 from weft.run.buffers import RATE, detach_clock, drawing_modules, take_buffers
 from weft.run.forward import Forward
-from weft.run.inputs import Inputs, bind, check_logits, takes_edge_index
+from weft.run.inputs import Features, Inputs, bind, check_logits, takes_edge_index
 from weft.run.models import build_model
 from weft.run.padding import Padding, obstacle, widths_of
 from weft.run.parameters import Layout, Slots, layout_of
@@ -48,11 +48,12 @@ class Members:
         self._inputs, self._first_once = inputs, first_once
         self._graph = inputs.graph
         self.notes: list[str] = []
-        models = [self._build(task) for task in tasks]
         widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
-        self._task, self._model = tasks[widest], models[widest]
+        self._task = tasks[widest]
+        models = [self._build_whole(task) for task in tasks]
+        self._model = models[widest]
         rates = self._take_rates(models)
-        call = self._bound_at_first(models)
+        call = self._bound(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
@@ -87,6 +88,24 @@ class Members:
 
     def _build(self, task: Task) -> nn.Module:
         return build_model(task, self._graph.num_features, self._graph.num_classes).to(self._graph.device)
+
+    def _build_whole(self, task: Task) -> nn.Module:
+        """A model whose lazy layers, if it has any, have learned their sizes and drawn their weights."""
+        model = self._build(task)
+        if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+            try:
+                self._call_lazy(model, task, dense=bool(self.notes) or (self._sparse and takes_edge_index(model)))
+            except SpecError as error:
+                self._note_dense(error)
+                self._call_lazy(model, task, dense=True)
+        return model
+
+    def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
+        with torch.no_grad(), _told(task, self._graph.name):
+            bind(model.eval(), self._graph, self._features(dense))()
+
+    def _features(self, dense: bool) -> Features:
+        return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
 
     def _take_rates(self, models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
         """Every member's dropout rates; the model that runs drops wherever one of the members does."""
@@ -141,29 +160,15 @@ class Members:
 
     # ---- calling -------------------------------------------------------------------------------------
 
-    def _bound_at_first(self, models: list[nn.Module]) -> Callable[[], Tensor]:
-        dense = self._sparse and takes_edge_index(self._model)
-        try:
-            return self._bound(models, dense)
-        except SpecError as error:
-            self._note_dense(error)
-            return self._bound(models, dense=True)
-
     def _note_dense(self, error: SpecError) -> None:
         """Remark that features are made dense, where that may help a user's model that failed with ``error``."""
         if not self._sparse or self._task.model in MODELS or error.__cause__ is None or self.notes:
             raise error
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
-    def _bound(self, models: Sequence[nn.Module], dense: bool) -> Callable[[], Tensor]:
-        """The model that runs on its graph; lazy layers of every model learn their sizes on the way."""
-        task = self._task
-        x = self._inputs.features(task.feature_norm, DTYPES[task.precision], dense)
-        for model in models:
-            if any(nn.parameter.is_lazy(p) for p in model.parameters()):
-                with torch.no_grad(), _told(task, self._graph.name):
-                    bind(model.eval(), self._graph, x)()
-        first = None
+    def _bound(self, dense: bool) -> Callable[[], Tensor]:
+        """The model that runs, on its graph."""
+        task, x, first = self._task, self._features(dense), None
         if self._first_once:
             first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
         return bind(self._model, self._graph, x, first)
@@ -174,7 +179,7 @@ class Members:
             self._alone(state, 0)
         except SpecError as error:
             self._note_dense(error)
-            self.forward.call = self._bound([], dense=True)
+            self.forward.call = self._bound(dense=True)
             self._alone(state, 0)
         if state.members > 1 and self._task.model not in MODELS:
             self._try_together(state, loss)
@@ -197,16 +202,16 @@ class Members:
         try:
             leaf = state.flat.detach().requires_grad_()
             torch.autograd.grad(loss(self.forward(leaf, training=True)).sum(), leaf)
+            _copy_into(state.buffers, before)
             with torch.no_grad():
                 together = self.forward(state.flat, training=False)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotStack(f"{self._task.model_name} does not run for several at once: {reason}") from error
         finally:
-            for name, buffer in state.buffers.items():
-                buffer.copy_(before[name])
+            _copy_into(state.buffers, before)
         if not state.flat.is_meta:
             self._compare(state, together)
 
@@ -260,6 +265,11 @@ def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
         if hasattr(module, "p") and float(rate) == 0.0:
             module.p = 0.0
     return model
+
+
+def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, buffer in buffers.items():
+        buffer.copy_(values[name])
 
 
 def _check_frozen(models: list[nn.Module]) -> None:

@@ -39,11 +39,12 @@ def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> Non
 class OwnGenerator:
     """Torch's generator of the CPU as one run would find it alone, while others draw from it in between.
 
-    Inside (``with own:``) it stands where it stood when this one left it last. ``state`` is for a checkpoint.
+    It starts at ``seed``; inside (``with own:``) it stands where it stood when this one left it last. ``state`` is for
+    a checkpoint.
     """
 
-    def __init__(self) -> None:
-        self.state = torch.get_rng_state()
+    def __init__(self, seed: int) -> None:
+        self.state = torch.Generator().manual_seed(seed).get_state()
 
     def __enter__(self) -> None:
         self._outside = torch.get_rng_state()
