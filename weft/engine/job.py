@@ -78,6 +78,7 @@ class Job:
                 key, plan = waiting.pop(0)
                 if not self._cancelled(plan):
                     waiting = self._group(key, plan, interruption, afresh) + waiting
+                    give_back_memory(self._device)  # only now does nothing hold the group any more
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
         return [self._results[name] for name in self._tasks]
@@ -174,7 +175,6 @@ class Job:
         """Try a group in two halves; give up on a member that fails alone."""
         if len(self._tasks) == 1:
             raise error
-        give_back_memory(self._device)
         if len(plan.members) == 1:
             self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
             self._never_begun(plan.members[0], plan, "failed", str(error))

@@ -28,9 +28,9 @@ def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[
 
 
 def give_back_memory(device: torch.device) -> None:
-    """Let go of what a failed group held."""
-    gc.collect()
+    """Let go of what a group held, so that the next one finds it."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

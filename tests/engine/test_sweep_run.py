@@ -1,0 +1,339 @@
+"""weft.run of sweeps: members as they would be alone, ends of all kinds, groups that fail, resuming."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+from tiny import tiny_graph
+
+from weft.core.errors import InputError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.engine.cancel import Cancel
+from weft.engine.job import GroupRun
+from weft.engine.sweep_result import SweepResult
+from weft.engine.train import run
+from weft.plan.pruning import MedianPruner
+from weft.run.checkpoint import read_checkpoint
+
+
+def make_sweep(graph=None, **settings):
+    graph = tiny_graph() if graph is None else graph
+    return Sweep(**{"graph": graph, "hidden": 8, "epochs": 12, "heads": 2, "name": "s", **settings})
+
+
+def of_kind(events, kind):
+    return [event for event in events if event.kind == kind]
+
+
+class TestMembers:
+    def test_every_member_is_as_it_would_be_alone(self):
+        sweep = make_sweep(
+            model=["gcn", "gat"], hidden=[4, 8], lr=[0.01, 0.1], epochs=[7, 12], dropout=0.3, patience=10
+        )
+        result = run(sweep, progress=False)
+        assert isinstance(result, SweepResult)
+        assert [member.task for member in result] == sweep.tasks()
+        for index in (0, 3, 9, 15):
+            member, alone = result[index], run(sweep.tasks()[index], progress=False)
+            assert member.status == alone.status
+            assert member.metrics["epochs_run"] == alone.metrics["epochs_run"]
+            assert member.metrics["best_epoch"] == alone.metrics["best_epoch"]
+            torch.testing.assert_close(
+                torch.tensor(member.history["loss"]), torch.tensor(alone.history["loss"]), rtol=1e-4, atol=1e-5
+            )
+            for name, weight in alone.model.state_dict().items():
+                torch.testing.assert_close(member.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
+
+    def test_models_give_what_the_metrics_say(self):
+        graph = tiny_graph()
+        result = run(make_sweep(graph, hidden=[4, 8], seed=[0, 1]), progress=False)
+        for member in result:
+            with torch.no_grad():
+                right = (member.model(graph.x, graph.adj).argmax(1) == graph.y)[graph.test].float().mean().item()
+            assert member.metrics["test_accuracy"] == pytest.approx(right, abs=1e-6)
+
+    def test_seconds_of_members_add_up(self):
+        result = run(make_sweep(seed=range(4)), progress=False)
+        total = sum(member.metrics["seconds"] for member in result)
+        assert 0 < total <= result.seconds
+
+    def test_a_list_of_tasks(self):
+        graph = tiny_graph()
+        result = run(
+            [Task(graph, hidden=8, epochs=3), Task(graph, hidden=8, epochs=3, seed=1, name="b")], progress=False
+        )
+        assert [member.name for member in result] == ["seed=0", "b"]
+        with pytest.raises(SpecError, match="no tasks"):
+            run([])
+        with pytest.raises(SpecError, match="not list"):
+            run([1, 2])
+
+    def test_tasks_on_several_graphs(self):
+        first, second = tiny_graph(), tiny_graph(seed=1)._changed(name="other")
+        result = run(Sweep([first, second], hidden=8, epochs=3, seed=[0, 1]), progress=False)
+        assert [member.name for member in result] == ["tiny seed=0", "tiny seed=1", "other seed=0", "other seed=1"]
+        assert len(result.plan) == 2
+
+    def test_a_sweep_of_one_is_a_sweep(self, tmp_path):
+        result = run(make_sweep(), progress=False, out=tmp_path)
+        assert len(result) == 1
+        assert (tmp_path / "tasks" / "gcn" / "model.safetensors").exists()
+        assert "1 training on tiny" in (tmp_path / "report.html").read_text()
+
+
+class TestEvents:
+    def test_events_tell_the_whole_and_every_member(self, tmp_path):
+        events = []
+        result = run(
+            make_sweep(model=["gcn", "sage"], seed=[0, 1]), progress=False, on_event=events.append, out=tmp_path
+        )
+        start = events[0]
+        assert (start.kind, start.task, start.data["tasks"], start.data["epochs"]) == ("start", "s", 4, 48)
+        assert [event.data["group"] for event in of_kind(events, "group")] == list(range(1, len(result.plan) + 1))
+        assert sorted(event.task for event in of_kind(events, "end")) == sorted(member.name for member in result)
+        last = of_kind(events, "progress")[-1].data
+        assert (last["done"], last["total"]) == (48, 48)
+        assert events[-1].kind == "finish"
+        assert events[-1].data["best"] == result.best().name
+        journal = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in journal] == [event.kind for event in events]
+
+
+class TestEnds:
+    def test_members_end_at_their_own_time(self):
+        result = run(make_sweep(epochs=[5, 9, 60], patience=8, lr=0.1, seed=[0, 1]), progress=False)
+        assert [member.metrics["epochs_run"] for member in result][:4] == [5, 5, 9, 9]
+        for member in result.tasks[4:]:
+            assert member.status == "stopped"
+            assert member.metrics["epochs_run"] == member.metrics["best_epoch"] + 8 == len(member.history["loss"])
+
+    def test_a_diverged_member_costs_nobody_else_anything(self, tmp_path):
+        settings = {"optimizer": "sgd", "seed": [0, 1]}
+        result = run(make_sweep(lr=[0.1, 1e30], **settings), progress=False, out=tmp_path)
+        assert [member.status for member in result] == ["finished", "finished", "diverged", "diverged"]
+        assert "task 'lr=1e+30 seed=0'" in result[2].message
+        assert "lower lr" in result[2].message
+        calm = run(make_sweep(lr=[0.1, 0.2], **settings), progress=False)
+        assert result[0].history["loss"] == calm[0].history["loss"], "bit for bit"
+        for name, weight in calm[1].model.state_dict().items():
+            assert torch.equal(result[1].model.state_dict()[name], weight)
+        saved = json.loads((tmp_path / "tasks" / "lr=1e+30_seed=0" / "result.json").read_text())
+        assert saved["status"] == "diverged"
+
+    def test_pruning_is_the_same_whenever_the_host_looks(self, monkeypatch):
+        sweep = make_sweep(lr=[1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.3], epochs=30)
+        pruner = MedianPruner(warmup=10, every=5)
+        result = run(sweep, progress=False, prune=pruner)
+        ended = {member.name: member.metrics["epochs_run"] for member in result}
+        assert any(member.status == "pruned" for member in result)
+        assert set(ended.values()) <= {10, 15, 20, 25, 30}
+        assert result.best().status == "finished"
+        pruned = next(member for member in result if member.status == "pruned")
+        assert f"pruned after epoch {ended[pruned.name]}" in pruned.message
+        assert pruned.metrics["best_epoch"] <= ended[pruned.name]
+        monkeypatch.setattr("weft.engine.session.LOOK_SECONDS", 0.0)
+        again = run(sweep, progress=False, prune=pruner)
+        assert {member.name: member.metrics["epochs_run"] for member in again} == ended
+
+    def test_a_policy_of_ones_own(self):
+        asked = []
+
+        def policy(epoch, scores, running):
+            asked.append((epoch, {name: len(values) for name, values in scores.items()}, list(running)))
+            return ["seed=1"] if "seed=1" in running else []
+
+        result = run(make_sweep(seed=[0, 1], epochs=25), progress=False, prune=policy)
+        assert result["seed=1"].metrics["epochs_run"] == 10
+        assert result["seed=0"].metrics["epochs_run"] == 25
+        assert asked == [
+            (10, {"seed=0": 10, "seed=1": 10}, ["seed=0", "seed=1"]),
+            (20, {"seed=0": 20, "seed=1": 10}, ["seed=0"]),
+        ]
+        with pytest.raises(SpecError, match="prune returned 'nobody'; expected names of running members: seed=0"):
+            run(make_sweep(seed=[0, 1]), progress=False, prune=lambda *_: ["nobody"])
+
+    def test_cancelling_members_and_all(self):
+        cancel, events = Cancel(), []
+
+        def listen(event):
+            events.append(event)
+            if event.kind == "progress":
+                cancel("seed=1")
+
+        result = run(make_sweep(seed=[0, 1, 2], epochs=40), progress=False, cancel=cancel, on_event=listen)
+        assert [member.status for member in result] == ["finished", "cancelled", "finished"]
+        assert 0 < result["seed=1"].metrics["epochs_run"] < 40
+        assert result["seed=1"].model is not None
+        everything = Cancel()
+        thread = threading.Thread(target=everything)
+        thread.start()
+        thread.join()
+        result = run(make_sweep(seed=[0, 1]), progress=False, cancel=everything)
+        assert result.statuses == {"cancelled": 2}
+        alone = run(make_sweep(epochs=5000).tasks()[0], progress=False, cancel=_after_a_look(Cancel()))
+        assert alone.status == "cancelled"
+
+    def test_ended_members_leave_when_that_pays(self, monkeypatch):
+        left = []
+        real = GroupRun.leave
+        monkeypatch.setattr(GroupRun, "leave", lambda group, who: (left.append(list(who)), real(group, left[-1]))[1])
+        sweep = make_sweep(epochs=[3, 40], seed=[0, 1])
+        whole = run(sweep, progress=False)
+        monkeypatch.setattr("weft.engine.session.pays_to_leave", lambda ended, members, *_: 0 < ended < members)
+        again = run(sweep, progress=False)
+        assert left[-1] == [0, 1]
+        for one, other in zip(whole, again, strict=True):
+            assert one.metrics["epochs_run"] == other.metrics["epochs_run"]
+            assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
+        assert again[0].model.state_dict().keys() == again[2].model.state_dict().keys()
+
+
+class _after_a_look(Cancel):
+    """Cancels when asked for the second time: one look has been."""
+
+    def __init__(self, handle):
+        super().__init__()
+        self.asked = 0
+
+    def wanted(self, names):
+        self.asked += 1
+        if self.asked == 3:
+            self()
+        return super().wanted(names)
+
+
+class TestTrouble:
+    def test_memory_that_is_not_enough_for_all_is_enough_for_some(self, monkeypatch, tmp_path):
+        real = GroupRun.advance
+
+        def scarce(group, *rest):
+            if len(group.tasks) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return real(group, *rest)
+
+        monkeypatch.setattr(GroupRun, "advance", scarce)
+        events = []
+        result = run(make_sweep(seed=range(5)), progress=False, on_event=events.append, out=tmp_path)
+        assert result.statuses == {"finished": 5}
+        assert sorted(len(plan.members) for plan in result.plan) == [1, 2, 2]
+        assert any("5 tasks ('seed=0', ...): the memory" in event.data.get("message", "") for event in events)
+        assert {path.name for path in (tmp_path / "groups").iterdir()} == {"1a", "1ba", "1bb"}
+        assert len(run(make_sweep(seed=range(5)), progress=False, out=tmp_path, resume=True)) == 5
+
+    def test_a_member_that_does_not_fit_at_all(self, monkeypatch):
+        real = GroupRun.__init__
+
+        def picky(group, tasks, *rest):
+            if any(task.seed == 3 for task in tasks):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            real(group, tasks, *rest)
+
+        monkeypatch.setattr(GroupRun, "__init__", picky)
+        result = run(make_sweep(seed=range(4)), progress=False)
+        assert result.statuses == {"finished": 3, "failed": 1}
+        assert result["seed=3"].model is None
+        assert "memory of the device was not enough" in result["seed=3"].message
+        assert result.best().name != "seed=3"
+        with pytest.raises(OutOfMemoryError, match="task 'lr=0.1': the memory"):
+            run(make_sweep(tasks=[{"seed": 3, "lr": 0.1}, {"seed": 3, "lr": 0.2}]), progress=False)
+
+    def test_a_model_that_cannot_be_built_costs_nobody_else(self, tmp_path):
+        result = run(make_sweep(model=["no.such.package:Net", "gcn"]), progress=False)
+        assert result.statuses == {"failed": 1, "finished": 1}
+        assert "No module named" in result[0].message
+        with pytest.raises(InputError, match="No module named"):
+            run(make_sweep(model="no.such.package:Net", seed=[0, 1]), progress=False, out=tmp_path / "new")
+        assert not (tmp_path / "new").exists(), "nothing is written for what cannot begin"
+
+    def test_a_graph_that_cannot_be_trained_on(self):
+        with pytest.raises(InputError, match="has no labels"):
+            run(make_sweep(tiny_graph()._changed(y=None), seed=[0, 1]), progress=False)
+
+
+class Killed(Exception):
+    """Raised from a listener to leave a run in the middle."""
+
+
+class TestResume:
+    def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path):
+        sweep = make_sweep(model=["gcn", "sage"], hidden=[4, 8], dropout=0.5, epochs=[6, 30], norm="batch")
+        whole = run(sweep, progress=False)
+
+        def listen(event):
+            if event.kind == "checkpoint" and event.data["epoch"] >= 9 and "groups/2" in event.data["path"]:
+                raise Killed
+
+        with pytest.raises(Killed):
+            run(sweep, progress=False, out=tmp_path, on_event=listen, checkpoint_every=0.0)
+        assert 9 <= read_checkpoint(tmp_path / "groups" / "2").about["epoch"] < 30
+        events = []
+        parts = run(sweep, progress=False, out=tmp_path, resume=True, on_event=events.append)
+        for one, other in zip(whole, parts, strict=True):
+            assert one.history["loss"] == other.history["loss"], one.name
+            for name, weight in one.model.state_dict().items():
+                assert torch.equal(weight, other.model.state_dict()[name]), (one.name, name)
+        assert of_kind(events, "start")
+        assert len(of_kind(events, "end")) == 8
+
+    def test_finished_members_are_not_trained_again(self, tmp_path, monkeypatch):
+        sweep = make_sweep(seed=[0, 1], lr=[0.1, 1e30], optimizer="sgd")
+        first = run(sweep, progress=False, out=tmp_path)
+        monkeypatch.setattr(GroupRun, "advance", lambda *_: pytest.fail("trained again"))
+        second = run(sweep, progress=False, out=tmp_path, resume=True)
+        assert [member.status for member in first] == [member.status for member in second]
+        assert [member.message for member in first] == [member.message for member in second]
+        assert [member.metrics["seconds"] for member in first] == [member.metrics["seconds"] for member in second]
+
+    def test_pruned_members_stay_pruned(self, tmp_path):
+        def policy(epoch, scores, running):
+            return [name for name in running if name == "seed=1"]
+
+        sweep = make_sweep(seed=[0, 1], epochs=25)
+        first = run(sweep, progress=False, out=tmp_path, prune=policy)
+        second = run(sweep, progress=False, out=tmp_path, resume=True)
+        assert [member.status for member in second] == ["finished", "pruned"]
+        assert second["seed=1"].history["loss"] == first["seed=1"].history["loss"]
+
+    def test_another_sweep_or_a_task_is_refused(self, tmp_path):
+        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path)
+        with pytest.raises(SpecError, match=r"sweep\.json: was trained with lr=0\.01, but this task has lr=0\.5"):
+            run(make_sweep(seed=[0, 1], epochs=2, lr=0.5), progress=False, out=tmp_path, resume=True)
+        with pytest.raises(SpecError, match="has 2 tasks, but this sweep has 3"):
+            run(make_sweep(seed=[0, 1, 2], epochs=2), progress=False, out=tmp_path, resume=True)
+        with pytest.raises(SpecError, match="holds a sweep, not one task"):
+            run(make_sweep(epochs=2).tasks()[0], progress=False, out=tmp_path, resume=True)
+        run(make_sweep(epochs=2).tasks()[0], progress=False, out=tmp_path / "one")
+        with pytest.raises(SpecError, match="holds the run of one task"):
+            run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path / "one", resume=True)
+
+    def test_starting_afresh_forgets_the_former_sweep_and_nothing_else(self, tmp_path):
+        run(make_sweep(seed=[0, 1, 2], epochs=2), progress=False, out=tmp_path)
+        (tmp_path / "tasks" / "seed=2" / "mine.txt").write_text("notes")
+        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path)
+        assert sorted(path.name for path in (tmp_path / "tasks").iterdir()) == ["seed=0", "seed=1", "seed=2"]
+        assert [path.name for path in (tmp_path / "tasks" / "seed=2").iterdir()] == ["mine.txt"]
+
+    def test_a_damaged_file_is_named(self, tmp_path):
+        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path)
+        (tmp_path / "sweep.json").write_text("{")
+        with pytest.raises(SpecError, match=r"sweep\.json: damaged"):
+            run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True)
+
+    def test_without_a_former_run_it_starts_afresh_and_says_so(self, tmp_path):
+        events = []
+        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True, on_event=events.append)
+        assert any("starting afresh" in event.data.get("message", "") for event in events)
+
+    def test_a_full_disk_is_one_sentence(self, tmp_path, monkeypatch):
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("weft.engine.folder.write_sweep_report", full)
+        events = []
+        with pytest.raises(TrainingError, match="No space left on device"):
+            run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, on_event=events.append)
+        assert events[-1].kind == "failed"
