@@ -84,6 +84,14 @@ def test_evaluating_rarely_is_planned_as_faster():
     assert rarely.run_seconds < 0.9 * often.run_seconds
 
 
+def test_the_forward_pass_of_a_second_stack_is_no_evaluation():
+    tasks = [weft.Task(graph=ARXIV, layers=layers, name=str(layers), eval_every=1000) for layers in (2, 3)]
+    (group,) = plan(tasks, machine="h200").groups
+    assert len(group.plan.stacks) == 2
+    assert group.cost.phases["evaluation"] < 0.01 * group.cost.epoch_seconds
+    assert group.cost.phases["forward"] > 0.2 * group.cost.epoch_seconds
+
+
 def test_models_of_ones_own():
     class Odd(nn.Module):
         def __init__(self, inside, outside):

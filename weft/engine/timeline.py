@@ -21,6 +21,7 @@ COLOURS = {
     "gradient": "#d9822b", "activation": "#2e9d6a", "temporary": "#d4537e", "workspace": "#8e6bbf",
 }  # fmt: skip
 OTHER = "#98a2b3"
+VISIBLE = 0.005  # of the largest kind
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#667085}.title{font-weight:600;font-size:14px;fill:#1d2433}"
     ".grid{stroke:#e4e7ec}.budget{stroke:#c0392b;stroke-width:1.5;stroke-dasharray:6 4}"
@@ -52,7 +53,7 @@ def timeline_svg(title: str, group: GroupEstimate, budget: int) -> str:
     peak = max(totals, default=0)
     top = max(peak, 1)
     shown_budget = budget <= 2.5 * top  # a budget far above would flatten everything else
-    ticks = nice_ticks(0.0, float(max(top, budget) if shown_budget else top))
+    ticks = _round_ticks(max(top, budget) if shown_budget else top)
     scale = _Scale(max(steps - 1, 1), ticks[-1])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -68,6 +69,12 @@ def timeline_svg(title: str, group: GroupEstimate, budget: int) -> str:
         parts.append(f'<text x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">budget {show_bytes(budget)}</text>')
     parts += _legend(group)
     return "\n".join([*parts, "</svg>"])
+
+
+def _round_ticks(high: int) -> list[float]:
+    """Round numbers of the binary unit that ``high`` is shown in."""
+    unit = 1024.0 ** max((high.bit_length() - 1) // 10, 0)
+    return [tick * unit for tick in nice_ticks(0.0, high / unit)]
 
 
 class _Scale:
@@ -107,12 +114,13 @@ def _areas(scale: _Scale, group: GroupEstimate, steps: int) -> list[str]:
 
 
 def _phases(scale: _Scale, phases: Sequence[str]) -> list[str]:
-    """A mark where one phase of the step ends and the next begins."""
+    """A mark where one phase of the step ends and the next begins, named where there is room for the name."""
     parts = []
-    for i, phase in enumerate(phases):
-        if i == 0 or phases[i - 1] != phase:
-            x = scale.x(i)
-            parts.append(f'<line class="phase" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+    begins = [i for i, phase in enumerate(phases) if i == 0 or phases[i - 1] != phase]
+    for i, end in zip(begins, [*begins[1:], len(phases)], strict=True):
+        x, phase = scale.x(i), phases[i]
+        parts.append(f'<line class="phase" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        if scale.x(end) - x > 7.0 * len(phase):
             parts.append(f'<text x="{x + 4:.1f}" y="{HEIGHT - BOTTOM + 16}">{phase}</text>')
     return parts
 
@@ -128,10 +136,11 @@ def _legend(group: GroupEstimate) -> list[str]:
 
 
 def _kinds(group: GroupEstimate) -> list[str]:
-    """The kinds that are ever there: what stays below what comes and goes."""
+    """The kinds that can be seen: what stays below what comes and goes."""
     order = [kind for kind in ORDER if kind in group.timeline]
     order += [kind for kind in group.timeline if kind not in ORDER]
-    return [kind for kind in order if any(group.timeline[kind])]
+    most = max((max(line, default=0) for line in group.timeline.values()), default=0)
+    return [kind for kind in order if max(group.timeline[kind], default=0) > VISIBLE * most]
 
 
 def _name(group: GroupEstimate) -> str:
