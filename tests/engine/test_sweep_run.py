@@ -238,7 +238,7 @@ class TestTrouble:
         assert result["seed=3"].model is None
         assert "memory of the device was not enough" in result["seed=3"].message
         assert result.best().name != "seed=3"
-        with pytest.raises(OutOfMemoryError, match="task 'lr=0.1': the memory"):
+        with pytest.raises(OutOfMemoryError, match=r"task 'lr=0.1': the memory"):
             run(make_sweep(tasks=[{"seed": 3, "lr": 0.1}, {"seed": 3, "lr": 0.2}]), progress=False)
 
     def test_a_model_that_cannot_be_built_costs_nobody_else(self, tmp_path):
