@@ -218,3 +218,51 @@ class Broken(nn.Module):
 def test_a_module_that_does_not_run_is_told_so_in_a_sentence():
     with pytest.raises(SpecError, match=r"task 'Broken': model Broken failed on graph 'products'"):
         capture(Task(graph="products", model=Broken), PRODUCTS)
+
+
+class FailsInTraining(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(inputs, outputs)
+
+    def forward(self, x, adj):
+        if self.training:
+            raise KeyError("no such thing")
+        return self.lin(x)
+
+
+def test_a_module_that_fails_in_training_is_told_so_in_a_sentence():
+    with pytest.raises(SpecError, match=r"'FailsInTraining': .* fails in training, also on a small graph: KeyError"):
+        capture(Task(graph="products", model=FailsInTraining), PRODUCTS)
+
+
+class AsksInTraining(FailsInTraining):
+    def forward(self, x, adj):
+        out = self.lin(x)
+        return out * 2 if self.training and float(out.detach().sum()) > 0 else out
+
+
+def test_a_module_that_asks_its_data_in_training_alone():
+    program = capture(Task(graph="products", model=AsksInTraining), PRODUCTS).program
+    assert "scaled from one real step" in program.note
+
+
+def test_dropout_keeps_the_mask_that_a_gpu_keeps():
+    def model(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 64), nn.Dropout(0.5), nn.Linear(64, outputs))
+
+    program = capture(Task(graph="products", model=model), PRODUCTS).program
+    masks = [v for v in program.values if v.dtype == "bool" and v.kind == "activation"]
+    assert [mask.bytes for mask in masks] == [PRODUCTS.num_nodes * 64]
+
+
+def test_triton_is_not_needed():
+    code = (
+        "import sys; sys.modules['triton'] = None; from tests.capture.graphs import PRODUCTS;"
+        "from weft.core.task import Task; from weft.run.captured import capture;"
+        "p = capture(Task(graph='products', model='gat'), PRODUCTS).program;"
+        "print(p.launches, p.unknown, sum(op.workspace for op in p.operators))"
+    )
+    without = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    program = capture(Task(graph="products", model="gat"), PRODUCTS).program
+    assert without.split() == f"{program.launches} () {sum(op.workspace for op in program.operators)}".split()

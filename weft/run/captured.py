@@ -25,7 +25,7 @@ from weft.capture.observer import Observer
 from weft.capture.scale import Sizes, rescale, small_graph
 from weft.capture.standin import META, stand_in
 from weft.capture.trace import trace
-from weft.core.errors import SpecError
+from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.stats import GraphStats
@@ -81,12 +81,26 @@ def capture(
     plan = plan or default_plan(group, device)
     try:
         return _follow(group, lambda: stand_in(graph), plan, META)
-    except SpecError as error:
-        if error.__cause__ is None or all(one.model in MODELS for one in group):
+    except Exception as error:
+        told = isinstance(error, WeftError) and error.__cause__ is None
+        if told or all(one.model in MODELS for one in group):
             raise
-    stats = graph if isinstance(graph, GraphStats) else graph.stats()
+    return _follow_small(group, graph if isinstance(graph, GraphStats) else graph.stats(), plan)
+
+
+def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
+    """Take a real step on a small graph; what fails there is wrong with the model, not with having no data."""
     sizes = Sizes.for_graph(stats)
-    return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+    try:
+        return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+    except WeftError:
+        raise
+    except Exception as error:
+        models = ", ".join(dict.fromkeys(one.model_name for one in group))
+        raise SpecError(
+            f"task {group[0].label!r}: model {models} fails in training, also on a small graph: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def default_plan(group: Sequence[Task], device: str) -> Plan:
