@@ -1,4 +1,4 @@
-"""Pruning and repacking: who is ended early, and when that is worth a new layout."""
+"""Pruning: who is ended early."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from weft.core.errors import SpecError
 from weft.plan.pruning import MedianPruner, every, policy_for
-from weft.plan.repacking import pays_to_leave
 
 SCORES = {"a": [0.1, 0.2], "b": [0.5, 0.4], "c": [0.6, 0.6], "d": [0.3, 0.7], "e": []}
 
@@ -40,10 +39,3 @@ def test_policies():
         policy_for("hyperband")
     with pytest.raises(SpecError, match="warmup=0 must be a whole number of at least 1"):
         MedianPruner(warmup=0)
-
-
-def test_leaving_pays_when_much_is_left():
-    assert pays_to_leave(8, 16, epochs_left=100, epoch_seconds=0.01, prepare_seconds=0.1)
-    assert not pays_to_leave(8, 16, epochs_left=10, epoch_seconds=0.01, prepare_seconds=0.1)
-    assert not pays_to_leave(0, 16, 1000, 1.0, 0.0)
-    assert not pays_to_leave(16, 16, 1000, 1.0, 0.0), "nobody is left to train"

@@ -11,7 +11,7 @@ from weft.engine.endings import Endings
 from weft.engine.interrupt import Interrupted, Interruption
 from weft.engine.telling import Telling
 from weft.engine.track import Track
-from weft.plan.repacking import pays_to_leave
+from weft.plan.periods import Pace, pays_to_leave
 from weft.run.group import GroupRun, Progress
 
 LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
@@ -41,7 +41,7 @@ class Session:
         self._checkpoint_every, self._fixed_period = checkpoint_every, period
         self._period = period or 1
         self._told_notes = 0
-        self._epoch_seconds, self._prepare_seconds = 0.0, 0.0
+        self._epoch_seconds, self._prepare_seconds, self._pace = 0.0, 0.0, Pace()
         self.tracks = [Track.of(group, index) for index in range(len(group.tasks))]
         self._endings.board.update({track.name: track for track in self.tracks})
 
@@ -91,6 +91,7 @@ class Session:
         seconds = time.perf_counter() - begin
         trained = self._take(seen, (seconds + (0.0 if steady else self._prepare_seconds)) / len(running), steady)
         self._epoch_seconds = seconds / max(self.group.epoch - before, 1)
+        self._pace = self._pace.after(len(self.group.present), self._epoch_seconds)
         self._end_members()
         self._tell(running, trained, seconds)
         self._adapt()
@@ -133,7 +134,7 @@ class Session:
         present = self.group.present
         ended = [member.index for member in present if not self.tracks[member.index].running]
         left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
-        if pays_to_leave(len(ended), len(present), left, self._epoch_seconds, self._prepare_seconds):
+        if pays_to_leave(len(ended), len(present), left, self._pace, self._prepare_seconds):
             self.group.leave(ended)
 
     # ---- telling and saving --------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""Fusion periods: how long a group trains as it is before members that have ended are taken out of its step.
+
+Members leave at the boundary of a period: their rows are taken out and the step is laid out and recorded anew. That
+costs about what preparing the first step cost, and wins their share of every epoch that is left. On a device that is
+not full an epoch of eight members costs little more than one of four, so the share is learned from what epochs of
+different sizes took.
+
+Shapes: T members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+GAIN = 1.5  # how far the time won must exceed the time spent: both are estimates
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of an epoch by the number of members, as measured: ``seen`` holds the latest of every size."""
+
+    seen: tuple[tuple[int, float], ...] = ()
+
+    def after(self, members: int, seconds: float) -> Pace:
+        """The pace once an epoch of ``members`` has taken ``seconds``."""
+        others = tuple(pair for pair in self.seen if pair[0] != members)
+        return Pace((*others, (members, seconds)))
+
+    def marginal(self, members: int) -> float:
+        """What one member of ``members`` adds to an epoch: a slope through what was seen, else an even share.
+
+        Never negative, and never more than the even share, which is all there is to win.
+        """
+        latest = dict(self.seen).get(members)
+        if latest is None:
+            return 0.0
+        even = latest / max(members, 1)
+        if len(self.seen) < 2:
+            return even
+        mean_size = sum(size for size, _ in self.seen) / len(self.seen)
+        mean_seconds = sum(seconds for _, seconds in self.seen) / len(self.seen)
+        spread = sum((size - mean_size) ** 2 for size, _ in self.seen)
+        slope = sum((size - mean_size) * (seconds - mean_seconds) for size, seconds in self.seen) / spread
+        return min(max(slope, 0.0), even)
+
+
+def pays_to_leave(ended: int, members: int, epochs_left: int, pace: Pace, prepare_seconds: float) -> bool:
+    """Whether to take ``ended`` of ``members`` out of a step that has ``epochs_left`` epochs to go.
+
+    ``prepare_seconds`` is what laying out and recording the step anew takes. A group of which nobody is left does not
+    have to be packed again: it is over.
+    """
+    if not 0 < ended < members:
+        return False
+    return epochs_left * ended * pace.marginal(members) > GAIN * prepare_seconds
+
+
+@dataclass(frozen=True)
+class Period:
+    """A stretch of epochs with the same members in the step, of which ``running`` still train."""
+
+    members: int
+    running: int
+    epochs: int
+    seconds: float  # with the preparation before it
+
+
+def periods(epochs: Sequence[int], seconds_of: Callable[[int], float], prepare_seconds: float) -> list[Period]:
+    """How members with so many ``epochs`` each would train together, leaving whenever that pays.
+
+    ``seconds_of(T)`` is what an epoch of T members takes. For planning: nobody stops early here.
+    """
+    ends = sorted(set(epochs))
+    found: list[Period] = []
+    members, done, begin, prepared = len(epochs), 0, 0, True
+    for place, end in enumerate(ends):
+        running = sum(own > begin for own in epochs)
+        preparation = prepare_seconds if prepared else 0.0
+        found.append(Period(members, running, end - begin, preparation + (end - begin) * seconds_of(members)))
+        done = members - sum(own > end for own in epochs)
+        left = ends[-1] - end
+        won = left * (seconds_of(members) - seconds_of(members - done)) if 0 < done < members else 0.0
+        prepared = place < len(ends) - 1 and won > GAIN * prepare_seconds
+        members, begin = members - done if prepared else members, end
+    return found
