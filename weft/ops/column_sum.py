@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2, on_gpu, use_triton
 from weft.ops.lang import tl, triton
 from weft.ops.launch import triton_acc
+from weft.ops.parts_triton import add_parts
 
 
 def column_sum_torch(x: Tensor) -> Tensor:
@@ -56,8 +57,7 @@ def column_sum_triton(x: Tensor, programs: int = 264) -> Tensor:
         x_TNF, partial, N, rows, F=F,
         ACC=triton_acc(x.dtype), BN=block_n, BF=block_f, num_warps=4,
     )  # fmt: skip
-    total = partial.squeeze(1) if parts == 1 else partial.sum(1)
-    return total.to(x.dtype).reshape(*lead, F)
+    return add_parts(partial, (F, 0), x.dtype)[0].reshape(*lead, F)
 
 
 @torch.library.custom_op("weft::column_sum", mutates_args=(), schema="(Tensor x) -> Tensor")

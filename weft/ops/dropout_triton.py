@@ -182,4 +182,6 @@ def bias_act_dropout_backward_bias_triton(
             F=F, W=F // parts, ACT=act, DROP=rate is not None,
             ACC=triton_acc(grad.dtype), BN=block_n, BF=block_f, num_warps=4,
         )  # fmt: skip
-    return grad_x, partial.sum(1).to(grad.dtype).reshape(bias_shape)
+    if not grad.numel():
+        return grad_x, grad.new_zeros(bias_shape)
+    return grad_x, add_parts(partial, (F, 0), grad.dtype)[0].reshape(bias_shape)

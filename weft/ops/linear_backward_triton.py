@@ -21,6 +21,7 @@ from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
 from weft.ops.linear_triton import float32_precision
+from weft.ops.parts_triton import add_parts
 from weft.ops.random_triton import keep_scale, mix_key, row_element
 
 
@@ -92,19 +93,6 @@ def _linear_backward_kernel(
         tl.store(mine + O * I + o, sum_b, mask=o < O)
 
 
-@triton.jit
-def _add_parts_kernel(partial, total, parts, K, BP: tl.constexpr, BK: tl.constexpr):
-    """``total [T, K]``: the parts ``[T, P, K]`` added in a fixed order."""
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
-    task = tl.program_id(1).to(tl.int64)
-    sums = tl.zeros([BP, BK], tl.float32)
-    for first in range(0, parts, BP):
-        p = first + tl.arange(0, BP)
-        at = (task * parts + p)[:, None] * K + k[None, :]
-        sums += tl.load(partial + at, mask=(p < parts)[:, None] & (k < K)[None, :], other=0.0)
-    tl.store(total + task * K + k, tl.sum(sums, 0), mask=k < K)
-
-
 @dataclass(frozen=True)
 class LinearBackwardLaunch:
     """Launch parameters: rows a step, inputs of a tile, programs wanted, warps, stages."""
@@ -153,9 +141,5 @@ def linear_backward_triton(
         BN=launch.block_rows, BO=max(16, next_power_of_2(O)), BI=launch.block_in,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
-    size = O * (I + 1)
-    total = torch.empty(tasks, size, dtype=torch.float32, device=x.device)
-    _add_parts_kernel[(-(-size // 128), tasks)](partial, total, parts, size, BP=32, BK=128, num_warps=4)
-    total = total.to(x.dtype)
-    grad_weight, grad_bias = total[:, : O * I].reshape(*lead, O, I), total[:, O * I :].reshape(*lead, O)
-    return grad_in, grad_x, grad_weight, grad_bias
+    grad_weight, grad_bias = add_parts(partial, (O * I, O), x.dtype)
+    return grad_in, grad_x, grad_weight.reshape(*lead, O, I), grad_bias.reshape(*lead, O)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
+from weft.ops.parts_triton import add_parts
 
 
 @triton.jit
@@ -95,5 +96,4 @@ def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None 
         BO=launch.block_out, BI=launch.block_in, BK=launch.block_rows,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
-    total = partial.squeeze(1) if splits == 1 else partial.sum(1)
-    return total.to(x.dtype).reshape(*lead, O, I)
+    return add_parts(partial.flatten(2), (O * I, 0), x.dtype)[0].reshape(*lead, O, I)

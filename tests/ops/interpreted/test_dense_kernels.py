@@ -23,6 +23,7 @@ from weft.ops.loss import cross_entropy_rows_backward_torch, cross_entropy_rows_
 from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 from weft.ops.optimizer import adam_torch
 from weft.ops.optimizer_triton import adam_triton
+from weft.ops.parts_triton import add_parts
 from weft.ops.random import keep_mask_rows
 from weft.ops.weight_grad_triton import WeightGradLaunch, weight_grad_triton
 
@@ -141,6 +142,14 @@ def test_weight_grad_of_an_input_that_tasks_share():
     grad, x = numbers(3, 70, 5), numbers(70, 17, seed=1)
     mine = weight_grad_triton(grad, x, WeightGradLaunch(16, 16, 16, programs=8))
     torch.testing.assert_close(mine, weight_grad_torch(grad, x), rtol=2e-2, atol=2e-4)
+
+
+@pytest.mark.parametrize(("tasks", "parts", "sizes"), [(1, 1, (5, 0)), (2, 37, (40, 3)), (1, 200, (33, 31))])
+def test_add_parts(tasks, parts, sizes):
+    partial = numbers(tasks, parts, sum(sizes))
+    first, second = add_parts(partial, sizes, torch.float32)
+    torch.testing.assert_close(torch.cat([first, second], 1), partial.sum(1), rtol=1e-4, atol=1e-4)
+    assert (first.shape[1], second.shape[1]) == sizes
 
 
 @pytest.mark.parametrize("act", ["none", "relu", "elu"])
