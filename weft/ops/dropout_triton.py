@@ -9,6 +9,7 @@ from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
 from weft.ops.launch import once_for_all, per_task_stride, triton_acc
+from weft.ops.parts_triton import add_parts
 from weft.ops.random_triton import keep_scale, mix_key, row_element
 
 BLOCK = 1024
