@@ -7,9 +7,9 @@ from itertools import combinations_with_replacement
 
 import pytest
 import torch
+from tiny import tiny_graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.tiny import tiny_graph
 from weft import ops
 from weft.capture.weave import count_launches, weave
 from weft.capture.weave_record import record
@@ -120,6 +120,31 @@ def test_only_equal_structures_and_directions_meet_unless_asked_otherwise():
     assert weave(captured(trainees[::2])).walks == "same"  # as few launches, and one structure to a launch
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_backward_sums_are_pushed_beside_forward_ones(weighted):
+    """Not bit for bit: what is pushed is added up in another order."""
+    graph = directed()
+    if weighted:
+        weight = torch.rand(graph.adj.num_edges, generator=torch.Generator().manual_seed(0))
+        graph = Graph(graph.adj.scaled(weight=weight), graph.x, graph.y, graph.train, graph.val, graph.test)
+    trainees = [Trainee(graph, "gcn", layers, seed=layers) for layers in (2, 4)]
+    start = snapshot(trainees)
+    for _ in range(STEPS):
+        for trainee in trainees:
+            trainee.step()
+    expected = snapshot(trainees)
+    restore(trainees, start)
+    woven = weave(captured(trainees), "any", push=True)
+    pushes = [entry for fused in woven.table.fused for entry in fused.entries if entry.operator == "spmm_push"]
+    assert {entry.member for entry in pushes} == {0}  # the shallow one goes back while the deep one goes on
+    assert all(entry.direction == "backward" for entry in pushes)
+    for _ in range(STEPS):
+        woven()
+    for mine, theirs in zip(snapshot(trainees), expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_an_undirected_graph_lets_directions_meet():
     """Its transpose is the same structure."""
     trainees = [Trainee(undirected(), "gcn", layers, seed=layers) for layers in (2, 4)]
@@ -150,7 +175,7 @@ def test_the_table_tells_whose_tensors_a_kernel_serves():
     assert [entry.member for entry in first.entries] == [0, 1]
     assert [entry.shape for entry in first.entries] == [(60, 9), (60, 9)]
     assert [entry.results for entry in first.entries] == [(0,), (1,)]
-    node = next(node for node in woven.graph_module.graph.nodes if node.name == first.node)
+    node = next(node for node in woven.graph.nodes if node.name == first.node)
     assert node.args[0] == ["spmm", "spmm"]
     text = str(woven.table)
     assert text.startswith("8 sparse operators of 2 members in 5 launches; 6 of them in 3 fused ones")
@@ -164,7 +189,7 @@ def test_streams():
         Trainee(undirected(), "gcn", 2),
     ]
     woven = weave(captured(trainees))
-    streams = {node.meta["stream"] for node in woven.graph_module.graph.nodes if node.op == "call_function"}
+    streams = {node.meta["stream"] for node in woven.graph.nodes if node.op == "call_function"}
     assert streams == {0, 1, 2, 3}
 
 

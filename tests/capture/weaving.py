@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tiny import CLASSES, FEATURES
 from torch import Tensor
 
-from tests.tiny import CLASSES, FEATURES
 from weft import ops
 from weft.graph.graph import Graph
 from weft.nn.build import build

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny_graph
 from torch import nn
 
-from tests.tiny import tiny_graph
 from weft.capture.weave import weave
 from weft.capture.weave_record import record
 from weft.core.plan import Plan

@@ -15,6 +15,7 @@ import operator
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,28 +106,37 @@ class Table:
 
 @dataclass(frozen=True)
 class Woven:
-    """The merged step: ``graph_module(*inputs)`` returns what each member's step returned, in a tuple.
+    """The merged step: ``graph`` takes ``inputs`` and returns what each member's step returned, in a tuple.
 
     Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest; ``meta["after"]``:
     the operators that must have run before it; ``meta["storage"]``: equal for tensors that share memory.
     """
 
-    graph_module: fx.GraphModule
+    graph: fx.Graph
     inputs: tuple[Tensor, ...]
     table: Table
     walks: str
+
+    @cached_property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph as a function; writing its code takes longer than all the matching, so it waits to be asked."""
+        return fx.GraphModule(torch.nn.Module(), self.graph)
 
     def __call__(self) -> tuple[Any, ...]:
         """Run one step of every member, in order, on the current stream."""
         return self.graph_module(*self.inputs)
 
 
-def weave(captured: Sequence[Captured], walks: str = "best") -> Woven:
+def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
     ``walks`` says which operators may meet in a launch: ``"same"``, those that walk the same structure in the same
     direction; ``"any"``, also others, whose pieces then share the grid (a forward pass of one member beside a
     backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+
+    ``push`` lets a backward sum that meets forward sums over its own structure send its rows along that structure
+    instead of walking the transpose. Such sums are added atomically, in another order on every run: the members'
+    numbers then agree with separate runs to rounding only.
     """
     if walks not in WALKS:
         raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
@@ -139,7 +149,7 @@ def weave(captured: Sequence[Captured], walks: str = "best") -> Woven:
     plans = {kind: _matched(members, kind) for kind in kinds}
     chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
     lanes, rounds = plans[chosen]
-    return _Merge(captured, members, lanes, rounds, chosen).done()
+    return _Merge(captured, members, lanes, rounds, chosen, push).done()
 
 
 def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
@@ -181,13 +191,25 @@ class _Member:
 
     def number_walks(self, structures: dict[Hashable, int]) -> None:
         """Give every matchable node the number of the structure it walks, equal for equal index arrays."""
+        self.structures = structures
         for place, node in enumerate(self.nodes):
             name = operator_name(node)
             if name in WALKED and all(isinstance(arg, fx.Node) for arg in node.args[WALKED[name]]):
                 indices = self.inputs.get(node.args[WALKED[name]][1])
                 if indices is not None:
-                    key = (indices.data_ptr(), indices.numel(), indices.device)
-                    self.walk_of[place] = structures.setdefault(key, len(structures))
+                    self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
+
+    def pushable(self, place: int) -> int | None:
+        """The structure along which the sum at ``place`` could be sent instead; None where it could not."""
+        node = self.nodes[place]
+        if operator_name(node) != "spmm" or not node.meta.get("backward") or not node.args[5]:
+            return None
+        if node.meta["dtype"] not in (torch.float32, torch.float64) or (
+            node.args[1] is not None and node.args[6] is None
+        ):
+            return None  # a push gives the type it is added up in, and needs the weights in their own order
+        indices = self.inputs.get(node.args[5][1])
+        return None if indices is None else self.structures.get(_identity(indices))
 
     def lane(self, walks: str) -> Lane:
         """The member as matching sees it."""
@@ -196,6 +218,10 @@ class _Member:
             family = FAMILY[operator_name(self.nodes[place])]
             keys[place] = (family, walk) if walks == "same" else family
         return Lane(tuple(keys), self.before)
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    return tensor.data_ptr(), tensor.numel(), tensor.device
 
 
 def operator_name(node: fx.Node) -> str:
@@ -232,8 +258,9 @@ class _Merge:
         lanes: Sequence[Lane],
         rounds: Sequence[Round],
         walks: str,
+        push: bool,
     ) -> None:
-        self.captured, self.members, self.walks = captured, members, walks
+        self.captured, self.members, self.walks, self.push = captured, members, walks, push
         self.lanes, self.rounds = lanes, rounds
         self.graph = fx.Graph()
         self.inputs: list[Tensor] = []
@@ -254,8 +281,7 @@ class _Merge:
         names = tuple(captured.name for captured in self.captured)
         single = sum(len(round_) == 1 for round_ in self.rounds)
         table = Table(names, tuple(self.fused), single, len(self.rounds))
-        module = fx.GraphModule(torch.nn.Module(), self.graph)
-        return Woven(module, tuple(self.inputs), table, self.walks)
+        return Woven(self.graph, tuple(self.inputs), table, self.walks)
 
     def _share_inputs(self) -> None:
         """One placeholder for every tensor, whoever reads it."""
@@ -289,9 +315,10 @@ class _Merge:
     def _fuse(self, places: Round, number: int) -> None:
         """One node for the operators at ``places``, and one for each of their results."""
         nodes = [self.members[member].nodes[place] for member, place in places]
+        pushed = self._pushed(places) if self.push else ()
         calls = [
-            Call(operator_name(node), self._map(member, node.args))
-            for (member, _), node in zip(places, nodes, strict=True)
+            self._call(member, node, (member, place) in pushed)
+            for (member, place), node in zip(places, nodes, strict=True)
         ]
         flat = flatten(calls)
         fused = self.graph.call_function(
@@ -308,7 +335,25 @@ class _Merge:
             if "storage" in node.meta:
                 parts[0].meta["storage"] = (place[0], node.meta["storage"])
             entries.append(self._entry(place, node, call.name, mine))
-        self.fused.append(Fused(fused.name, number, FAMILY[calls[0].name], tuple(entries)))
+        family = FAMILY[operator_name(nodes[0])]
+        self.fused.append(Fused(fused.name, number, family, tuple(entries)))
+
+    def _pushed(self, places: Round) -> set[Place]:
+        """The sums over a transpose among ``places`` whose original structure others there walk forward."""
+        walked = {self.members[member].walk_of[place] for member, place in places}
+        return {
+            (member, place)
+            for member, place in places
+            if self.members[member].pushable(place) in walked - {self.members[member].walk_of[place]}
+        }
+
+    def _call(self, member: int, node: fx.Node, push: bool) -> Call:
+        arguments = self._map(member, node.args)
+        if not push:
+            return Call(operator_name(node), arguments)
+        grad, _, col_scale, row_scale, _, walk, weight = arguments
+        rows = self.members[member].inputs[node.args[4][0]].numel() - 1
+        return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
 
     def _part(self, fused: fx.Node, result: int) -> fx.Node:
         part = self.graph.call_function(operator.getitem, (fused, result))
@@ -324,4 +369,4 @@ class _Merge:
 
 def count_launches(woven: Woven) -> Counter[str]:
     """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
-    return Counter(name for node in woven.graph_module.graph.nodes if (name := operator_name(node)))
+    return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))

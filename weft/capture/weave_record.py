@@ -30,8 +30,8 @@ HOST_QUESTIONS = ("aten._local_scalar_dense.default", "aten.equal.default", "ate
 class Captured:
     """A step: ``graph`` has a placeholder for each of ``inputs`` and returns what the step returned.
 
-    Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and
-    ``meta["shape"]``; those that ran inside of autograd's backward pass have ``meta["backward"]``.
+    Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and its
+    ``meta["shape"]`` and ``meta["dtype"]``; ``meta["backward"]``: whether a node ran inside of autograd's backward pass.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Recorder(TorchDispatchMode):
                     self._describe(self._call(operator.getitem, (node, place)), part)
 
     def _describe(self, node: fx.Node, tensor: Tensor) -> None:
-        node.meta["storage"], node.meta["shape"] = self._number(tensor), tuple(tensor.shape)
+        node.meta |= {"storage": self._number(tensor), "shape": tuple(tensor.shape), "dtype": tensor.dtype}
         self._nodes[tensor] = node
 
     def _number(self, tensor: Tensor) -> int:

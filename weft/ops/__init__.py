@@ -11,6 +11,9 @@ from weft.ops.dropout import bias_act_dropout, dropout
 from weft.ops.edge_softmax import edge_softmax
 from weft.ops.linear import linear, linear_and_pass
 from weft.ops.loss import cross_entropy_rows
+from weft.ops.multi_edge_softmax import multi_edge_softmax
+from weft.ops.multi_sddmm import multi_sddmm
+from weft.ops.multi_spmm import joined_spmm, multi_spmm, pull_push_spmm
 from weft.ops.optimizer import adam_
 from weft.ops.sddmm import sddmm
 from weft.ops.spmm import spmm
@@ -25,8 +28,13 @@ __all__ = [
     "graph_attention",
     "graph_attention_packed",
     "graph_attention_v2",
+    "joined_spmm",
     "linear",
     "linear_and_pass",
+    "multi_edge_softmax",
+    "multi_sddmm",
+    "multi_spmm",
+    "pull_push_spmm",
     "sddmm",
     "spmm",
 ]

@@ -189,7 +189,7 @@ def branch_of(members: list[Part]) -> Branch:
     """What the parts of one kind have in common."""
     first = members[0]
     shared = tuple(
-        isinstance(value, Tensor) and all(part.arguments[place] is value for part in members)
+        (value is None or isinstance(value, Tensor)) and all(part.arguments[place] is value for part in members)
         for place, value in enumerate(first.arguments)
     )
     return Branch(first.kernel, first.names, first.constants, len(members), shared)

@@ -46,7 +46,7 @@ class Schedule:
 
 def schedule(woven: Woven, side_streams: int) -> Schedule:
     """Work out streams, waits and lifetimes of a woven step; members share ``side_streams`` streams."""
-    nodes = [node for node in woven.graph_module.graph.nodes if node.op == "call_function"]
+    nodes = [node for node in woven.graph.nodes if node.op == "call_function"]
     streams = [_stream(node, side_streams) for node in nodes]
     actions = [Action(node, stream) for node, stream in zip(nodes, streams, strict=True)]
     place = {node: number for number, node in enumerate(nodes)}
@@ -101,7 +101,7 @@ class _Lifetimes:
 
     def __init__(self, woven: Woven, nodes: Sequence[fx.Node], streams: Sequence[int]) -> None:
         place = {node: number for number, node in enumerate(nodes)}
-        output = next(node for node in woven.graph_module.graph.nodes if node.op == "output")
+        output = next(node for node in woven.graph.nodes if node.op == "output")
         kept = set(output.all_input_nodes)
         home: dict[Any, int] = {}  # the stream that a storage was allocated on
         self._home: dict[fx.Node, int] = {}
@@ -136,7 +136,7 @@ class Streamed:
     def __init__(self, woven: Woven, side_streams: int = 4) -> None:
         self._woven = woven
         self._schedule = schedule(woven, side_streams)
-        graph = woven.graph_module.graph
+        graph = woven.graph
         self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in graph.nodes if node.op == "output").args[0]
         used = {action.stream for action in self._schedule.actions} - {OWN_STREAM}
@@ -172,7 +172,7 @@ def run_node(node: fx.Node, values: dict[fx.Node, Any]) -> None:
 def issued_in_order(woven: Woven, side_streams: int = 4) -> tuple[Tensor, ...]:
     """Run the schedule of a woven step one action after another, on no stream at all: for tests."""
     plan = schedule(woven, side_streams)
-    graph = woven.graph_module.graph
+    graph = woven.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     values: dict[fx.Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
     for action in plan.actions:
