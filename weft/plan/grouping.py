@@ -55,7 +55,7 @@ class Limits:
 
     def bytes(self, tasks: Sequence[Task]) -> float:
         """Bytes of a group of ``tasks``: the engine's estimate, or a rule of thumb."""
-        return self.memory_of(tasks) if self.memory_of is not None else memory(list(tasks), self.stats)
+        return self.memory_of(tasks) if self.memory_of is not None else memory(list(tasks), self.stats, self.device)
 
     @property
     def room(self) -> float | None:

@@ -1,0 +1,21 @@
+"""The rule of thumb for a group's memory is near the captured estimate, and seldom below it."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.task import MODELS, Task
+from weft.engine.estimate import Estimator
+from weft.plan.profiles import profile
+from weft.plan.work import memory
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("count", [1, 8])
+def test_near_the_captured_estimate(model, count):
+    tasks = [
+        Task(graph="shape:ogbn-arxiv", name=f"t{i}", model=model, layers=3, hidden=64, heads=4) for i in range(count)
+    ]
+    estimator = Estimator(profile("h200"))
+    rule = memory(tasks, estimator.stats(tasks[0]), "cuda")
+    assert 0.9 < rule / estimator.group_bytes(tasks) < 1.75
