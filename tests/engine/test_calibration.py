@@ -9,6 +9,7 @@ from tiny import tiny_graph
 
 import weft
 from weft.core.cost import Cost
+from weft.core.sweep import Sweep
 from weft.engine.calibration import learn, observe
 from weft.engine.machines import load_calibration
 from weft.plan.profiles import profile
@@ -43,6 +44,18 @@ def test_runs_teach(runs):
     assert weft.plan(task, machine="cpu").groups[0].cost.corrected
 
 
+def test_a_group_of_a_sweep_is_one_run(runs, tmp_path):
+    sweep = Sweep(str(runs / "tiny"), hidden=8, epochs=6, seed=range(3))
+    weft.run(sweep, device="cpu", out=tmp_path / "sweep", progress=False)
+    lesson = learn([tmp_path / "sweep"], CPU)
+    assert lesson.skipped == ()
+    (one,) = lesson.observations
+    members = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("tasks/*/result.json")]
+    assert one.measured == pytest.approx(sum(member["metrics"]["seconds_per_epoch"] for member in members))
+    next((tmp_path / "sweep").glob("tasks/*/result.json")).unlink()
+    assert "did not all train to the same epoch" in learn([tmp_path / "sweep"], CPU).skipped[0]
+
+
 def test_a_run_counts_once(runs):
     learn([runs / "a"], CPU)
     lesson = learn([runs, runs / "a" / "result.json"], CPU)
@@ -54,7 +67,7 @@ def test_a_run_counts_once(runs):
     [
         ({"plan": {"members": ["a"], "device": "cuda"}}, "ran on cuda, not on cpu"),
         ({"metrics": {"epochs_run": 1, "seconds_per_epoch": 1.0}}, "only 1 epochs were run"),
-        ({"task": {"graph": "<tiny>"}}, "<tiny>"),
+        ({"task": {"graph": "<tiny>", "name": "a"}}, "<tiny>"),
         ({"task": {"graph": "tiny", "colour": 3}}, "unknown setting 'colour'"),
     ],
 )

@@ -12,11 +12,13 @@ from torch import nn
 import weft
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
+from weft.engine.home import machine_folder, machine_name
 from weft.engine.machines import find_machine, keep_calibration, keep_probe, load_calibration
 from weft.engine.planning import plan
-from weft.graph import shapes
+from weft.graph import catalog, shapes
 from weft.plan.calibration import Calibration, Observation
 from weft.plan.profiles import profile
+from weft.plan.throughput import Throughput
 
 ARXIV = "shape:ogbn-arxiv"
 
@@ -159,8 +161,6 @@ def test_what_is_not_work(work):
 def test_the_machine_at_hand_is_the_probed_one(monkeypatch):
     assert find_machine().device == "cpu"
     probed = profile("cpu")
-    from weft.engine.home import machine_name
-
     mine = type(probed).from_dict({**probed.to_dict(), "name": machine_name("cpu"), "cores": 77, "measured": True})
     keep_probe(mine)
     assert find_machine() == mine
@@ -194,6 +194,19 @@ def test_calibration_is_used_where_it_is_kept():
     assert "corrected by 5 earlier runs" in str(after)
     assert "not corrected" in str(before)
     assert plan(task, machine="a100-80g").groups[0].cost.corrected is False
+
+
+def test_measured_group_sizes_are_used():
+    sweep = Sweep(ARXIV, seed=range(8))
+    tasks = sweep.tasks()
+    table = Throughput("h200").with_measured(tasks[0], catalog.stats(ARXIV), {1: 2.0, 2: 1.0, 4: 3.0, 8: 4.0})
+    before = len(plan(sweep, machine="h200").groups)
+    path = machine_folder("h200") / "throughput.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(table.to_dict()))
+    report = plan(sweep, machine="h200")
+    assert before < len(report.groups) == 4
+    assert any("measured" in reason for reason in report.groups[0].plan.why)
 
 
 def test_a_broken_calibration_is_no_calibration(tmp_path):

@@ -38,20 +38,19 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
     estimator = Estimator(machine)
     new: list[Observation] = []
     skipped: list[str] = []
-    for path in _results(folders):
+    for label, results in _groups(folders, skipped).items():
         try:
-            new += observations_of(json.loads(path.read_text(encoding="utf-8")), estimator, str(path.parent))
-        except (OSError, ValueError, KeyError, TypeError, InputError) as error:
-            skipped.append(f"{path}: {error}")
+            new.append(observation_of(results, estimator, label))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            skipped.append(f"{label}: {error}")
     known = load_calibration(machine) or Calibration()
     labels = {one.label for one in new}
     others = [one for one in known.observations if one.label not in labels]  # a run learned twice counts once
     calibration = Calibration().with_observations([*others, *new])
     if new:
         keep_calibration(machine, calibration)
-    return Lesson(
-        calibration, tuple(new), typical_error(new, {}), typical_error(new, calibration.factors), tuple(skipped)
-    )
+    before, after = typical_error(new, {}), typical_error(new, calibration.factors)
+    return Lesson(calibration, tuple(new), before, after, tuple(skipped))
 
 
 def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float, label: str) -> Calibration | None:
@@ -64,18 +63,22 @@ def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float,
     return calibration
 
 
-def observations_of(result: Mapping[str, Any], estimator: Estimator, label: str) -> list[Observation]:
-    """The run of a ``result.json`` as observations; raises where it cannot be one."""
-    task, metrics = Task.from_dict(result["task"]), result["metrics"]
-    if metrics["epochs_run"] < ENOUGH_EPOCHS:
-        raise ValueError(f"only {metrics['epochs_run']} epochs were run")
-    plan = Plan.from_dict(result["plan"])
+def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, label: str) -> Observation:
+    """The run of a group, one ``result.json`` a member; raises where it cannot teach."""
+    plan = Plan.from_dict(results[0]["plan"])
     if plan.device != estimator.machine.device:
         raise ValueError(f"ran on {plan.device}, not on {estimator.machine.device}")
-    if plan.join != "solo":
-        raise ValueError(f"was {plan.join} with others, whose seconds are not its own")
-    cost = estimator.alone(task).cost
-    return [Observation(dict(cost.uncorrected), float(metrics["seconds_per_epoch"]), label)]
+    by_name = {task.label: task for task in (Task.from_dict(result["task"]) for result in results)}
+    tasks = [by_name[name] for name in plan.members if name in by_name]
+    epochs = {result["metrics"]["epochs_run"] for result in results}
+    if len(tasks) < len(plan.members) or len(epochs) > 1:
+        raise ValueError("its members did not all train to the same epoch, so the group changed on the way")
+    if min(epochs) < ENOUGH_EPOCHS:
+        raise ValueError(f"only {min(epochs)} epochs were run")
+    cost = estimator.together(tasks, plan).cost
+    # Members are charged equal shares of what the group took.
+    seconds = sum(float(result["metrics"]["seconds_per_epoch"]) for result in results)
+    return Observation(dict(cost.uncorrected), seconds, label)
 
 
 def typical_error(observations: Sequence[Observation], factors: Mapping[str, float]) -> float:
@@ -87,8 +90,26 @@ def typical_error(observations: Sequence[Observation], factors: Mapping[str, flo
     return statistics.median(errors) if errors else 0.0
 
 
-def _results(folders: Iterable[Path]) -> list[Path]:
-    """Every result in or under the folders, once; its absolute folder is what a run is known by."""
+def _groups(folders: Iterable[Path], skipped: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """Every result in or under the folders, members of a group together, by what the run is known by."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path in _files(folders):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if "task" not in result and "statuses" in result:
+                continue  # a sweep as a whole: its members have files of their own
+            members = result["plan"]["members"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            skipped.append(f"{path}: not the result of a run ({type(error).__name__}: {error})")
+            continue
+        alone = len(members) == 1
+        label = str(path.parent) if alone else f"{path.parent.parent}: {members[0]} and {len(members) - 1} others"
+        groups.setdefault(label, []).append(result)
+    return groups
+
+
+def _files(folders: Iterable[Path]) -> list[Path]:
+    """Every result file, once, by its absolute path."""
     places = [folder.absolute() for folder in folders]
     found = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob(RESULT)))]
     return list(dict.fromkeys(found))

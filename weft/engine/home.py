@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 HOME_VARIABLE = "WEFT_HOME"
-PROBE, CALIBRATION = "probe.json", "calibration.json"
+PROBE, CALIBRATION, THROUGHPUT = "probe.json", "calibration.json", "throughput.json"
 
 
 def home() -> Path:

@@ -11,11 +11,12 @@ import torch
 
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
-from weft.engine.home import CALIBRATION, PROBE, gpu_names, machine_folder, machine_name
+from weft.engine.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
 from weft.engine.probe import cpu_count, host_bytes
 from weft.engine.result import write_text
 from weft.plan.calibration import Calibration
 from weft.plan.profiles import PROFILES, closest_profile, profile
+from weft.plan.throughput import Throughput
 
 Given = Machine | str | os.PathLike[str] | None
 
@@ -85,6 +86,15 @@ def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
     """Keep what runs on ``machine`` taught."""
     text = json.dumps(calibration.to_dict(), indent=1, allow_nan=False) + "\n"
     return _keep(machine_folder(machine.name) / CALIBRATION, text)
+
+
+def load_throughput(machine: Machine) -> Throughput | None:
+    """The group sizes that were measured on ``machine``; None where there are none."""
+    try:
+        text = (machine_folder(machine.name) / THROUGHPUT).read_text(encoding="utf-8")
+        return Throughput.from_dict(json.loads(text))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def _keep(path: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ from weft.core.stats import GraphStats
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
-from weft.engine.machines import Given, find_machine, load_calibration
+from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
 from weft.plan.advice import nearest, roomy_machines
 from weft.plan.calibration import Calibration
 from weft.plan.grouping import group
@@ -82,8 +82,15 @@ def _fitting_groups(tasks: Sequence[Task], estimator: Estimator, room: int) -> t
 
 def _grouped(tasks: Sequence[Task], estimator: Estimator, budget: int) -> list[Plan]:
     machine = estimator.machine
-    bytes_of = estimator.group_bytes
-    return group(tasks, estimator.stats, machine.device, machine=machine, memory_of=bytes_of, budget=budget)
+    return group(
+        tasks,
+        estimator.stats,
+        machine.device,
+        machine=machine,
+        memory_of=estimator.group_bytes,
+        throughput=load_throughput(machine),
+        budget=budget,
+    )
 
 
 def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -> GroupEstimate:
