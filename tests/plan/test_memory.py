@@ -143,7 +143,7 @@ def test_a_cpu_rounds_nothing():
 
 def test_advice_names_what_is_worth_it_largest_first():
     advice = memory(chain(frees=True), machine()).advice
-    assert advice[0].startswith("2 tasks in a group instead of 4 save: 45.0 MiB")
+    assert advice[0].startswith("2 instead of 4 tasks in a group save: 45.0 MiB")
     assert any("bf16" in line for line in advice)
     assert not any("features" in line for line in advice)
 
