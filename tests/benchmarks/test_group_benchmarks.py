@@ -74,6 +74,7 @@ def test_different_tasks_are_measured(side, graph):
     assert found["ms"] > 0
     assert found["groups"] == {"woven": 1, "stacks": 3, "sequence": 4}[side]
     assert found["notes"] == []
+    assert (found["matching_seconds"] > 0) == (side == "woven")
 
 
 def test_a_process_trains_by_itself(graph, monkeypatch):
@@ -96,7 +97,7 @@ def test_no_service_is_a_note_and_no_crash(graph, monkeypatch):
 
 
 def test_analysis_is_a_share_of_training():
-    cell = {"case": "ten", "status": "ok", "planning_seconds": 0.1}
+    cell = {"case": "ten", "status": "ok", "planning_seconds": 0.1, "matching_seconds": 0.5}
     cells = [
         {**cell, "side": "woven", "ms": 10.0, "preparing_seconds": 1.5},
         {**cell, "side": "sequence", "ms": 30.0, "preparing_seconds": 1.0},
