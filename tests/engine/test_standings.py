@@ -7,7 +7,7 @@ import pytest
 from engine.sweeps import made
 from weft.core.sampling import uniform
 from weft.core.sweep import Sweep
-from weft.engine.standings import effects, standings, verdict, what_mattered
+from weft.engine.standings import effects, in_common, standings, verdict, what_mattered
 
 SWEEP = Sweep("cora", lr=[0.1, 0.2, 0.3], hidden=[16, 64], seed=range(4))
 
@@ -25,7 +25,12 @@ def test_seeds_are_averaged():
 def test_a_clear_lead_and_one_within_the_noise():
     clear = made(Sweep("cora", lr=[0.1, 0.2], seed=range(4)), lambda task: task.lr + task.seed / 1000)
     said = verdict(clear, standings(clear))
-    assert "0.1000 ahead of lr=0.1: clear" in said
+    assert "0.1000 ahead of lr=0.1, more than chance between 4 seeds explains" in said
+    assert "on the same 30 nodes (a share of them is known to ± 0.0732)" in said
+    two = made(Sweep("cora", lr=[0.1, 0.2], seed=range(2)), lambda task: task.lr + task.seed * 0.05)
+    assert "within the noise of 2 seeds" in verdict(two, standings(two)), (
+        "2.8 standard errors are little with two seeds"
+    )
     noisy = made(Sweep("cora", lr=[0.1, 0.2], seed=range(4)), lambda task: task.lr / 100 + task.seed / 10)
     said = verdict(noisy, standings(noisy))
     assert "within the noise of 4 seeds" in said
@@ -59,6 +64,14 @@ def test_many_numbers_are_compared_by_ranges():
     assert len(effect.means) == 5
     assert list(effect.means) == sorted(effect.means)
     assert sum(map(len, effect.members)) == 40
+
+
+def test_what_the_best_have_in_common():
+    sweep = Sweep("cora", model=["gcn", "sage"], lr=uniform(0.1, 0.9), dropout=uniform(0, 0.9), samples=40)
+    said = in_common(made(sweep, lambda task: (task.model == "gcn") + task.lr))
+    assert said.startswith("the best 8 have model=gcn, lr from 0.63")
+    assert "dropout" not in said
+    assert in_common(made(SWEEP, lambda task: task.lr)) == "", "too few to say"
 
 
 def test_diverged_members_do_not_count():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
 
 from weft.engine.curves import nice_ticks
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 340, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 30
 
 
-def effect_chart(result: SweepResult, effect: Effect, span: Span, best: int) -> str:
+def effect_chart(result: SweepResult, effect: Effect, span: Span, best: Collection[int]) -> str:
     """An SVG: a dot for every member over the value it had, and the mean of every value (or range) with its spread."""
     ticks = nice_ticks(span.low, span.high, 4)
     to_y = _clamped(ticks[0], ticks[-1], linear(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from weft.engine.curves import nice_ticks
@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 34
 
 
-def curves(result: SweepResult, column: str, best: int) -> str:
+def curves(result: SweepResult, column: str, best: Collection[int]) -> str:
     """An SVG with ``column`` of every member's history over epochs; "" where nothing was measured."""
     histories = [_points(member.history, column) for member in result.tasks]
     known = [value for points in histories for _, value in points]
@@ -50,7 +50,7 @@ def _visible(
     """The range to show: a loss that explodes leaves it at the top, the first steps of a metric at the bottom."""
     ordered = sorted(known)
     if not loss:
-        return ordered[int(0.03 * (len(ordered) - 1))], ordered[-1]
+        return ordered[int(0.08 * (len(ordered) - 1))], ordered[-1]
     starts = [points[0][1] for points in histories if points]
     highest = max(ordered[int(0.98 * (len(ordered) - 1))], median(starts))
     return ordered[0], min(ordered[-1], 1.25 * highest if highest > 0 else highest)

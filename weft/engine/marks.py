@@ -7,7 +7,7 @@ up the same member everywhere, and ``--s``, its place between the worst and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -53,17 +53,17 @@ def span_of(result: SweepResult) -> Span:
     return Span.of([score for score in scores_of(result) if score is not None])
 
 
-def mark(index: int, score: float | None, span: Span, best: int) -> str:
-    """The attributes that every line and dot of a member has."""
-    kind = "m best" if index == best else "m" if score is not None else "m none"
+def mark(index: int, score: float | None, span: Span, best: Collection[int]) -> str:
+    """The attributes that every line and dot of a member has; ``best`` are those of the best settings."""
+    kind = "m best" if index in best else "m" if score is not None else "m none"
     share = 0.0 if score is None else span.share(score)
     return f'class="{kind}" data-i="{index}" style="--s:{100 * share:.0f}%"'
 
 
-def back_to_front(scores: Sequence[float | None], best: int) -> list[int]:
+def back_to_front(scores: Sequence[float | None], best: Collection[int]) -> list[int]:
     """Positions, good ones last so that they lie on top."""
     order = sorted(range(len(scores)), key=lambda i: rank_key(scores[i]))
-    return [i for i in order if i != best] + ([best] if best >= 0 else [])
+    return [i for i in order if i not in best] + [i for i in order if i in best]
 
 
 def rank_key(score: float | None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
 
 
-def parallel(result: SweepResult, best: int) -> str:
+def parallel(result: SweepResult, best: Collection[int]) -> str:
     """An SVG with an axis for every setting that varies and one for the score; a line a member."""
     settings = chosen_settings(result)
     if not settings:

@@ -13,9 +13,12 @@ from weft.core.labels import Labels
 from weft.engine.result import Result
 from weft.engine.sweep_result import SweepResult, value_of
 
-CLEAR = 2.0  # standard errors from which on a difference is called clear
+# Standard errors from which on a difference of two means is called clear: Student's t, 95 %, by degrees of freedom.
+CLEAR = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04, 120: 1.98}
 MOST_VALUES = 8  # of a setting that are compared one by one; more numbers are compared by ranges
 BINS = 5
+ENOUGH = 30  # members from which on the best tenth says something
+NARROW = 0.6  # share of all members below which a range of values is narrow
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,11 @@ class Effect:
     def clear(self) -> bool:
         """Whether the best and the worst mean differ by more than their standard errors explain."""
         worst = min(range(len(self.means)), key=lambda index: self.means[index])
-        errors = [_mean(self.scores[index])[1] for index in (self.best, worst)]
-        return None not in errors and self.span > CLEAR * math.hypot(*(error or 0.0 for error in errors))
+        first, last = self.scores[self.best], self.scores[worst]
+        errors = [_mean(scores)[1] for scores in (first, last)]
+        if None in errors:
+            return False
+        return self.span > _clear(len(first), len(last)) * math.hypot(*(error or 0.0 for error in errors))
 
 
 def score_of(result: Result, metric: str) -> float | None:
@@ -178,6 +184,12 @@ def _sort_key(value: Any) -> tuple[int, Any]:
 # ---- in words ----------------------------------------------------------------------------------------
 
 
+def _clear(first: int, second: int) -> float:
+    """Standard errors beyond which means of so many values differ by more than chance."""
+    freedom = max(first + second - 2, 1)
+    return next((CLEAR[known] for known in sorted(CLEAR, reverse=True) if known <= freedom), CLEAR[1])
+
+
 def lead(first: Standing, second: Standing) -> tuple[float, float | None]:
     """How far ``first`` is ahead, and the standard error of that difference where seeds tell."""
     if first.error is None or second.error is None:
@@ -196,35 +208,49 @@ def verdict(result: SweepResult, ranked: Sequence[Standing]) -> str:
     if error is None:
         return f"{gap}. {_without_seeds(result, ranked[0].score)}"
     seeds = f"{min(len(ranked[0].members), len(ranked[1].members))} seeds"
-    if ahead > CLEAR * error:
-        return f"{gap}: clear, {_times(ahead, error)} the standard error of the difference over {seeds}."
+    noise = f"(standard error of the difference: {error:.4f})"
+    if not _within(ranked[0], ranked[1]):
+        return f"{gap}, more than chance between {seeds} explains {noise}. {_same_nodes(result, ranked[0].score)}"
     level = sum(1 for other in ranked[1:] if _within(ranked[0], other))
     others = "1 other setting is" if level == 1 else f"{level} other settings are"
-    return f"{gap}, which is within the noise of {seeds} (standard error {error:.4f}); {others} level with it."
+    return f"{gap}, which is within the noise of {seeds} {noise}; {others} level with it."
 
 
-def _times(ahead: float, error: float) -> str:
-    return f"{ahead / error:.1f} times" if error else "beyond"
+def _same_nodes(result: SweepResult, score: float) -> str:
+    """What more seeds do not tell."""
+    known = _known_to(result, score)
+    return (
+        f"All were measured on the same {known[0]:,} nodes (a share of them is known to ± {known[1]:.4f})."
+        if known
+        else ""
+    )
 
 
 def _within(first: Standing, other: Standing) -> bool:
     ahead, error = lead(first, other)
-    return error is not None and ahead <= CLEAR * error
+    return error is not None and ahead <= _clear(len(first.members), len(other.members)) * error
 
 
 def _without_seeds(result: SweepResult, score: float) -> str:
+    known = _known_to(result, score)
+    if known is None:
+        return "Every setting ran with one seed, so how much of that is chance is not known."
+    return f"One seed each; a share of {known[0]:,} nodes is known to ± {known[1]:.4f}. Vary the seed to be surer."
+
+
+def _known_to(result: SweepResult, score: float) -> tuple[int, float] | None:
+    """The nodes that an accuracy was measured on, and its standard error as a share of them."""
     nodes = result.graph.get(result.metric.partition("_")[0])
     if not nodes or not result.metric.endswith("accuracy") or not 0 < score < 1:
-        return "Every setting ran with one seed, so how much of that is chance is not known."
-    error = math.sqrt(score * (1 - score) / nodes)
-    return f"One seed each; a share of {nodes:,} nodes is known to ± {error:.4f}. Vary the seed to be surer."
+        return None
+    return nodes, math.sqrt(score * (1 - score) / nodes)
 
 
 def what_mattered(found: Sequence[Effect]) -> list[str]:
     """Sentences on which settings moved the score, and where a list should have gone on."""
     said = []
     for effect in found:
-        means = ", ".join(f"{label}: {mean:.4f}" for label, mean in zip(effect.labels, effect.means, strict=True))
+        means = _means(effect)
         if effect.clear:
             best = f"{effect.setting}{' from ' if effect.binned else '='}{effect.labels[effect.best]}"
             said.append(f"{best} was best on average, {effect.span:.4f} above the worst ({means})")
@@ -232,6 +258,37 @@ def what_mattered(found: Sequence[Effect]) -> list[str]:
         else:
             said.append(f"{effect.setting} made no clear difference ({means})")
     return said
+
+
+def _means(effect: Effect) -> str:
+    """The mean of every value, or of the best and the worst of many."""
+    pairs = [f"{label}: {mean:.4f}" for label, mean in zip(effect.labels, effect.means, strict=True)]
+    if len(pairs) <= 4 and not effect.binned:
+        return ", ".join(pairs)
+    worst = min(range(len(pairs)), key=lambda index: effect.means[index])
+    return f"{pairs[effect.best]}; {pairs[worst]}"
+
+
+def in_common(result: SweepResult) -> str:
+    """What the best tenth of many members have in common, which means over all the others may hide; "" if nothing."""
+    ranked = [i for i in result.ranking() if score_of(result.tasks[i], result.metric) is not None]
+    top = ranked[: max(len(ranked) // 10, 3)]
+    if len(ranked) < ENOUGH:
+        return ""
+    words = [word for key in chosen_settings(result) if (word := _narrow(result, key, top))]
+    return f"the best {len(top)} have {', '.join(words)}" if words else ""
+
+
+def _narrow(result: SweepResult, key: str, top: Sequence[int]) -> str:
+    labels = labels_of(result)
+    every = [getattr(member.task, key) for member in result.tasks]
+    those = [every[i] for i in top]
+    if len({labels.word(key, value) for value in those}) == 1:
+        return f"{key}={labels.word(key, those[0])}"
+    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in every):
+        return ""
+    inside = sum(min(those) <= value <= max(those) for value in every) / len(every)
+    return f"{key} from {min(those):.3g} to {max(those):.3g}" if inside < NARROW else ""
 
 
 def _at_the_edge(effect: Effect) -> list[str]:

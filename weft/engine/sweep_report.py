@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from weft.engine.standings import (
     Standing,
     chosen_settings,
     effects,
+    in_common,
     labels_of,
     score_of,
     standings,
@@ -29,6 +30,7 @@ from weft.engine.standings import (
 from weft.engine.sweep_result import SweepResult
 from weft.engine.sweep_script import SCRIPT, SWEEP_STYLE
 
+ENDS = {"stopped": "stopped early"}
 SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
 
@@ -40,13 +42,11 @@ def write_sweep_report(result: SweepResult, path: Path) -> None:
 def render_sweep_report(result: SweepResult) -> str:
     """The page: the winner, what mattered, parallel coordinates, curves, effects, every member, plan, environment."""
     ranked = standings(result)
-    best = ranked[0].members[0] if ranked else -1
-    if ranked:
-        best = max(ranked[0].members, key=lambda i: (score_of(result.tasks[i], result.metric) or 0.0, -i))
+    best = ranked[0].members if ranked else ()
     title = f"{result.sweep.label}: {_count(len(result), 'training')} on {result.graph.get('name', 'a graph')}"
     parts = [
         f"<h1>{text(title)}</h1><p>{text(_sentence(result))}</p>",
-        _winner(result, ranked, best),
+        _winner(result, ranked),
         _card("parallel", "Settings and score", _legend(result), parallel(result, best)),
         f'<div class="row">{_curves(result, best)}</div>',
         _effects(result, best),
@@ -64,7 +64,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _sentence(result: SweepResult) -> str:
-    ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+    ends = ", ".join(f"{count} {ENDS.get(status, status)}" for status, count in result.statuses.items())
     epochs = sum(member.metrics.get("epochs_run", 0) for member in result.tasks)
     speed = f" ({epochs / result.seconds:,.0f} epochs a second, all together)" if result.seconds > 0 else ""
     groups = _count(len(result.plan), "group")
@@ -74,18 +74,21 @@ def _sentence(result: SweepResult) -> str:
 # ---- the winner --------------------------------------------------------------------------------------
 
 
-def _winner(result: SweepResult, ranked: Sequence[Standing], best: int) -> str:
+def _winner(result: SweepResult, ranked: Sequence[Standing]) -> str:
     if not ranked:
         return '<div class="card winner"><h2>No winner</h2>No member got as far as an evaluation.</div>'
     first = ranked[0]
-    said = what_mattered(effects(result))
+    common = in_common(result)
+    said = ([common] if common else []) + what_mattered(effects(result))
     why = f"<h2>What mattered</h2>{bullets(said[:6])}" if said else ""
     alone = len(first.members) == 1
-    pick = "" if alone else f"<p>Best single training: <b>{text(result.tasks[best].name)}</b>.</p>"
+    single = result.best()
+    value = f"{score_of(single, result.metric):.4f}"
+    pick = "" if alone else f"<p>Best single training: <b>{text(single.name)}</b>, {value}.</p>"
     return (
         f'<div class="card winner"><div><h2>{_winner_words(result)}</h2><div class="big">{text(first.name)}</div>'
         f'<div class="figures">{_figures(result, first)}</div><p>{text(verdict(result, ranked))}</p>{pick}'
-        f"{_settings(result.tasks[best].task)}</div><div>{why}</div></div>"
+        f"{_settings(result.tasks[first.members[0]].task)}</div><div>{why}</div></div>"
     )
 
 
@@ -110,7 +113,8 @@ def _figure(value: float, error: float | None, words: str) -> str:
 
 def _settings(task: Task) -> str:
     usual = Task(graph="any").to_dict()
-    chosen = {key: value for key, value in task.to_dict().items() if usual[key] != value and key != "name"}
+    hidden = ("name", "seed")
+    chosen = {key: value for key, value in task.to_dict().items() if usual[key] != value and key not in hidden}
     return f"<details><summary>all its settings that are not defaults</summary>{table(chosen)}</details>"
 
 
@@ -123,18 +127,17 @@ def _card(kind: str, title: str, extra: str, body: str) -> str:
 
 def _legend(result: SweepResult) -> str:
     span = span_of(result)
-    return (
-        f'<span class="legend">{span.low:.3f}<i class="ramp"></i>{span.high:.3f}<span class="best">best</span></span>'
-    )
+    ramp = f'{span.low:.3f}<i class="ramp"></i>{span.high:.3f}'
+    return f'<span class="legend">{ramp}<span class="best">best settings</span></span>'
 
 
-def _curves(result: SweepResult, best: int) -> str:
+def _curves(result: SweepResult, best: Collection[int]) -> str:
     drawn = [(result.metric.replace("_", " "), curves(result, result.metric, best))]
     drawn.append(("training loss", curves(result, "loss", best)))
     return "".join(_card("", title, "", svg) for title, svg in drawn)
 
 
-def _effects(result: SweepResult, best: int) -> str:
+def _effects(result: SweepResult, best: Collection[int]) -> str:
     span = span_of(result)
     cards = [_card("", effect.setting, "", effect_chart(result, effect, span, best)) for effect in effects(result)]
     if not cards:
@@ -149,7 +152,7 @@ def _effects(result: SweepResult, best: int) -> str:
 # ---- every member ------------------------------------------------------------------------------------
 
 
-def _members(result: SweepResult, best: int) -> str:
+def _members(result: SweepResult, best: Collection[int]) -> str:
     labels, settings = labels_of(result), result.sweep.varying
     split, _, metric = result.metric.partition("_")
     scored = [result.metric] + [f"test_{metric}"] * (split == "val")
@@ -167,7 +170,7 @@ def _members(result: SweepResult, best: int) -> str:
         cells += [_score(member, key, result) for key in scored]
         cells += [_cell(member.metrics.get("best_epoch") or "–"), _cell(member.metrics.get("epochs_run", 0))]
         cells.append(_cell(_final_loss(member)))
-        kind = ' class="best"' if i == best else ""
+        kind = ' class="best"' if i in best else ""
         rows.append(f'<tr data-i="{i}"{kind} title="{text(member.name)}">{"".join(cells)}</tr>')
     heads = "".join(f'<th tabindex="0">{text(column.replace("_", " "))}</th>' for column in columns)
     return (
@@ -199,7 +202,7 @@ def _final_loss(member: Result) -> str:
 
 
 def _trouble(result: SweepResult) -> str:
-    said = [member.message for member in result.tasks if member.message]
+    said = [member.message for member in result.tasks if member.status in ("diverged", "failed")]
     more = [f"... and {len(said) - 12} more"] if len(said) > 12 else []
     return _card("", "What went wrong", "", bullets(said[:12] + more)) if said else ""
 
@@ -209,11 +212,17 @@ def _trouble(result: SweepResult) -> str:
 
 def _plan(plans: Sequence[Plan]) -> str:
     shown = [
-        f"<details{' open' if len(plans) == 1 else ''}><summary>{text(str(plan).splitlines()[0])}</summary>"
+        f"<details{' open' if len(plans) == 1 else ''}><summary>{text(_group_words(plan))}</summary>"
         f"{bullets(plan.why)}</details>"
         for plan in plans
     ]
     return f'<div class="card"><h2>How it ran, and why</h2>{"".join(shown)}</div>'
+
+
+def _group_words(plan: Plan) -> str:
+    stacks = f" in {len(plan.stacks)} stacks" if len(plan.stacks) > 1 else ""
+    more = ", ..." if len(plan.members) > 1 else ""
+    return f"{_count(len(plan.members), 'task')}, {plan.join}{stacks} on {plan.device}: {plan.members[0]}{more}"
 
 
 def _about(result: SweepResult) -> str:
