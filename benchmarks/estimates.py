@@ -37,8 +37,8 @@ from weft.plan.grouping import together
 from weft.plan.profiles import profile
 from weft.run.group import GroupRun
 
-ROUNDS = 5
-SLOW = 0.05  # seconds of an epoch from which on fewer are timed
+ROUNDS, ROUND_SECONDS = 3, 0.1
+MOST_EPOCHS = 100  # of a round; the tasks have 400
 
 
 def estimate(tasks: list[Task], plan: Plan, machine: Machine) -> dict[str, Any]:
@@ -87,10 +87,10 @@ def empty(device: torch.device) -> int:
 
 
 def epoch_seconds(run: GroupRun, device: torch.device) -> float:
-    """Median seconds of an epoch."""
+    """Median seconds of an epoch, looks at the device spread over as many epochs as they are in a training."""
     once = _timed(run, device, 1)
-    epochs = 1 if once > SLOW or device.type != "cuda" else 10
-    return median(_timed(run, device, epochs) for _ in range(ROUNDS if once <= SLOW else 3))
+    epochs = max(1, min(MOST_EPOCHS, int(ROUND_SECONDS / once)))
+    return median(_timed(run, device, epochs) for _ in range(ROUNDS))
 
 
 def _timed(run: GroupRun, device: torch.device, epochs: int) -> float:

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import mps
 from benchmarks.graphs import fresh, make_graph
-from benchmarks.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.timing import Memory, Timing, synchronize, time_until
 from benchmarks.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from benchmarks.workers import Workers
@@ -121,7 +121,7 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
 def measure_processes(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """A process a task, all at once; the time until the last one is done, per epoch."""
     if side == "mps" and not (mps.available() and graph.device.type == "cuda"):
-        raise RuntimeError(f"{mps.CONTROL} is not installed, or there is no GPU: skipped")
+        raise NotHere(f"{mps.CONTROL} is not installed, or there is no GPU")
     warmup = 5 if graph.device.type == "cuda" else 1
     requests = [
         {

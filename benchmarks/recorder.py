@@ -20,6 +20,10 @@ import torch
 from benchmarks.environment import environment
 
 
+class NotHere(Exception):
+    """Raised by a cell that cannot be run on this machine; recorded as skipped, with the reason."""
+
+
 def common_arguments(description: str) -> ArgumentParser:
     """The options every benchmark has."""
     parser = ArgumentParser(description=description)
@@ -101,6 +105,8 @@ class Recorder:
         start = time.monotonic()
         try:
             found = {"status": "ok", **work()}
+        except NotHere as reason:
+            found = {"status": "skipped", "reason": str(reason)}
         except Exception as error:
             # The traceback would keep the frames, and with them the tensors, of the failed cell alive.
             found = {"status": "failed", "error": _describe(error)}

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import heterogeneous, sweep
 from benchmarks.baselines import Setting
+from benchmarks.recorder import NotHere
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -92,7 +93,7 @@ def test_a_worker_that_fails_says_why(graph, monkeypatch):
 
 def test_no_service_is_a_note_and_no_crash(graph, monkeypatch):
     monkeypatch.setattr(heterogeneous.mps, "available", lambda: False)
-    with pytest.raises(RuntimeError, match="is not installed"):
+    with pytest.raises(NotHere, match="is not installed"):
         heterogeneous.measure("mps", "depths", graph, options())
 
 

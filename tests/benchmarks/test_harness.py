@@ -13,7 +13,7 @@ from benchmarks import accuracy, attention, cpu, epoch, papers100m, spmm, spmm_s
 from benchmarks.baselines import Setting
 from benchmarks.cusparse_models import edge_values
 from benchmarks.graphs import fresh, row_normalised
-from benchmarks.recorder import Recorder, find
+from benchmarks.recorder import NotHere, Recorder, find
 from benchmarks.timing import Timing
 from weft.graph.generate import citation
 
@@ -45,6 +45,14 @@ def test_cells_after_the_budget_are_skipped(tmp_path):
     args.budget_seconds = 0.0
     recorder = Recorder("try", args)
     assert recorder.cell({"case": 1}, lambda: {"ms": 1.0})["status"] == "skipped"
+
+
+def test_a_cell_that_this_machine_cannot_run_is_skipped(tmp_path):
+    def work():
+        raise NotHere("no such device")
+
+    cell = Recorder("try", options(tmp_path)).cell({"case": 1}, work)
+    assert (cell["status"], cell["reason"]) == ("skipped", "no such device")
 
 
 def test_cells_that_went_well_are_not_run_again(tmp_path):
