@@ -8,14 +8,62 @@ import pytest
 import torch
 
 from .interpreted.walks import numbers, small, walks
-from .test_triton_compiles import compile_all, launches  # noqa: F401, a fixture
+from .test_triton_compiles import OPTIONS, kind_of
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Distinct launches made during a test, specialised as a launch on a GPU specialises them.
+
+    There a number that is 1 is a constant, and of addresses and multiples of 16 it is known that they are.
+    """
+    from triton.runtime.jit import JITFunction
+
+    made = {}
+
+    def record(self, *args, grid, warmup=False, **kwargs):
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+        fixed = {p.name for p in self.params if p.is_constexpr}
+        fixed |= {name for name, value in bound.items() if isinstance(value, int) and value == 1}
+        signature = {name: "constexpr" if name in fixed else kind_of(bound[name]) for name in self.arg_names}
+        even = [
+            (place,)
+            for place, name in enumerate(self.arg_names)
+            if name not in fixed and (isinstance(bound[name], torch.Tensor) or bound[name] % 16 == 0)
+        ]
+        source = (
+            self,
+            signature,
+            {name: bound[name] for name in fixed},
+            {key: [["tt.divisibility", 16]] for key in even},
+        )
+        made[str((self.__name__, signature, source[2]))] = (*source, options)
+
+    monkeypatch.setattr(JITFunction, "run", record)
+    return made
+
+
+def compile_all(launches) -> list[str]:
+    """The PTX of every launch."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    assert launches
+    found = []
+    for kernel, signature, constants, attributes, options in launches.values():
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert ".target sm_90" in compiled.asm["ptx"]
+        found.append(compiled.asm["ptx"])
+    return found
 
 
 def packed(walk):
@@ -42,7 +90,7 @@ def spmm_calls(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_spmm_of_every_kind(launches, dtype):  # noqa: F811
+def test_spmm_of_every_kind(launches, dtype):
     from weft.ops.multi import together_triton
 
     together_triton(spmm_calls(dtype))
@@ -51,7 +99,7 @@ def test_spmm_of_every_kind(launches, dtype):  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sddmm_and_softmax(launches, dtype):  # noqa: F811
+def test_sddmm_and_softmax(launches, dtype):
     from weft.ops.multi import Call, together_triton
 
     adj = small()
@@ -66,7 +114,7 @@ def test_sddmm_and_softmax(launches, dtype):  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention(launches, dtype):  # noqa: F811
+def test_attention(launches, dtype):
     from weft.ops.multi import Call, together_triton
 
     adj = small(num_rows=9, num_cols=9)
@@ -86,21 +134,12 @@ def test_attention(launches, dtype):  # noqa: F811
     compile_all(launches)
 
 
-def test_loads_of_alike_sources_stay_wide(launches):  # noqa: F811
+def test_loads_of_alike_sources_stay_wide(launches):
     """A select among addresses keeps what is known of their alignment: four floats to a load."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from weft.ops.multi import Call, together_triton
 
     adj = small()
     walk = packed(walks(adj)[0])
     x = numbers(adj.num_cols, 64)
     together_triton([Call("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
-    kernel, signature, constants, options = next(iter(launches.values()))
-    pointers = [place for place, kind in enumerate(signature.values()) if kind.startswith("*")]
-    aligned = {(place,): [["tt.divisibility", 16]] for place in pointers}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "ld.global.v4" in compiled.asm["ptx"]
+    assert "ld.global.v4" in compile_all(launches)[0]
