@@ -81,6 +81,13 @@ def test_a_small_budget_makes_smaller_groups_and_then_names_what_would_fit():
     assert "it would fit on" in str(tighter)
 
 
+def test_where_nothing_fits_it_says_what_is_in_the_way():
+    report = plan(weft.Task(graph="shape:ogbn-products", model="sage"), machine="h200", budget="1GiB")
+    assert not report.fits
+    assert report.nearest == ()
+    assert "nothing smaller that was tried fits; the graph and its features alone take" in str(report)
+
+
 def test_evaluating_rarely_is_planned_as_faster():
     often, rarely = (plan(weft.Task(graph=ARXIV, eval_every=k), machine="h200") for k in (1, 10))
     assert rarely.run_seconds < 0.9 * often.run_seconds

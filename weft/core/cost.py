@@ -16,8 +16,8 @@ class Cost:
     ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...).
 
     ``seconds``: of one epoch by resource (``gpu``, ``cpu``, ``host``); they add up to :attr:`epoch_seconds`.
-    ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``matmul``, ``pointwise``,
-    ``update``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
+    ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``scatter``, ``matmul``,
+    ``pointwise``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
 
     ``measured``: whether it was measured or predicted; ``corrected``: whether a prediction went through calibration;
     ``uncorrected``: its families before that, which the next calibration is fitted to.

@@ -36,6 +36,10 @@ def machine_folder(name: str) -> Path:
 
 def gpu_names() -> list[str]:
     """Names of the NVIDIA GPUs of this host as the driver lists them, without starting CUDA."""
+    return _names_in_proc() or _names_by_nvml()
+
+
+def _names_in_proc() -> list[str]:
     names = []
     for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:
@@ -45,3 +49,16 @@ def gpu_names() -> list[str]:
         if found:
             names.append(found.group(1).strip())
     return names
+
+
+def _names_by_nvml() -> list[str]:
+    """The same from the driver's library, for hosts that have no such files (Windows, some containers)."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        found = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+    except Exception:  # not installed, or no driver
+        return []
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in found]

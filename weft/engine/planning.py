@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from weft.core.amounts import parse_bytes
+from weft.core.amounts import parse_bytes, show_bytes
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
 from weft.core.plan import Plan
@@ -44,14 +44,15 @@ def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str
     for task, estimate in zip(tasks, alone, strict=True):
         check_budget(estimate, task, room)
     plans, groups = _fitting_groups(tasks, estimator, room)
+    suggestions = _nearest(tasks, groups, estimator, room)
     return PlanReport(
         name=name,
         machine=there,
         budget=room,
         tasks=tuple(_task(task, estimate, plans) for task, estimate in zip(tasks, alone, strict=True)),
         groups=tuple(groups),
-        nearest=tuple(_nearest(tasks, groups, estimator, room)),
-        notes=tuple(_notes(there, calibration, groups)),
+        nearest=tuple(suggestions),
+        notes=tuple(_notes(there, calibration, groups, suggestions)),
         graphs=tuple(dict.fromkeys(_graph_words(estimator.stats(task), task) for task in tasks)),
     )
 
@@ -144,7 +145,12 @@ def _nearest(
     return list(found.values())
 
 
-def _notes(machine: Machine, calibration: Calibration | None, groups: Sequence[GroupEstimate]) -> list[str]:
+def _notes(
+    machine: Machine,
+    calibration: Calibration | None,
+    groups: Sequence[GroupEstimate],
+    suggestions: Sequence[Suggestion],
+) -> list[str]:
     notes = []
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
@@ -152,12 +158,18 @@ def _notes(machine: Machine, calibration: Calibration | None, groups: Sequence[G
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
-    for one in groups:
-        if not one.fits:
-            names = roomy_machines(one.cost.total_bytes, PROFILES.values(), machine)
-            notes += [f"as it is, it would fit on {', '.join(names)}"] if names else []
-            break
-    return notes
+    too_large = next((one for one in groups if not one.fits), None)
+    return notes if too_large is None else notes + _ways_out(too_large, machine, suggestions)
+
+
+def _ways_out(group: GroupEstimate, machine: Machine, suggestions: Sequence[Suggestion]) -> list[str]:
+    """What is left to say of a group that does not fit."""
+    notes = []
+    if not suggestions:
+        fixed = sum(group.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
+        notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
+    names = roomy_machines(group.cost.total_bytes, PROFILES.values(), machine)
+    return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
 
 
 def _graph_words(stats: GraphStats, task: Task) -> str:

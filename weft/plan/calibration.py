@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-FAMILIES = ("spmm", "attention", "matmul", "pointwise", "launch")
+FAMILIES = ("spmm", "attention", "scatter", "matmul", "pointwise", "launch")
 KEPT = 400  # observations a file keeps, the newest
 OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
 LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one

@@ -25,6 +25,7 @@ KINDS = {
 FAMILY_WORDS = {
     "spmm": "aggregation",
     "attention": "attention",
+    "scatter": "gather and scatter",
     "matmul": "products",
     "pointwise": "element-wise",
     "launch": "launches",
