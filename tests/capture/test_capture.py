@@ -110,12 +110,29 @@ def test_a_group_grows_by_its_activations_and_not_by_its_graph():
     assert four.flops == pytest.approx(4 * one.flops, rel=0.05)
 
 
-def test_two_stacks_are_followed_in_one_step():
-    group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin")]
+def test_two_stacks_are_followed_in_one_woven_step():
+    group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin", layers=3)]
     plan = Plan(("a", "b"), join="woven", device="cuda", replay=True, stacks=((0,), (1,)))
-    program = capture(group, PRODUCTS, plan=plan).program
+    captured = capture(group, PRODUCTS, plan=plan)
+    assert captured.run.notes == []
+    program = captured.program
     alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda", replay=True)).program for task in group]
     assert program.flops == pytest.approx(sum(one.flops for one in alone), rel=1e-6)
+    assert "weft.together" in {op.name for op in program.operators}
+    assert program.unknown == ()
+    kinds, apart = program.bytes_by_kind(), [one.bytes_by_kind() for one in alone]
+    assert kinds["activation"] == pytest.approx(sum(each["activation"] for each in apart), rel=0.2)
+    assert {op.phase for op in program.operators} == {"forward", "backward", "update", "evaluation"}
+
+
+def test_stacks_side_by_side_have_the_phases_of_each():
+    group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin")]
+    plan = Plan(("a", "b"), device="cuda", stacks=((0,), (1,)))
+    program = capture(group, PRODUCTS, plan=plan).program
+    alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda")).program for task in group]
+    for phase in ("backward", "update"):
+        both = sum(op.flops for one in alone for op in one.phase(phase))
+        assert sum(op.flops for op in program.phase(phase)) == pytest.approx(both)
 
 
 @pytest.mark.parametrize("kind", [{"sparse": True}, {"multilabel": True}, {"weighted": True}, {"directed": True}])

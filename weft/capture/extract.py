@@ -70,9 +70,14 @@ def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
     """The phase of every call: backward while autograd works, then update until the weights are written.
 
     Evaluations know no gradients: a call that reads weights and could have one is the next stack's forward pass.
+    Calls of a merged step say themselves what they are, save that writing weights is an update.
     """
     phases, phase = [], "forward"
     for call in calls:
+        if call.phase is not None:
+            phase = "update" if call.phase != "evaluation" and weights & set(call.writes) else call.phase
+            phases.append(phase)
+            continue
         if call.in_backward:
             phase = "backward"
         elif phase == "backward":

@@ -50,6 +50,7 @@ class Call:
     inside: Inside
     frees: list[int] = field(default_factory=list)
     grad_enabled: bool = True
+    phase: str | None = None
 
 
 @dataclass
@@ -103,6 +104,7 @@ class Observer(TorchDispatchMode):
     def __init__(self, kind: str, look_inside: bool = False) -> None:
         super().__init__()
         self.kind = kind
+        self.phase: str | None = None  # of the calls that follow, where somebody knows
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
@@ -213,6 +215,7 @@ class Observer(TorchDispatchMode):
                 in_backward=in_backward(),
                 inside=inside,
                 grad_enabled=torch.is_grad_enabled(),
+                phase=self.phase,
             )
         )
         return out
@@ -225,7 +228,7 @@ class Observer(TorchDispatchMode):
         seen = tuple(self._seen(t) for t in held)
         name = "triton." + kernel.strip("_")
         call = Call(name, seen, {}, (), numbers, (), (), in_backward(), Inside(launches=1))
-        call.grad_enabled = torch.is_grad_enabled()
+        call.grad_enabled, call.phase = torch.is_grad_enabled(), self.phase
         self.calls.append(call)
 
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:

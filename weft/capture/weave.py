@@ -221,7 +221,7 @@ class _Member:
 
 
 def _identity(tensor: Tensor) -> Hashable:
-    return tensor.data_ptr(), tensor.numel(), tensor.device
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.device
 
 
 def operator_name(node: fx.Node) -> str:
@@ -237,7 +237,7 @@ def _check_apart(captured: Sequence[Captured], members: Sequence[_Member]) -> No
     writers: dict[int, int] = {}
     for place, member in enumerate(members):
         for node, tensor in member.inputs.items():
-            address = tensor.untyped_storage().data_ptr()
+            address = tensor.untyped_storage()._cdata  # also told apart where there is no data
             users.setdefault(address, set()).add(place)
             if node.meta["storage"] in member.written and tensor.numel():
                 writers[address] = place

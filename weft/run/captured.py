@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.capture.extract import program_of
+from weft.capture.follow_graph import FollowedGraph
 from weft.capture.gpu_rules import gpu_rules
 from weft.capture.launches import watched_launches
 from weft.capture.observer import Observer
@@ -121,7 +122,7 @@ def _follow(
     gpu = plan.device == "cuda"
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        run = GroupRun(group, make_graph(), plan, where)
+        run = _woven(GroupRun(group, make_graph(), plan, where), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built once
@@ -137,6 +138,14 @@ def _follow(
     program = program_of(observer, resident, kinds, first=first, tasks=len(group), note=note)
     preparation = program_of(observer, [], kinds, last=first, tasks=len(group), note=note, setup=setup)
     return Captured(program, preparation, run)
+
+
+def _woven(run: GroupRun, observer: Observer) -> GroupRun:
+    """The run with its stacks merged where the plan says so, and the merged step told to the observer."""
+    run._weave()
+    if run.woven is not None:
+        run.woven._run = FollowedGraph(run.woven.woven, observer)
+    return run
 
 
 def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
