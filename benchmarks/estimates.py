@@ -36,6 +36,7 @@ from weft.graph.graph import Graph
 from weft.plan.grouping import together
 from weft.plan.profiles import profile
 from weft.run.group import GroupRun
+from weft.run.threads import cpu_threads
 
 ROUNDS, ROUND_SECONDS = 3, 0.1
 MOST_EPOCHS = 100  # of a round; the tasks have 400
@@ -62,7 +63,11 @@ def measure(tasks: list[Task], graph: Graph, plan: Plan) -> dict[str, Any]:
     """What a run of the same group takes: bytes at the peak, and seconds of an epoch with its evaluation."""
     device = graph.device
     before = empty(device)
-    run = GroupRun(tasks, graph, plan, device)
+    with cpu_threads(plan.threads):
+        return {"before": before, **_run(GroupRun(tasks, graph, plan, device), device)}
+
+
+def _run(run: GroupRun, device: torch.device) -> dict[str, Any]:
     run.advance(3)
     synchronize(device)
     memory = {"allocated": None, "reserved": None}
@@ -71,7 +76,7 @@ def measure(tasks: list[Task], graph: Graph, plan: Plan) -> dict[str, Any]:
             "allocated": torch.cuda.max_memory_allocated(device),
             "reserved": torch.cuda.max_memory_reserved(device),
         }
-    return {**memory, "before": before, "seconds": epoch_seconds(run, device), "notes": run.notes}
+    return {**memory, "seconds": epoch_seconds(run, device), "notes": run.notes}
 
 
 def empty(device: torch.device) -> int:

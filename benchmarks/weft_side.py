@@ -14,6 +14,7 @@ from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.plan.grouping import together
 from weft.run.group import GroupRun
+from weft.run.threads import cpu_threads
 
 MOST_EPOCHS = 2000  # rows of the table of rates; the benchmark trains fewer
 
@@ -61,9 +62,23 @@ def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
 def group_epoch(tasks: Sequence[Task], graph: Graph, *, plan: Plan | None = None) -> WeftEpoch:
     """One epoch of all ``tasks`` as one group on the device of ``graph``, by ``plan`` or as one group anyhow."""
     plan = plan or together(tasks, graph.stats(), graph.device.type)
-    run = GroupRun(tasks, graph, plan, graph.device)
-    run.train_epoch()  # records the epoch without its evaluation, and nothing else
-    return WeftEpoch(run.train_epoch, run.step_without_evaluation, run.recorded, run.notes, plan.first_layer)
+    with cpu_threads(plan.threads):
+        run = GroupRun(tasks, graph, plan, graph.device)
+        run.train_epoch()  # records the epoch without its evaluation, and nothing else
+    train, eager = (limited(call, plan.threads) for call in (run.train_epoch, run.step_without_evaluation))
+    return WeftEpoch(train, eager, run.recorded, run.notes, plan.first_layer)
+
+
+def limited(call: Callable[[], None], threads: int | None) -> Callable[[], None]:
+    """``call`` with the threads that the plan gives a CPU run."""
+    if threads is None:
+        return call
+
+    def with_threads() -> None:
+        with cpu_threads(threads):
+            call()
+
+    return with_threads
 
 
 def weft_epoch(name: str, graph: Graph, setting: Setting, *, first_layer_once: bool = True) -> WeftEpoch:
