@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt -e ".[dev]"
 	@touch $(READY)
 
-demo: $(READY)  ## train a model on the graph that comes with Weft, live, with a report
+demo: $(READY)  ## train sixteen models on the graph that comes with Weft, live, with a report
 	@$(BIN)/weft run examples/demo.toml --out runs/demo
 
 # A worker per core and one thread per worker: threads of several workers would wait for each other.

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from weft.core.event import Event
 
-MOST_ROWS = 20
+MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "green", "pruned": "dim", "cancelled": "dim"}
 HEADINGS = ("", "task", "epoch", "loss", "val", "best", "at", "status")
 
@@ -28,7 +28,7 @@ class LiveTable:
         self._members: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, Any] = {}
         self._metric, self._count = "", 0
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=5)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
