@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 
 from weft.core.amounts import show_bytes, show_seconds
 from weft.plan.report import GroupEstimate, PlanReport, TaskEstimate
 
+WIDTH = 118
+MARGIN = " " * 10
 MOST_TASKS = 12  # lines of the table of tasks
 SMALL = 0.02  # parts below this share are left out of a sentence
 KINDS = {
@@ -38,9 +41,10 @@ def explain(report: PlanReport) -> str:
     for alike in _runs(report.groups):
         lines += ["", *_group(alike, report)]
     if report.nearest:
-        lines += ["", "nearest plan that fits", *(f"  - {one.words}" for one in report.nearest)]
+        lines += ["", "nearest plan that fits"]
+        lines += [line for one in report.nearest for line in _wrapped("  - ", one.words)]
     if report.notes:
-        lines += ["", "notes", *(f"  - {note}" for note in report.notes)]
+        lines += ["", "notes", *(line for note in report.notes for line in _wrapped("  - ", note))]
     return "\n".join(lines)
 
 
@@ -88,18 +92,22 @@ def _group(alike: list[int], report: PlanReport) -> list[str]:
     lines = [
         f"{_heading(alike)}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
         f"  memory  {show_bytes(cost.total_bytes)} in all{verdict}",
-        f"          {_memory(group, report)}",
+        *_wrapped(MARGIN, _memory(group, report)),
+        *(f"{'          at the peak: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.at_peak)),
+        *(f"{'          to lower it: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.advice[:2])),
         f"  epoch   {show_seconds(cost.epoch_seconds)}{each}; {group.epochs} epochs {show_seconds(group.run_seconds)}",
-        f"          {_shares(cost.families, FAMILY_WORDS)}",
-        f"          {_shares(cost.phases, {})}",
+        *_wrapped(MARGIN, _shares(cost.families, FAMILY_WORDS)),
+        *_wrapped(MARGIN, _shares(cost.phases, {})),
     ]
-    lines += [f"  at the peak: {', '.join(group.at_peak)}"] if group.at_peak else []
-    lines += [f"  to lower it: {one}" for one in group.advice[:2]]
-    lines += [f"  - {reason}" for reason in plan.why]
+    lines += [line for reason in plan.why for line in _wrapped("  - ", reason)]
     if group.unknown:
-        lines.append(f"  - no cost is known for {', '.join(group.unknown)}: charged for its tensors once")
-    lines += [f"  - {group.note}"] if group.note else []
-    return lines
+        lines += _wrapped("  - ", f"no cost is known for {', '.join(group.unknown)}: charged for its tensors once")
+    return lines + (_wrapped("  - ", group.note) if group.note else [])
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """``text`` after ``head``, folded with its lines one below the other."""
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
 
 
 def _heading(alike: list[int]) -> str:
