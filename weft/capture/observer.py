@@ -274,7 +274,17 @@ def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
     return most
 
 
-LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
+LIBRARY = (
+    "aten.matmul",
+    "aten.linear",
+    "aten.mm",
+    "aten.addmm",
+    "aten.bmm",
+    "aten.baddbmm",
+    "aten.addbmm",
+    "aten.addmv",
+    "aten.mv",
+)
 ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
 
 

@@ -42,7 +42,8 @@ class Memory:
     """Bytes of one group of tasks.
 
     ``peak``: the most that tensors and library workspaces take at once, as the allocator counts them; ``reserved``:
-    the most it holds at any time of the run; ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of
+    the most it holds at any time of the run, where nothing is short; ``needed``: what it cannot do without;
+    ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of
     Value, with ``"workspace"`` for what operators and libraries need inside, ``"rounding"`` for what the allocator
     adds, and ``"setup"`` for what the set-up takes beyond the step. ``position``: the operator of the step's peak.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
@@ -50,6 +51,7 @@ class Memory:
 
     peak: int
     reserved: int
+    needed: int = 0
     context: int = 0
     kinds: Mapping[str, int] = field(default_factory=dict)
     position: int = 0
@@ -61,13 +63,13 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What the device must have free: held bytes and the context."""
-        return self.reserved + self.context
+        """What the device must have free: the bytes that are needed, and the context."""
+        return self.needed + self.context
 
     @property
     def safe(self) -> int:
         """The total with the margin that makes it an upper bound."""
-        return int(self.reserved * MARGIN) + self.context
+        return int(self.needed * MARGIN) + self.context
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -88,6 +90,7 @@ def memory(program: Program, machine: Machine, replay: bool = True, preparation:
     return Memory(
         peak=held.allocated,
         reserved=held.reserved,
+        needed=held.needed,
         context=machine.context_bytes,
         kinds={kind: size for kind, size in kinds.items() if size},
         position=position,
@@ -144,13 +147,13 @@ def _held(program: Program, machine: Machine, replay: bool, preparation: Program
     if machine.device == "cuda":
         return follow(program, preparation, replay, machine.workspace_bytes)
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
-    return Held(max(most, before), max(most, before), most)
+    return Held(*[max(most, before)] * 3)
 
 
 def _library(program: Program, machine: Machine, replay: bool) -> int:
-    """Workspaces of cuBLAS: a recorded run has called it on the side stream of the warm-up and on the recording's."""
-    called = machine.device == "cuda" and any(op.library for op in program.operators)
-    return machine.workspace_bytes * (2 if replay else 1) if called else 0
+    """Workspaces of cuBLAS: one for each thread, on the side stream of a recorded run's warm-up and on the recording's."""
+    threads = {op.phase == "backward" for op in program.operators if op.library}
+    return machine.workspace_bytes * (2 if replay else 1) * len(threads) if machine.device == "cuda" else 0
 
 
 def _setup(preparation: Program | None, alive: list[int]) -> int:

@@ -8,7 +8,9 @@ Blocks belong to the stream they were asked for on, and to nobody else until the
 * then the cache is emptied: segments with nothing in them go back to the device;
 * the recording fills a private pool, which is kept for the replays.
 
-cuBLAS keeps a workspace for each stream it was called on. A run that is not recorded does everything in one pool.
+cuBLAS keeps a workspace for each thread that calls it and each stream it is called on: autograd's thread has one
+beside the main thread's (seen on an H200: four of 32 MiB in a recorded run that multiplies in both directions). A run
+that is not recorded does everything in one pool.
 """
 
 from __future__ import annotations
@@ -24,15 +26,18 @@ SETUP = "preparation"  # the phase of operators that run before the first step
 
 @dataclass(frozen=True)
 class Held:
-    """Most bytes that were allocated, and most that the allocator held, at any time of a run; ``stays``: in the end."""
+    """Most bytes at any time of a run: that were allocated, and that the allocator held.
+
+    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up.
+    """
 
     allocated: int
     reserved: int
-    stays: int
+    needed: int
 
 
 def follow(program: Program, preparation: Program | None, replay: bool, workspace: int) -> Held:
-    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a stream."""
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
     run = _Run(workspace)
     default = run.pool()
     side = run.pool() if replay else default
@@ -46,7 +51,7 @@ def follow(program: Program, preparation: Program | None, replay: bool, workspac
         run.trim()
         private = run.pool()
         run.play(program, private, private)
-    return Held(run.allocated, run.reserved, run.now_reserved)
+    return Held(run.allocated, run.reserved, run.needed)
 
 
 class _Run:
@@ -55,13 +60,8 @@ class _Run:
     def __init__(self, workspace: int) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
-        self._called: list[Allocator] = []  # pools of streams that cuBLAS was called on
-        self.allocated = self.reserved = 0
-
-    @property
-    def now_reserved(self) -> int:
-        """Bytes that are held now."""
-        return sum(pool.reserved for pool in self._pools)
+        self._called: list[tuple[Allocator, bool]] = []  # pools of streams that cuBLAS was called on, by which thread
+        self.allocated = self.reserved = self.needed = 0
 
     def pool(self) -> Allocator:
         """A new one."""
@@ -98,12 +98,15 @@ class _Run:
                 owner.give(gone)
 
     def _call(self, pool: Allocator, op: Operator) -> None:
-        if op.library and self._workspace and not any(pool is other for other in self._called):
-            self._called.append(pool)
+        backward = op.phase == "backward"
+        known = any(pool is other and backward is theirs for other, theirs in self._called)
+        if op.library and self._workspace and not known:
+            self._called.append((pool, backward))
             self._take(pool, self._workspace)
 
     def _take(self, pool: Allocator, size: int) -> Block | None:
         block = pool.take(size)
         self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
-        self.reserved = max(self.reserved, self.now_reserved)
+        self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
+        self.needed = max(self.needed, sum(one.reserved - one.idle for one in self._pools))
         return block
