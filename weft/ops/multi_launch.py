@@ -9,7 +9,8 @@ same bits.
 
 Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
 apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
-launch, not a table in memory: a recorded launch replays without a copy.
+launch, not a table in memory: a recorded launch replays without a copy. A kernel takes seconds to compile, so groups
+that differ little share one: branches stand in a fixed order, and have room for 1, 2, 4, 8, ... parts.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
 
-from weft.ops.backend import have_triton
+from weft.ops.backend import have_triton, next_power_of_2
 from weft.ops.lang import InertKernel, tl, triton
 
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
@@ -151,7 +152,7 @@ def _launch_alone(part: Part) -> None:
 
 
 def _launch_together(parts: list[Part]) -> None:
-    kinds = by_kind(parts)
+    kinds = [filled_up(members) for members in by_kind(parts)]
     branches = tuple(branch_of(members) for members in kinds)
     ordered = [part for members in kinds for part in members]
     ends = list(accumulate(part.programs for part in ordered))
@@ -176,13 +177,18 @@ def _batches(parts: list[Part]) -> list[list[Part]]:
     return batches
 
 
-def by_kind(parts: list[Part]) -> list[list[Part]]:
-    """The parts of every kind together, kinds in the order in which they first appear."""
-    order: dict[tuple[Any, ...], int] = {}
+def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts of every kind together, kinds in an order that does not depend on that of the parts."""
+    kinds: dict[tuple[Any, ...], list[Part]] = {}
     for part in parts:
-        order.setdefault(part.kind, len(order))
-    ranked = sorted(parts, key=lambda part: order[part.kind])
-    return [list(members) for _, members in groupby(ranked, key=lambda part: order[part.kind])]
+        kinds.setdefault(part.kind, []).append(part)
+    return sorted(kinds.values(), key=lambda members: (members[0].kernel.fn.__name__, str(members[0].kind[1:])))
+
+
+def filled_up(members: list[Part]) -> list[Part]:
+    """As many parts as the next power of two, those at the end without a program."""
+    nothing = replace(members[-1], grid=(0, 1, 1))
+    return members + [nothing] * (next_power_of_2(len(members)) - len(members))
 
 
 def branch_of(members: list[Part]) -> Branch:

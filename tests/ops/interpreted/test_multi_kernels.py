@@ -10,7 +10,7 @@ from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_forward_torch
 from weft.ops.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.multi import Call, together_triton
-from weft.ops.multi_launch import branch_of, by_kind, collected, kernel_source, launch_parts
+from weft.ops.multi_launch import branch_of, by_kind, collected, filled_up, kernel_source, launch_parts
 from weft.ops.multi_sddmm import Ends, multi_sddmm_torch
 from weft.ops.multi_spmm import Source, multi_spmm_torch, push_torch
 from weft.ops.spmm import spmm_torch
@@ -138,12 +138,12 @@ def test_edge_softmax(dtype):
     assert_same([outputs[0] for outputs in done], expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_attention_of_different_heads(dtype):
+def test_attention_of_different_heads():
+    dtype = torch.float32
     adj = small(num_rows=9, num_cols=9)
     walk, back = walks(adj)
     forward, grads = [], []
-    for seed, (lead, heads, width) in enumerate((((), 1, 4), ((2,), 2, 8), ((), 1, 4), ((), 4, 3))):
+    for seed, (lead, heads, width) in enumerate((((), 1, 4), ((2,), 2, 3), ((), 1, 4))):
         packed_rows = numbers(*lead, 9, heads * (width + 2), dtype=dtype, seed=seed)
         clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
         random = (torch.full(lead, 0.25), clock, seed) if seed else (None, None, 0)
@@ -219,6 +219,8 @@ def test_alike_sources_share_one_branch():
     firsts = parts[::2]  # the walks; each is followed by its hubs
     branches = tuple(branch_of(members) for members in by_kind(firsts))
     assert [branch.count for branch in branches] == [3, 1]
+    assert [len(filled_up(members)) for members in by_kind(firsts)] == [4, 1]
+    assert any(part is firsts[0] for part in by_kind(firsts[::-1])[0])  # whatever the order they come in
     text = kernel_source(branches)
     assert text.count("body0(") == 1
     assert text.count("body1(") == 1
