@@ -92,7 +92,7 @@ def test_the_peak_says_where_and_what():
     assert (found.operator, found.position) == ("three", 2)
     assert [alive.kind for alive in found.alive] == ["temporary", "gradient", "activation", "weight"]
     assert str(found.alive[2]) == "20.0 MiB activation of one (5 x 2 float32)"
-    assert found.total == found.reserved + 7
+    assert found.total == found.needed + 7
     assert found.phases == ("forward", "backward", "update")
     assert json.loads(json.dumps(found.to_dict()))["peak"] == found.peak
 
@@ -120,6 +120,7 @@ def test_what_the_set_up_asked_for_is_held_until_the_recording():
     found = memory(chain(frees=True), machine(), preparation=preparation(50 * MIB))
     assert found.peak == 100 * MIB
     assert found.reserved == 60 * MIB + (16 + 20 + 30 + 40) * MIB
+    assert found.needed == 100 * MIB  # nothing of the set-up's 50, nor of the first step's 16, has to be kept
     eager = memory(chain(frees=True), machine(), replay=False, preparation=preparation(50 * MIB))
     # The first step cuts 20 and 30 from the 50 that are free and asks for 40 more. The second takes its 20 from those
     # 40, the best fit, and its 30 from the 50; then nothing is left that holds 40.

@@ -45,10 +45,13 @@ class Block:
 
 
 class Allocator:
-    """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far."""
+    """One pool of blocks. ``allocated`` and ``reserved`` are the bytes now, ``peak`` and ``most`` the most so far.
+
+    ``idle``: bytes of segments with nothing in them, which the device gets back when it runs short.
+    """
 
     def __init__(self) -> None:
-        self.allocated = self.reserved = self.peak = self.most = 0
+        self.allocated = self.reserved = self.peak = self.most = self.idle = 0
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # (size, place), ascending
         self._blocks: dict[int, Block] = {}
         self._end = 0
@@ -77,6 +80,7 @@ class Allocator:
                 self._remove(other)
                 block = self._join(block, other)
         insort(self._free[block.small], (block.size, block.place))
+        self.idle += block.size if self._is_segment(block) else 0
 
     def trim(self) -> None:
         """Give segments that are free as a whole back to the device: what ``torch.cuda.empty_cache`` does."""
@@ -84,6 +88,7 @@ class Allocator:
             whole = [entry for entry in free if self._is_segment(self._blocks[entry[1]])]
             for size, place in whole:
                 self.reserved -= size
+                self.idle -= size
                 free.remove((size, place))
                 del self._blocks[place]
 
@@ -95,7 +100,9 @@ class Allocator:
         at = bisect_left(free, (size, -1))
         if at == len(free):
             return None
-        return self._blocks[free.pop(at)[1]]
+        block = self._blocks[free.pop(at)[1]]
+        self.idle -= block.size if self._is_segment(block) else 0
+        return block
 
     def _segment(self, size: int, small: bool) -> Block:
         whole = segment_size(size)

@@ -43,9 +43,9 @@ class Memory:
 
     ``peak``: the most that tensors and library workspaces take at once, as the allocator counts them; ``reserved``:
     the most it holds at any time of the run, where nothing is short; ``needed``: what it cannot do without;
-    ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of
-    Value, with ``"workspace"`` for what operators and libraries need inside, ``"rounding"`` for what the allocator
-    adds, and ``"setup"`` for what the set-up takes beyond the step. ``position``: the operator of the step's peak.
+    ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of Value, with ``"workspace"`` for what
+    operators and libraries need inside, ``"rounding"`` for what the allocator adds, and ``"setup"`` for what the set-up
+    takes beyond the step. ``position``: the operator of the step's peak.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
     """
 
@@ -151,7 +151,7 @@ def _held(program: Program, machine: Machine, replay: bool, preparation: Program
 
 
 def _library(program: Program, machine: Machine, replay: bool) -> int:
-    """Workspaces of cuBLAS: one for each thread, on the side stream of a recorded run's warm-up and on the recording's."""
+    """Workspaces of cuBLAS: one for each thread, on the side stream of a recorded run and on the recording's own."""
     threads = {op.phase == "backward" for op in program.operators if op.library}
     return machine.workspace_bytes * (2 if replay else 1) * len(threads) if machine.device == "cuda" else 0
 

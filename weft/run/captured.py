@@ -37,6 +37,7 @@ from weft.ops.adjacency import Adjacency
 from weft.ops.backend import meta_means_gpu
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
+from weft.run.threads import cpu_threads
 
 CPU = torch.device("cpu")
 
@@ -93,7 +94,8 @@ def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captu
     """Take a real step on a small graph; what fails there is wrong with the model, not with having no data."""
     sizes = Sizes.for_graph(stats)
     try:
-        return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+        with cpu_threads(1):  # the step is small: more would wait for each other
+            return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
     except WeftError:
         raise
     except Exception as error:
