@@ -173,7 +173,10 @@ def _linear_op(x, weight, bias, add, act, rate, clock, site):
     if not use_triton(x):
         return linear_torch(x, weight, bias, add, act, rate, clock, site)
     out = x @ weight.transpose(-2, -1)
-    return bias_act_dropout_triton(out if add is None else out + add, bias, act, rate, clock, site)
+    out = out if add is None else out + add
+    if bias is None and act == "none" and rate is None:
+        return out
+    return bias_act_dropout_triton(out, bias, act, rate, clock, site)
 
 
 @_linear_op.register_fake

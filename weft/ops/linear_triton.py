@@ -68,10 +68,10 @@ class LinearLaunch:
 
 def choose_launch(num_in: int, num_out: int) -> LinearLaunch:
     """One step for a narrow input; a wide one is walked in steps of 32 (measured, see the module's docstring)."""
-    block_out = min(128, max(16, next_power_of_2(num_out)))
+    block_out = max(16, next_power_of_2(num_out))
     if num_in <= 64:
-        return LinearLaunch(64, block_out, max(16, next_power_of_2(num_in)))
-    return LinearLaunch(128, block_out, 32, num_warps=8, num_stages=3)
+        return LinearLaunch(64, min(128, block_out), max(16, next_power_of_2(num_in)))
+    return LinearLaunch(128, min(64, block_out), 32, num_warps=8, num_stages=3)
 
 
 def float32_precision() -> str:

@@ -52,11 +52,16 @@ class WeightGradLaunch:
     precision: str = "ieee"  # of float32 products
 
 
-def choose_launch(num_out: int, num_in: int) -> WeightGradLaunch:
-    """A tile that covers a narrow layer whole, so that every row is read once."""
+def choose_launch(num_out: int, num_in: int, tasks: int = 1) -> WeightGradLaunch:
+    """A tile that covers a narrow layer whole, so that every row is read once.
+
+    One task gets longer ranges of rows: 0.043 ms with 264 programs for 169,343 x 64 x 64 on an H200, against 0.047 with
+    528 and the library's 0.051.
+    """
     return WeightGradLaunch(
+        programs=264 if tasks == 1 else 528,
         block_out=min(64, max(16, next_power_of_2(num_out))),
-        block_in=min(128, max(16, next_power_of_2(num_in))),
+        block_in=min(64, max(16, next_power_of_2(num_in))),
     )
 
 
@@ -67,7 +72,8 @@ def suits(grad: Tensor, x: Tensor) -> bool:
     launch = choose_launch(grad.shape[-1], x.shape[-1])
     padded = -(-grad.shape[-1] // launch.block_out) * -(-x.shape[-1] // launch.block_in)
     waste = padded * launch.block_out * launch.block_in / max(1, grad.shape[-1] * x.shape[-1])
-    return grad.shape[:-2].numel() > 1 or (waste <= 1.7 and x.shape[-2] >= 16384)
+    narrow = max(grad.shape[-1], x.shape[-1]) <= 256
+    return grad.shape[:-2].numel() > 1 or (waste <= 1.7 and narrow and x.shape[-2] >= 16384)
 
 
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
@@ -83,7 +89,7 @@ def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None 
     N, O, I = x.shape[-2], grad.shape[-1], x.shape[-1]
     g_TNO, x_TNI = grad.reshape(-1, N, O).contiguous(), x.reshape(-1, N, I).contiguous()
     tasks = g_TNO.shape[0]
-    launch = launch or choose_launch(O, I)
+    launch = launch or choose_launch(O, I, tasks)
     tiles = -(-O // launch.block_out) * -(-I // launch.block_in)
     splits = max(1, min(launch.programs // max(1, tiles * tasks), N // (4 * launch.block_rows)))
     rows = -(-N // splits)
