@@ -142,5 +142,11 @@ def test_inside_of_an_operator_only_its_own_blocks_count():
     assert inside.pieces == (4 * 8 * parts,)
 
 
+def test_what_is_written_in_terms_of_others_is_taken_apart():
+    with torch.inference_mode(), Observer("meta") as observer:
+        empty(5, 7, 3) @ empty(3, 4)
+    assert names(observer) == ["aten.empty", "aten.empty", "aten.mm"]
+
+
 def test_nothing_is_in_a_backward_pass_outside_of_one():
     assert not in_backward()

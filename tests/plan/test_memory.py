@@ -104,6 +104,13 @@ def test_a_library_keeps_a_workspace_for_every_stream_it_was_called_on(replay, t
     assert with_library.kinds["workspace"] == times * 32 * MIB
 
 
+def test_autograd_has_a_thread_and_its_own_workspace():
+    values = (Value(MIB, "weight"), Value(MIB, "activation"))
+    calls = (Operator("mm", phase, (0,), (1,), library=True) for phase in ("forward", "backward", "backward"))
+    program = Program(values, tuple(calls), (0,))
+    assert memory(program, machine(workspace_bytes=32 * MIB)).peak == 2 * MIB + 4 * 32 * MIB
+
+
 def preparation(temporary: int) -> Program:
     """Makes the 10 MiB weight of :func:`chain` with a temporary beside it; a first step then uses 15 MiB."""
     values = (Value(10 * MIB, "weight"), Value(temporary, "temporary"), Value(15 * MIB, "temporary"))

@@ -109,7 +109,7 @@ class Observer(TorchDispatchMode):
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
         self._look_inside = look_inside
-        self._stack = ExitStack()
+        self._stack, self._depth = ExitStack(), 0
         self._insides: dict[Any, Inside] = {}
 
     @classmethod
@@ -118,14 +118,18 @@ class Observer(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Observer:
-        self._stack.enter_context(watched_launches(self._launch))
+        if self._depth == 0:
+            self._stack.enter_context(watched_launches(self._launch))
+        self._depth += 1
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._stack.close()
-        self.settle()
+        self._depth -= 1
+        if self._depth == 0:
+            self._stack.close()
+            self.settle()
 
     # ---- storages ------------------------------------------------------------------------------------
 
@@ -190,6 +194,9 @@ class Observer(TorchDispatchMode):
         inputs = [t for t in tensors_in((args, kwargs)) if self._counts(t)]
         if not inputs and not self._makes(func, kwargs):
             return func(*args, **kwargs)
+        if is_composite(func):
+            with self:  # below autograd, inside of an operator, nobody else takes it apart
+                return func.decompose(*args, **kwargs)
         self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
@@ -274,17 +281,7 @@ def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
     return most
 
 
-LIBRARY = (
-    "aten.matmul",
-    "aten.linear",
-    "aten.mm",
-    "aten.addmm",
-    "aten.bmm",
-    "aten.baddbmm",
-    "aten.addbmm",
-    "aten.addmv",
-    "aten.mv",
-)
+LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
 ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
 
 
@@ -296,6 +293,11 @@ def is_library(name: str) -> bool:
 def is_allocation(name: str) -> bool:
     """Whether the operator takes memory and does nothing with it."""
     return name in ALLOCATIONS
+
+
+def is_composite(func: Any) -> bool:
+    """Whether the operator is written in terms of others, such as ``aten.matmul``."""
+    return func.namespace == "aten" and func._can_decompose()
 
 
 def name_of(func: Any) -> str:
