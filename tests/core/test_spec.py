@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from weft.core.errors import SpecError
@@ -175,3 +177,14 @@ train.lr = 0.01
     assert [task.name for task in tasks[:4]] == expected
     assert (tasks[0].model, tasks[0].lr, tasks[0].hidden) == ("gat", 0.005, 64)
     assert len(tasks) == 6
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_can_be_read(path):
+    work = read_spec(path)
+    assert isinstance(work, Task if path.stem not in ("demo", "random-search") else Sweep)
+    if path.stem == "demo":
+        assert len(work) == 16

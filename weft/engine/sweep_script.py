@@ -27,6 +27,7 @@ svg polyline.none { stroke: var(--soft); stroke-dasharray: 3 4; stroke-opacity: 
 svg polyline.m.best { stroke: var(--pick); stroke-width: 2.6; stroke-opacity: 1; stroke-dasharray: none; }
 circle.m { fill: var(--c); fill-opacity: .8; } circle.best { fill: var(--pick); fill-opacity: 1; }
 .mean rect { fill: var(--ink); } .mean line { stroke: var(--ink); stroke-width: 1.4; }
+.parallel { overflow-x: auto; } .parallel svg { min-width: 660px; }
 .axis { stroke: var(--soft); } .tick { stroke: var(--soft); } svg .name { font-size: 13px; font-weight: 600; fill: var(--ink); }
 .halo { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 .small-multiples { grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }
