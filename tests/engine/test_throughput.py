@@ -9,9 +9,18 @@ import types
 import pytest
 import torch
 
+from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.engine import throughput
-from weft.engine.throughput import Busy, load_throughput, measure_group, save_throughput, search, throughput_file
+from weft.engine.throughput import (
+    Busy,
+    learn,
+    load_throughput,
+    measure_group,
+    save_throughput,
+    search,
+    throughput_file,
+)
 from weft.graph.generate import citation
 from weft.plan.grouping import group
 
@@ -57,6 +66,35 @@ def test_searches_add_up(graph):
     search(task_on(graph), graph, CPU, limit=1, seconds=0.01)
     table = search(task_on(graph, model="gin"), graph, CPU, limit=1, seconds=0.01)
     assert len(table.table) == 2
+
+
+def test_a_search_is_made_for_long_sweeps_and_once(graph, monkeypatch):
+    made = []
+
+    def noted(task, graph, device, limit, seconds=0.01):
+        made.append((task.hidden, limit))
+        return search(task, graph, device, 1, 0.01)
+
+    monkeypatch.setattr(throughput, "search", noted)
+    short = [task_on(graph).with_values(name=f"s{i}") for i in range(8)]
+    assert learn(short, lambda task: graph, CPU).table == {}
+    long = [task_on(graph).with_values(name=f"l{i}", epochs=10_000_000, hidden=4 * (1 + i % 2)) for i in range(8)]
+    assert len(learn(long, lambda task: graph, CPU).table) == 1
+    learn(long, lambda task: graph, CPU)
+    assert made == [(8, 8)]
+    few = [task.with_values(model="gin") for task in long[:7]]
+    learn(few, lambda task: graph, CPU)
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("error", [SpecError("no"), PermissionError("no")])
+def test_a_search_that_fails_ends_no_run(error, graph, monkeypatch):
+    def failing(*args):
+        raise error
+
+    monkeypatch.setattr(throughput, "search", failing)
+    long = [task_on(graph).with_values(name=f"l{i}", epochs=10_000_000) for i in range(8)]
+    assert learn(long, lambda task: graph, CPU).table == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"table": 3}', '{"table": {"a": {"x": "y"}}}'])

@@ -23,7 +23,7 @@ from weft.engine.resolve import check_trainable, resolve_graph
 from weft.engine.result import Result
 from weft.engine.session import CHECKPOINT_SECONDS, Session
 from weft.engine.telling import Telling
-from weft.engine.throughput import load_throughput
+from weft.engine.throughput import learn
 from weft.graph.graph import Graph
 from weft.plan.grouping import USABLE
 from weft.plan.grouping import group as grouped
@@ -98,7 +98,7 @@ class Job:
         stats = {id(graph): graph.stats() for graph in self._graphs.values()}
         options: dict[str, Any] = {}
         if len(tasks) > 1:
-            options["throughput"] = load_throughput(self._device)
+            options["throughput"] = learn(tasks, self._graph_of, self._device)
         if self._device.type == "cuda":
             options["budget"] = USABLE * torch.cuda.mem_get_info(self._device)[0]
         return grouped(tasks, lambda task: stats[id(self._graph_of(task))], self._device.type, **options)

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -20,12 +20,17 @@ from types import TracebackType
 
 import torch
 
-from weft.core.task import Task
+from weft.core.errors import WeftError
+from weft.core.task import MODELS, Task
 from weft.engine.device import device_name
 from weft.engine.home import machine_folder, machine_name
+from weft.engine.memory_errors import give_back_memory
 from weft.graph.graph import Graph
 from weft.plan.grouping import together
+from weft.plan.size import MOST
+from weft.plan.structure import graph_key, structure
 from weft.plan.throughput import Throughput, find_group_size
+from weft.plan.work import rates_of, work
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
 from weft.run.threads import cpu_threads
@@ -34,6 +39,9 @@ FILE = "throughput.json"
 WARM_EPOCHS = 2
 LEAST_EPOCHS, MOST_EPOCHS = 3, 200
 SECONDS = 0.3  # of training at every size
+SEARCH_SECONDS = 8.0  # a search, roughly: some ten sizes, each built, recorded and trained for a moment
+WORTH = 20  # times a search must training take for one to be made: it costs 5 % at most
+LEAST_TASKS = 8
 SAMPLE_SECONDS = 0.02
 
 Measure = Callable[[int], float]
@@ -69,6 +77,7 @@ def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: 
 
     def measure(tasks: int) -> float:
         ms, share = measure_group(task, graph, device, tasks, seconds)
+        give_back_memory(device)
         if share is not None:
             busy[tasks] = share
         return ms
@@ -79,11 +88,46 @@ def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: 
     return table
 
 
+def learn(tasks: Sequence[Task], graph_of: Callable[[Task], Graph], device: torch.device) -> Throughput:
+    """The table of this machine, with a search for kinds of task that it lacks and that will train long enough.
+
+    A search takes some seconds; it is made where the training of such tasks would take :data:`WORTH` times that.
+    """
+    table = load_throughput(device)
+    for alike in _kinds(tasks):
+        sample = max(alike, key=lambda task: task.hidden)
+        graph = graph_of(sample)
+        if table.group_size(sample, graph.stats()) is None and _expected(alike, graph, device) > WORTH * SEARCH_SECONDS:
+            # A task that cannot be trained will be told where it is trained; a table that cannot be kept is no harm.
+            with suppress(WeftError, OSError):
+                table = search(sample, graph, device, min(len(alike), MOST))
+    return table
+
+
+def _kinds(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks that could be one stack, where they are so many that it matters into how many they are cut."""
+    found: dict[Hashable, list[Task]] = {}
+    for task in tasks:
+        if task.model in MODELS:
+            key = (graph_key(task), task.feature_norm, task.precision, *structure(task).items())
+            found.setdefault(key, []).append(task)
+    return [alike for alike in found.values() if len(alike) >= LEAST_TASKS]
+
+
+def _expected(tasks: Sequence[Task], graph: Graph, device: torch.device) -> float:
+    """Seconds that ``tasks`` would train, roughly."""
+    stats = graph.stats()
+    return sum(
+        task.epochs * work(task, stats).seconds(rates_of(device.type, None, task.precision)) for task in tasks
+    )  # fmt: skip
+
+
 def measure_group(
     task: Task, graph: Graph, device: torch.device, tasks: int, seconds: float = SECONDS
 ) -> tuple[float, float | None]:
     """Milliseconds per task and epoch of ``tasks`` copies with seeds of their own (inf: out of memory), how busy."""
-    copies = [task.with_values(name=f"{task.label}-{place}", seed=task.seed + place) for place in range(tasks)]
+    short = task.with_values(epochs=WARM_EPOCHS + MOST_EPOCHS, warmup=0, patience=None)
+    copies = [short.with_values(name=f"{task.label}-{place}", seed=task.seed + place) for place in range(tasks)]
     plan = together(copies, graph.stats(), device.type)
     try:
         with matmul_precision(task.precision), cpu_threads(plan.threads):
