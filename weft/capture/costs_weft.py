@@ -208,6 +208,7 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.product": _product,
     "weft.weight_grad": _weight_grad,
     "weft.column_sum": _pass,
+    "weft.split_rows": _pass,
     "weft.bias_act_dropout": _pass,
     "weft.bias_act_dropout_backward": _pass,
     "weft.bias_act_dropout_backward_bias": _pass,

@@ -42,7 +42,8 @@ class Forward:
         if flat.shape[0] == 1:
             return self.one(flat[0], training)[None]
         self._set_mode(training)
-        return torch.vmap(self._one)(self._views(flat), self._state.clock, self._rates, self._state.buffers)
+        weights = self._layout.copies(flat.to(self._dtype))
+        return torch.vmap(self._one)(weights, self._state.clock, self._rates, self._state.buffers)
 
     def one(self, flat: Tensor, training: bool) -> Tensor:
         """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""

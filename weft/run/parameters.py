@@ -12,6 +12,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from weft.ops.split_rows import split_rows
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -39,6 +41,11 @@ class Layout:
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
         return [part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def copies(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""
+        parts = split_rows(flat, self.sizes)
+        return [part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat buffer ``[P]`` that holds ``tensors``."""
