@@ -297,7 +297,9 @@ def is_allocation(name: str) -> bool:
 
 def is_composite(func: Any) -> bool:
     """Whether the operator is written in terms of others, such as ``aten.matmul``."""
-    return func.namespace == "aten" and func._can_decompose()
+    if func.namespace != "aten":
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def name_of(func: Any) -> str:
@@ -340,7 +342,8 @@ def _accumulates(func: Any, args: Any) -> bool:
     if not isinstance(right, Tensor) or left.shape != right.shape or not left.is_contiguous():
         return False
     storage = torch._C._storage_Use_Count(left.untyped_storage()._cdata)
-    return left._use_count() <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
+    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch says
+    return held <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
 
 
 def _from_engine() -> bool:
