@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.core.task import Task
+from weft.core.task import MODELS, Task
 from weft.run.evaluation import Evaluation
 from weft.run.inputs import Inputs
 from weft.run.members import CannotStack, Members
@@ -36,7 +36,7 @@ class Stack:
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, *, first_once: bool = False, length: int = 0) -> None:
-        check_alike(tasks)
+        check_alike(tasks, inputs.graph.multilabel)
         self.graph, self.device = inputs.graph, inputs.graph.device
         self._length = max([length, *(task.epochs for task in tasks)])
         self.metric = metric_name(tasks[0], self.graph.multilabel)
@@ -117,17 +117,27 @@ class Stack:
         self._wire(self.state.keep(rows))
 
 
-def check_alike(tasks: Sequence[Task]) -> None:
+def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:
     """:class:`CannotStack` unless the steps of ``tasks`` have the same operators."""
     first = tasks[0]
-    fixed = ("model", "layers", "heads", "out_heads", "norm", "residual", "aggregator", "precision", "feature_norm")
     for task in tasks[1:]:
-        for name in (*fixed, "objective", "metric"):
+        for name in _fixed(first):
             mine, other = getattr(first, name), getattr(task, name)
             if mine is not other and mine != other:
                 raise CannotStack(f"they differ in {name} ({mine!r} and {other!r})")
         if (task.optimizer == "sgd") != (first.optimizer == "sgd"):
             raise CannotStack(f"they differ in optimizer ({first.optimizer!r} and {task.optimizer!r})")
+        if metric_name(task, multilabel) != metric_name(first, multilabel):
+            raise CannotStack(f"they differ in metric ({first.metric!r} and {task.metric!r})")
     reaches = {task.decay for task in tasks if task.weight_decay}
     if len(reaches) > 1:
         raise CannotStack("weight decay reaches all layers of some, and the first layer alone of others")
+
+
+def _fixed(task: Task) -> tuple[str, ...]:
+    """Settings that shape the step of ``task``; its model makes nothing of the others."""
+    shared = ("model", "precision", "feature_norm")
+    if task.model not in MODELS:
+        return shared
+    own = {"gat": ("heads", "out_heads"), "gatv2": ("heads", "out_heads"), "sage": ("aggregator",)}.get(task.model, ())
+    return (*shared, "layers", "norm", "residual", *own)
