@@ -45,7 +45,8 @@ class Span:
 
 def scores_of(result: SweepResult) -> list[float | None]:
     """The score of every member by the metric of the sweep."""
-    return [score_of(member, result.metric) for member in result.tasks]
+    metric = result.metric
+    return [score_of(member, metric) for member in result.tasks]
 
 
 def span_of(result: SweepResult) -> Span:

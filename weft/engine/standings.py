@@ -142,8 +142,9 @@ def effects(result: SweepResult) -> list[Effect]:
 def _effect(result: SweepResult, key: str, labels: Labels) -> Effect | None:
     groups: dict[Any, list[tuple[int, float]]] = {}
     values: dict[Any, Any] = {}
+    metric = result.metric
     for index, member in enumerate(result.tasks):
-        score = score_of(member, result.metric)
+        score = score_of(member, metric)
         if score is not None:
             values[value_of(member, key)] = getattr(member.task, key)
             groups.setdefault(value_of(member, key), []).append((index, score))
@@ -271,7 +272,7 @@ def _means(effect: Effect) -> str:
 
 def in_common(result: SweepResult) -> str:
     """What the best tenth of many members have in common, which means over all the others may hide; "" if nothing."""
-    ranked = [i for i in result.ranking() if score_of(result.tasks[i], result.metric) is not None]
+    ranked = result.ranking()
     top = ranked[: max(len(ranked) // 10, 3)]
     if len(ranked) < ENOUGH:
         return ""

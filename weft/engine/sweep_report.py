@@ -12,7 +12,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.effect_chart import effect_chart
 from weft.engine.learning_curves import curves
-from weft.engine.marks import rank_key, span_of
+from weft.engine.marks import Span, rank_key, scores_of, span_of
 from weft.engine.page import bullets, head, table, text
 from weft.engine.parallel import parallel
 from weft.engine.result import Result, write_text
@@ -153,25 +153,12 @@ def _effects(result: SweepResult, best: Collection[int]) -> str:
 
 
 def _members(result: SweepResult, best: Collection[int]) -> str:
-    labels, settings = labels_of(result), result.sweep.varying
     split, _, metric = result.metric.partition("_")
     scored = [result.metric] + [f"test_{metric}"] * (split == "val")
-    columns = ["#", *(settings or ("name",)), "status", *scored, "best epoch", "epochs", "final loss"]
-    order = sorted(range(len(result)), key=lambda i: (-rank_key(score_of(result.tasks[i], result.metric)), i))
-    rows = []
-    for rank, i in enumerate(order, 1):
-        member = result.tasks[i]
-        cells = [_cell(rank)]
-        for key in settings:
-            value = getattr(member.task, key)
-            cells.append(_cell(labels.word(key, value), value))
-        cells += [] if settings else [_cell(member.name)]
-        cells.append(f'<td class="{text(member.status)}">{text(member.status)}</td>')
-        cells += [_score(member, key, result) for key in scored]
-        cells += [_cell(member.metrics.get("best_epoch") or "–"), _cell(member.metrics.get("epochs_run", 0))]
-        cells.append(_cell(_final_loss(member)))
-        kind = ' class="best"' if i in best else ""
-        rows.append(f'<tr data-i="{i}"{kind} title="{text(member.name)}">{"".join(cells)}</tr>')
+    columns = ["#", *(result.sweep.varying or ("name",)), "status", *scored, "best epoch", "epochs", "final loss"]
+    scores = scores_of(result)
+    order = sorted(range(len(result)), key=lambda i: (-rank_key(scores[i]), i))
+    rows = _rows(result, order, scored, best)
     heads = "".join(f'<th tabindex="0">{text(column.replace("_", " "))}</th>' for column in columns)
     return (
         '<div class="card members"><h2>Every training <span class="small">click a heading to sort, a row to mark it'
@@ -180,20 +167,37 @@ def _members(result: SweepResult, best: Collection[int]) -> str:
     )
 
 
+def _rows(result: SweepResult, order: Sequence[int], scored: Sequence[str], best: Collection[int]) -> list[str]:
+    labels, settings, span = labels_of(result), result.sweep.varying, span_of(result)
+    rows = []
+    for rank, i in enumerate(order, 1):
+        member = result.tasks[i]
+        values = [(key, getattr(member.task, key)) for key in settings]
+        cells = [_cell(rank), *(_cell(labels.word(key, value), value) for key, value in values)]
+        cells += [] if settings else [_cell(member.name)]
+        cells.append(f'<td class="{text(member.status)}">{text(member.status)}</td>')
+        cells += [_score(member, scored[0], span), *(_score(member, key, None) for key in scored[1:])]
+        cells += [_cell(member.metrics.get("best_epoch") or "–"), _cell(member.metrics.get("epochs_run", 0))]
+        cells.append(_cell(_final_loss(member)))
+        kind = ' class="best"' if i in best else ""
+        rows.append(f'<tr data-i="{i}"{kind} title="{text(member.name)}">{"".join(cells)}</tr>')
+    return rows
+
+
 def _cell(shown: Any, value: Any = None) -> str:
     """A cell; ``value`` is what it is sorted by, where that is a number that its text is not."""
     number = f' data-v="{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
     return f"<td{number}>{text(shown)}</td>"
 
 
-def _score(member: Result, key: str, result: SweepResult) -> str:
+def _score(member: Result, key: str, span: Span | None) -> str:
+    """A cell with a score, and a bar behind it for its place in ``span``."""
     value = score_of(member, key)
     if value is None:
         return "<td>–</td>"
-    if key != result.metric:
+    if span is None:
         return f'<td data-v="{value}">{value:.4f}</td>'
-    share = 100 * span_of(result).share(value)
-    return f'<td data-v="{value}" class="score" style="--s:{share:.0f}%">{value:.4f}</td>'
+    return f'<td data-v="{value}" class="score" style="--s:{100 * span.share(value):.0f}%">{value:.4f}</td>'
 
 
 def _final_loss(member: Result) -> str:
