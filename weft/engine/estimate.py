@@ -98,6 +98,8 @@ class Estimator:
 
         Grouping asks this of many sets of tasks, so nothing is captured for it.
         """
+        if len(tasks) == 1:
+            return float(self.alone(tasks[0]).cost.total_bytes)
         stacks: dict[Hashable, list[Task]] = {}
         for task in tasks:
             stacks.setdefault(tuple(structure(task).items()), []).append(task)
