@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from weft.ops import multi_autograd
 from weft.ops.attention import attention_forward_torch
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_forward_torch
@@ -175,6 +176,32 @@ def test_attention_v2_beside_a_sum():
     (out, _), (summed,) = together_triton(calls)
     assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
     assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
+
+
+def test_gradcheck_of_fused_kernels(monkeypatch):
+    """Forward and backward of every differentiable operator, all through generated kernels, in float64."""
+    monkeypatch.setattr(multi_autograd, "together", together_triton)
+    adj = small()
+    walk, back = (packed(one) for one in walks(adj))
+    f64 = torch.float64
+    x, y, largest = (numbers(9, 2, dtype=f64, seed=seed) for seed in range(3))
+    weight, ends = (
+        numbers(adj.num_edges, dtype=f64, seed=3),
+        (numbers(11, 2, dtype=f64), numbers(9, 2, dtype=f64, seed=4)),
+    )
+    leaves = [value.requires_grad_() for value in (x, y, weight, largest, *ends, numbers(adj.num_edges, 2, dtype=f64))]
+
+    def run(x, y, weight, largest, a, b, scores):
+        calls = [
+            Call("spmm", (x, None, None, None, walk, back, None)),
+            Call("spmm", (y, weight, None, None, walk, back, None)),
+            Call("spmm_max", (largest, None, walk, back)),
+            Call("sddmm", (a, b, 1, walk, back)),
+            Call("edge_softmax", (scores, walk)),
+        ]
+        return tuple(outputs[0] for outputs in multi_autograd.differentiable(calls))
+
+    assert torch.autograd.gradcheck(run, leaves, check_undefined_grad=False, fast_mode=True)
 
 
 def test_operators_of_different_families_in_one_launch():
