@@ -39,6 +39,9 @@ def test_members_by_name_and_position(result):
     assert result["hidden=16 lr=0.01 seed=0"].task.lr == 0.01
     assert result[0] is result.tasks[0]
     assert result.statuses == {"finished": 7, "diverged": 1}
+    assert repr(result) == (
+        "<SweepResult 'mine': 8 tasks, 7 finished, 1 diverged; best 'hidden=64 lr=0.1 seed=0', val_accuracy=0.6640>"
+    )
     with pytest.raises(KeyError, match="no member 'x'"):
         result["x"]
 

@@ -84,6 +84,46 @@ class TestMembers:
         assert (tmp_path / "tasks" / "gcn" / "model.safetensors").exists()
         assert "1 training on tiny" in (tmp_path / "report.html").read_text()
 
+    def test_modules_of_ones_own(self):
+        sweep = make_sweep(model=[TorchDropout, Plain], lr=[0.01, 0.1], seed=[0, 1])
+        assert sweep.tasks()[0].name == "TorchDropout lr=0.01 seed=0"
+        result = run(sweep, progress=False)
+        for member in result:
+            alone = run(member.task, progress=False)
+            assert member.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-4), member.name
+            assert type(member.model) is type(alone.model)
+
+    def test_without_validation_nodes_training_counts(self, tmp_path):
+        graph = tiny_graph()
+        sweep = make_sweep(graph.with_splits(train=graph.train), lr=[1e-4, 0.1])
+        result = run(sweep, progress=False, out=tmp_path)
+        assert result.metric == "train_accuracy"
+        assert result.best().name == "lr=0.1"
+        assert "by training accuracy" in (tmp_path / "report.html").read_text()
+
+    def test_many_labels(self):
+        result = run(make_sweep(tiny_graph(multilabel=True), seed=[0, 1]), progress=False)
+        assert result.metric == "val_f1_micro"
+        assert result.best().metrics["val_f1_micro"] == max(member.metrics["val_f1_micro"] for member in result)
+
+
+class TorchDropout(torch.nn.Module):
+    """Randomness from torch's generator, which members must not share."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.layer = torch.nn.Linear(in_features, out_features)
+
+    def forward(self, x):
+        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training))
+
+
+class Plain(torch.nn.Sequential):
+    """Layers of torch alone."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(torch.nn.Linear(in_features, 5), torch.nn.ReLU(), torch.nn.Linear(5, out_features))
+
 
 class TestEvents:
     def test_events_tell_the_whole_and_every_member(self, tmp_path):
@@ -242,8 +282,9 @@ class TestTrouble:
             run(make_sweep(tasks=[{"seed": 3, "lr": 0.1}, {"seed": 3, "lr": 0.2}]), progress=False)
 
     def test_a_model_that_cannot_be_built_costs_nobody_else(self, tmp_path):
-        result = run(make_sweep(model=["no.such.package:Net", "gcn"]), progress=False)
+        result = run(make_sweep(model=["no.such.package:Net", "gcn"]), progress=False, out=tmp_path / "some")
         assert result.statuses == {"failed": 1, "finished": 1}
+        assert "No module named" in (tmp_path / "some" / "report.html").read_text()
         assert "No module named" in result[0].message
         with pytest.raises(InputError, match="No module named"):
             run(make_sweep(model="no.such.package:Net", seed=[0, 1]), progress=False, out=tmp_path / "new")

@@ -32,9 +32,9 @@ class Result:
     task: Task
     plan: Plan
     metrics: dict[str, Any]
-    history: dict[str, list[float]]
+    history: dict[str, list[float]] = field(repr=False)
     model: nn.Module | None = field(repr=False)
-    environment: dict[str, Any]
+    environment: dict[str, Any] = field(repr=False)
     status: str = "finished"
     message: str = ""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
-from weft.core.event import finite
 from weft.core.labels import identity
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 LONGEST_FOLDER = 100  # characters; file systems end at 255 bytes
 
 
-@dataclass
+@dataclass(repr=False)
 class SweepResult:
     """A trained sweep: a :class:`Result` for every member, those that diverged or failed included.
 
@@ -38,6 +37,12 @@ class SweepResult:
     environment: dict[str, Any]
     seconds: float = 0.0
     graph: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
+        ranked = self._ranked()
+        best = f"; best {self.tasks[ranked[0]].name!r}, {self.metric}={self._best_score():.4f}" if ranked else ""
+        return f"<SweepResult {self.sweep.label!r}: {len(self.tasks)} tasks, {ends}{best}>"
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -86,6 +91,14 @@ class SweepResult:
             raise SpecError(f"no member of {self.sweep.label!r} has the metric {metric!r}; {what}")
         return sorted(values, key=lambda index: (sign * values[index], index))
 
+    def _ranked(self) -> list[int]:
+        """The ranking, empty where nobody has a score."""
+        metric = self.metric
+        return self.ranking(metric) if any(_is_number(r.metrics.get(metric)) for r in self.tasks) else []
+
+    def _best_score(self) -> float:
+        return float(self.best().metrics[self.metric])
+
     def to_dicts(self) -> list[dict[str, Any]]:
         """A flat row for every member: name, status, the settings that vary, the metrics, and the message if any."""
         return [self._row(result) for result in self.tasks]
@@ -105,7 +118,7 @@ class SweepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights; histories are in the files of the members."""
-        ranked = self.ranking() if any(_is_number(r.metrics.get(self.metric)) for r in self.tasks) else []
+        ranked = self._ranked()
         return {
             "sweep": self.sweep.to_dict(),
             "metric": self.metric,
@@ -125,7 +138,7 @@ class SweepResult:
         folder.mkdir(parents=True, exist_ok=True)
         for result, name in zip(self.tasks, folder_names([r.name for r in self.tasks]), strict=True):
             result.save(folder / "tasks" / name)
-        write_json(folder / "result.json", finite(self.to_dict()))
+        write_json(folder / "result.json", self.to_dict())
         return folder
 
 

@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.core.errors import DivergedError
 from weft.core.task import Task
 from weft.run.group import GroupRun, Progress
 
@@ -100,10 +99,6 @@ class Track:
             f"task {self.name!r}: {column} became {value} at epoch {epoch + 1} of {self.task.epochs}; "
             f"{kept}; try a lower lr than {self.task.lr:g}"
         )
-
-    def error(self) -> DivergedError:
-        """What a diverged task that is alone raises."""
-        return DivergedError(self.message)
 
     # ---- telling -------------------------------------------------------------------------------------
 
