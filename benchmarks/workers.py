@@ -10,8 +10,10 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -20,16 +22,18 @@ class Workers:
 
     def __init__(self, requests: Sequence[dict[str, Any]], env: dict[str, str] | None = None) -> None:
         environment = {**(env or os.environ), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # Files, closed on leaving: a pipe that nobody reads would fill up.
+        self._errors = [tempfile.TemporaryFile("w+") for _ in requests]  # noqa: SIM115
         self._processes = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmarks.solo_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,
                 text=True,
                 env=environment,
             )
-            for _ in requests
+            for errors in self._errors
         ]
         for process, request in zip(self._processes, requests, strict=True):
             self._send(process, json.dumps(request))
@@ -42,8 +46,11 @@ class Workers:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                pipe.close()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(BrokenPipeError):
+                    pipe.close()
+        for errors in self._errors:
+            errors.close()
 
     def run(self, prepare_seconds: float, train_seconds: float) -> dict[str, Any]:
         """Wait until all are ready, start them at once, and give the makespan and what each of them says."""
@@ -58,11 +65,9 @@ class Workers:
 
     @staticmethod
     def _send(process: subprocess.Popen[str], line: str) -> None:
-        try:
+        with suppress(BrokenPipeError):  # it has ended; the reader says why
             process.stdin.write(line + "\n")
             process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended; the reader says why
 
     def _lines(self, seconds: float, what: str) -> list[str]:
         """One line of every process."""
@@ -84,5 +89,7 @@ class Workers:
         line = self._processes[place].stdout.readline()
         if line:
             return line
-        words = self._processes[place].stderr.read().strip().splitlines()
+        self._processes[place].wait()
+        self._errors[place].seek(0)
+        words = self._errors[place].read().strip().splitlines()
         raise RuntimeError(f"worker {place} ended: {words[-1] if words else 'without a word'}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
-from benchmarks import heterogeneous, sweep
+from benchmarks import heterogeneous, mps, sweep
 from benchmarks.baselines import Setting
 from benchmarks.recorder import NotHere
 from weft.graph.generate import citation
@@ -95,6 +97,21 @@ def test_no_service_is_a_note_and_no_crash(graph, monkeypatch):
     monkeypatch.setattr(heterogeneous.mps, "available", lambda: False)
     with pytest.raises(NotHere, match="is not installed"):
         heterogeneous.measure("mps", "depths", graph, options())
+
+
+def test_the_service_is_started_and_ended_in_folders_of_its_own(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    control = tmp_path / mps.CONTROL
+    control.write_text(f'#!/bin/sh\necho $CUDA_MPS_PIPE_DIRECTORY "$@" $(test "$1" || cat) >> {log}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert mps.available()
+    with mps.service() as env:
+        pipe = Path(env["CUDA_MPS_PIPE_DIRECTORY"])
+        assert pipe.is_dir()
+        assert Path(env["CUDA_MPS_LOG_DIRECTORY"]).is_dir()
+    assert log.read_text().splitlines() == [f"{pipe} -d", f"{pipe} quit"]
+    assert not pipe.exists()
 
 
 def test_analysis_is_a_share_of_training():
