@@ -63,6 +63,12 @@ def test_alike_groups_are_told_once():
     assert text.count("- because") == 1
 
 
+def test_alike_tasks_share_a_line():
+    lines = [line for line in str(report(groups=2, members=5)).splitlines() if "1,234" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("t0-0 and 4 alike ")
+
+
 def test_long_sweeps_are_cut():
     text = str(report(groups=30, members=1))
     assert "... and 18 more" in text

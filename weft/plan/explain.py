@@ -11,6 +11,7 @@ from weft.plan.report import GroupEstimate, PlanReport, TaskEstimate
 WIDTH = 118
 MARGIN = " " * 10
 MOST_TASKS = 12  # lines of the table of tasks
+LONGEST = 60  # name of a task
 SMALL = 0.02  # parts below this share are left out of a sentence
 KINDS = {
     "graph": "graph",
@@ -61,16 +62,26 @@ def _headline(report: PlanReport) -> list[str]:
 
 
 def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
-    width = min(max([len(task.name) for task in tasks] + [4]), 60)
+    """A line for every task, or for several that take the same in the same group."""
+    alike: dict[object, list[TaskEstimate]] = {}
+    for task in tasks:
+        key = (task.parameters, task.group, task.cost.total_bytes, task.cost.epoch_seconds)
+        alike.setdefault(key, []).append(task)
+    rows = [(_names(some), some[0]) for some in alike.values()]
+    width = max(len(name) for name, _ in [*rows[:MOST_TASKS], ("task", None)])
     lines = [f"{'task':<{width}}  {'parameters':>10}  {'alone: peak':>11}  {'epoch':>8}  group"]
-    for task in tasks[:MOST_TASKS]:
+    for name, task in rows[:MOST_TASKS]:
         lines.append(
-            f"{task.name[:width]:<{width}}  {task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  "
+            f"{name:<{width}}  {task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  "
             f"{show_seconds(task.cost.epoch_seconds):>8}  {task.group + 1}"
         )
-    if len(tasks) > MOST_TASKS:
-        lines.append(f"... and {len(tasks) - MOST_TASKS} more")
-    return lines
+    rest = sum(len(some) for some in list(alike.values())[MOST_TASKS:])
+    return [*lines, f"... and {rest} more"] if rest else lines
+
+
+def _names(tasks: list[TaskEstimate]) -> str:
+    name = tasks[0].name if len(tasks[0].name) <= LONGEST else tasks[0].name[: LONGEST - 3] + "..."
+    return name if len(tasks) == 1 else f"{name} and {len(tasks) - 1} alike"
 
 
 def _runs(groups: tuple[GroupEstimate, ...]) -> list[list[int]]:
