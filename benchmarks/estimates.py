@@ -140,6 +140,19 @@ def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
         del graph
 
 
+def seconds_for_many(machine: Machine, count: int = 100) -> dict[str, Any]:
+    """How long the estimates of ``count`` tasks of one structure take; the graph is a shape that is never made."""
+    tasks = [
+        Task(graph="shape:ogbn-arxiv", name=f"t{i}", layers=3, seed=i, lr=0.01 / (1 + i), dropout=0.1 + i / 200)
+        for i in range(count)
+    ]
+    start = time.perf_counter()
+    estimator = Estimator(machine)
+    for task in tasks:
+        estimator.alone(task)
+    return {"tasks": count, "seconds": round(time.perf_counter() - start, 3)}
+
+
 def machine_for(name: str, device: torch.device) -> Machine:
     """The machine to estimate for: measured now (``"probe"``) or a named profile."""
     return probe(device) if name == "probe" else profile(name)
@@ -167,12 +180,14 @@ def main() -> None:
     if machine is None:
         return
     recorder.about["machine"] = machine.to_dict()
+    recorder.about["many"] = seconds_for_many(machine)
     run_all(recorder, machine, args)
     recorder.save(summary=summary(recorder.cells))
     if args.out is not None:
         write_csv(Path(args.out).with_suffix(".csv"), recorder.cells)
         write_plot(Path(args.out).with_suffix(".svg"), recorder.cells)
     print_summary(recorder.about["summary"])
+    print("{tasks} tasks of one structure are estimated in {seconds} s".format(**recorder.about["many"]))
 
 
 if __name__ == "__main__":

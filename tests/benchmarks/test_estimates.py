@@ -97,7 +97,9 @@ def test_it_writes_points_and_plot(tmp_path, monkeypatch, capsys):
                "cora", "--every", "11", "--hidden", "4", "--tasks", "1", "--out", str(out)]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     estimates.main()
-    assert "Spearman" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Spearman" in printed
+    assert "100 tasks of one structure are estimated in" in printed
     with out.with_suffix(".csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(cell["status"] == "ok" for cell in json.loads(out.read_text())["cells"]) > 0
