@@ -55,6 +55,12 @@ CASES = (
     Case("arxiv", "sage", 16, 3),
     Case("arxiv", "gin", 16, 3),
     Case("arxiv", "gat", 16, 3),
+    Case("arxiv", "sage", 16, 3, "tf32"),
+    Case("arxiv", "gin", 16, 3, "tf32"),
+    Case("arxiv", "gat", 16, 3, "tf32"),
+    Case("arxiv", "sage", 16, 3, "bf16"),
+    Case("arxiv", "gin", 16, 3, "bf16"),
+    Case("arxiv", "gat", 16, 3, "bf16"),
     Case("products", "gcn", 4, 3),
 )
 
