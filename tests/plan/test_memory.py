@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -109,6 +110,15 @@ def test_autograd_has_a_thread_and_its_own_workspace():
     calls = (Operator("mm", phase, (0,), (1,), library=True) for phase in ("forward", "backward", "backward"))
     program = Program(values, tuple(calls), (0,))
     assert memory(program, machine(workspace_bytes=32 * MIB)).peak == 2 * MIB + 4 * 32 * MIB
+
+
+def test_streams_do_not_share_what_they_have_freed():
+    values = (Value(MIB, "weight"), Value(20 * MIB, "activation"), Value(20 * MIB, "activation"))
+    one, two = Operator("a", "forward", (0,), (1,), frees=(1,)), Operator("b", "forward", (0,), (2,), frees=(2,))
+    alone = memory(Program(values, (one, two), (0,)), machine())
+    beside = memory(Program(values, (one, replace(two, stream=1)), (0,)), machine())
+    assert (alone.peak, beside.peak) == (21 * MIB, 21 * MIB)
+    assert beside.reserved == alone.reserved + 20 * MIB
 
 
 def preparation(temporary: int) -> Program:

@@ -123,4 +123,5 @@ def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
         frees=tuple(ids[n] for n in call.frees if n in ids),
         library=inside.library or is_library(call.name),
         pieces=inside.pieces,
+        stream=call.stream,
     )

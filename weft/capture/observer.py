@@ -51,6 +51,7 @@ class Call:
     frees: list[int] = field(default_factory=list)
     grad_enabled: bool = True
     phase: str | None = None
+    stream: int = 0
 
 
 @dataclass
@@ -105,6 +106,7 @@ class Observer(TorchDispatchMode):
         super().__init__()
         self.kind = kind
         self.phase: str | None = None  # of the calls that follow, where somebody knows
+        self.stream = 0  # on which they would run
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
@@ -223,6 +225,7 @@ class Observer(TorchDispatchMode):
                 inside=inside,
                 grad_enabled=torch.is_grad_enabled(),
                 phase=self.phase,
+                stream=self.stream,
             )
         )
         return out
@@ -235,7 +238,7 @@ class Observer(TorchDispatchMode):
         seen = tuple(self._seen(t) for t in held)
         name = "triton." + kernel.strip("_")
         call = Call(name, seen, {}, (), numbers, (), (), in_backward(), Inside(launches=1))
-        call.grad_enabled, call.phase = torch.is_grad_enabled(), self.phase
+        call.grad_enabled, call.phase, call.stream = torch.is_grad_enabled(), self.phase, self.stream
         self.calls.append(call)
 
     def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:

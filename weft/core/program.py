@@ -38,10 +38,11 @@ class Operator:
     """One call of an operator, in execution order.
 
     ``reads`` and ``writes`` are ids of Values; a written Value that nobody wrote before and that is not
-    resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by
-    index; ``workspace`` is alive inside the operator alone (in blocks of these ``pieces``), and ``library`` says that it calls cuBLAS or its like,
-    which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where a Program does not
-    say so for a Value, it goes after its last use.
+    resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by index.
+    ``workspace`` is alive inside the operator alone, in blocks of these ``pieces``; ``library`` says that it calls
+    cuBLAS or its like, which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where
+    a Program does not say so for a Value, it goes after its last use. ``stream``: operators of different streams may
+    overlap, and share no memory pool.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Operator:
     frees: tuple[int, ...] = ()
     library: bool = False
     pieces: tuple[int, ...] = ()
+    stream: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operator:

@@ -8,6 +8,8 @@ Blocks belong to the stream they were asked for on, and to nobody else until the
 * then the cache is emptied: segments with nothing in them go back to the device;
 * the recording fills a private pool, which is kept for the replays.
 
+A woven step runs on several streams, each with a share of the pool to itself.
+
 cuBLAS keeps a workspace for each thread that calls it and each stream it is called on: autograd's thread has one
 beside the main thread's (seen on an H200: four of 32 MiB in a recorded run that multiplies in both directions). A run
 that is not recorded does everything in one pool.
@@ -60,7 +62,8 @@ class _Run:
     def __init__(self, workspace: int) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
-        self._called: list[tuple[Allocator, bool]] = []  # pools of streams that cuBLAS was called on, by which thread
+        self._shares: dict[tuple[int, int], Allocator] = {}
+        self._called: set[tuple[int, bool]] = set()  # streams (or pools, for the caller's) with a thread of cuBLAS
         self.allocated = self.reserved = self.needed = 0
 
     def pool(self) -> Allocator:
@@ -85,7 +88,7 @@ class _Run:
         for position, op in enumerate(program.operators):
             if op.name == KEPT:
                 continue
-            pool = setup if op.phase == SETUP else steps
+            pool = self._share(setup if op.phase == SETUP else steps, op.stream)
             self._call(pool, op)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
@@ -97,11 +100,21 @@ class _Run:
                 owner, gone = held.get(value, (pool, None))
                 owner.give(gone)
 
+    def _share(self, pool: Allocator, stream: int) -> Allocator:
+        """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
+        if stream == 0:
+            return pool
+        key = (self._pools.index(pool), stream)
+        if key not in self._shares:
+            self._shares[key] = self.pool()
+        return self._shares[key]
+
     def _call(self, pool: Allocator, op: Operator) -> None:
-        backward = op.phase == "backward"
-        known = any(pool is other and backward is theirs for other, theirs in self._called)
-        if op.library and self._workspace and not known:
-            self._called.append((pool, backward))
+        # Side streams are the same ones in warm-up and recording; the caller's is another one in each.
+        where = op.stream or -1 - self._pools.index(pool)
+        key = (where, op.phase == "backward" and op.stream == 0)
+        if op.library and self._workspace and key not in self._called:
+            self._called.add(key)
             self._take(pool, self._workspace)
 
     def _take(self, pool: Allocator, size: int) -> Block | None:

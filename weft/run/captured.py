@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from weft.capture.extract import program_of
-from weft.capture.follow_graph import FollowedGraph
 from weft.capture.gpu_rules import gpu_rules
 from weft.capture.launches import watched_launches
 from weft.capture.observer import Observer
@@ -35,6 +34,7 @@ from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import meta_means_gpu
+from weft.run.followed import follow_woven
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
 from weft.run.threads import cpu_threads
@@ -146,7 +146,7 @@ def _woven(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged where the plan says so, and the merged step told to the observer."""
     run._weave()
     if run.woven is not None:
-        run.woven._run = FollowedGraph(run.woven.woven, observer)
+        follow_woven(run.woven, observer, streams=run.plan.device == "cuda")
     return run
 
 

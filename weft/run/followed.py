@@ -1,0 +1,83 @@
+"""Followed: a merged step run for an Observer, which is told the pass and the stream that every operator belongs to.
+
+A merged step runs without autograd: gradients are operators like any other, and its nodes remember where they came
+from. On a GPU they are issued to several streams, whose memory is not shared; there are none here, but the schedule
+says where each operator would go, and when its result would be let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import fx
+
+from weft.capture.observer import Observer
+from weft.capture.weave import OWN_STREAM, Woven
+from weft.run.weave import SIDE_STREAMS, WovenStep
+from weft.run.weave_streams import run_node, schedule
+
+EVALUATION = 100  # streams from here on are those on which stacks evaluate
+
+
+class Followed:
+    """``followed()`` runs one step of every member; ``streams``: as on a GPU, or else one after the other."""
+
+    def __init__(self, woven: Woven, observer: Observer, streams: bool) -> None:
+        self._woven, self._observer = woven, observer
+        if streams:
+            self._actions = [(a.node, a.stream, a.drops) for a in schedule(woven, SIDE_STREAMS).actions]
+        else:
+            self._actions = list(_in_order(woven.graph))
+
+    def __call__(self) -> Any:
+        """Run it; what comes after it is evaluation."""
+        graph, observer = self._woven.graph, self._observer
+        given = [node for node in graph.nodes if node.op == "placeholder"]
+        values: dict[fx.Node, Any] = dict(zip(given, self._woven.inputs, strict=True))
+        for node, stream, drops in self._actions:
+            observer.phase, observer.stream = "backward" if node.meta.get("backward") else "forward", stream
+            run_node(node, values)
+            for done in drops:
+                del values[done]
+        observer.phase, observer.stream = "evaluation", OWN_STREAM
+        return fx.node.map_arg(_output(graph), lambda node: values[node])
+
+    @contextmanager
+    def beside(self, place: int) -> Iterator[None]:
+        """Inside, a stack evaluates on a stream of its own."""
+        self._observer.stream = EVALUATION + place
+        try:
+            yield
+        finally:
+            self._observer.stream = OWN_STREAM
+
+
+def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
+    """Let ``observer`` know what the merged step does, from its next call on."""
+    followed = Followed(step.woven, observer, streams)
+    step._run = followed
+    if streams:
+        step._beside = followed.beside
+
+
+def _output(graph: fx.Graph) -> Any:
+    return next(node for node in graph.nodes if node.op == "output").args[0]
+
+
+def _in_order(graph: fx.Graph) -> Iterator[tuple[fx.Node, int, list[fx.Node]]]:
+    """Every operator with the results that nobody needs after it."""
+    last: dict[fx.Node, fx.Node] = {}
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    for node in nodes:
+        last[node] = node
+        for used in node.all_input_nodes:
+            last[used] = node
+    kept: set[fx.Node] = set()
+    fx.node.map_arg(_output(graph), kept.add)
+    drops: dict[fx.Node, list[fx.Node]] = {}
+    for used, by in last.items():
+        if used.op == "call_function" and used not in kept:
+            drops.setdefault(by, []).append(used)
+    yield from ((node, OWN_STREAM, drops.get(node, [])) for node in nodes)
