@@ -75,7 +75,7 @@ def measure(side: str, layer: Layer, order: str, reference: dict[str, Tensor]) -
     found: dict[str, Any] = {}
     if layer.pyg.dropout == 0.0:
         # Cloned: a compiled graph writes its next result over this one.
-        result = {"out": out.detach().clone(), "grad_x": grads[0].clone()}
+        result = {"out": out.detach().cpu(), "grad_x": grads[0].cpu()}  # not beside what is measured
         reference = reference if reference else reference.update(result) or result
         found = {f"{name}_difference": _relative(result[name], reference[name]) for name in result}
     del out, grads
