@@ -14,9 +14,11 @@ triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_interpreted_kernels_equal_torch():
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(Path(__file__).with_name("interpreted_kernels.py"))]
+@pytest.mark.parametrize("program", ["interpreted_kernels.py", "interpreted_stack.py"])
+def test_interpreted_kernels_equal_the_cpu(program):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, str(Path(__file__).with_name(program))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "equal"
