@@ -125,6 +125,21 @@ def test_two_stacks_are_followed_in_one_woven_step():
     assert {op.phase for op in program.operators} == {"forward", "backward", "update", "evaluation"}
 
 
+def test_a_woven_step_on_a_cpu_is_the_real_one():
+    graph = random_graph()
+    group = [Task(graph=graph, model="gcn", hidden=8), Task(graph=graph, model="gin", hidden=16)]
+    plan = Plan(("a", "b"), join="woven", stacks=((0,), (1,)))
+    program = capture(group, graph.stats(), "cpu", plan=plan).program
+    run = GroupRun(group, graph, plan, torch.device("cpu"))
+    run._weave()
+    run.step()
+    with Observer("cpu") as real:
+        run.step()
+    calls = made(program)
+    truth = [(call.name, tuple(real.storages[n].bytes for n in call.made)) for call in real.calls]
+    assert calls == truth[: len(calls)]
+
+
 def test_stacks_side_by_side_have_the_phases_of_each():
     group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin")]
     plan = Plan(("a", "b"), device="cuda", stacks=((0,), (1,)))
