@@ -9,8 +9,9 @@ from tiny import tiny_graph
 from weft.core.task import Task
 from weft.plan.solo import choose
 from weft.run.randomness import seeded
-from weft.run.solo import SoloRun
 from weft.run.threads import cpu_threads
+
+from .alone import Alone
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,6 @@ def start():
     def make(graph, device="cpu", **settings):
         task = Task(**{"graph": graph, "hidden": 8, "epochs": 20, "dropout": 0.0, "heads": 2, **settings})
         with seeded(task.seed, torch.device(device)):
-            return SoloRun(task, graph, choose(task, graph.stats(), device), torch.device(device))
+            return Alone(task, graph, choose(task, graph.stats(), device), torch.device(device))
 
     return make

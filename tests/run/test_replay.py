@@ -15,7 +15,8 @@ from weft.engine.train import run as engine_run
 from weft.plan.solo import choose
 from weft.run.randomness import seeded
 from weft.run.replay import Replay
-from weft.run.solo import SoloRun
+
+from .alone import Alone
 
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -37,7 +38,7 @@ def cuda_run(graph, record, **settings):
     device = torch.device("cuda", torch.cuda.current_device())
     plan = replace(choose(task, graph.stats(), "cuda"), replay=record)
     with seeded(task.seed, device):
-        solo = SoloRun(task, graph, plan, device)
+        solo = Alone(task, graph, plan, device)
         progress = solo.advance(task.epochs)
     return solo, progress
 
