@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.capture.weave_rounds import Lane, in_order, levels, match
+from weft.capture.weave_rounds import Lane, in_order, levels, match, waiting
 
 
 def chain(*keys: str | None) -> Lane:
@@ -49,7 +49,9 @@ def assert_sound(given_lanes: list[Lane], rounds) -> None:
 
 @given(st.lists(lanes(), max_size=5))
 def test_any_steps_merge_without_a_cycle(given_lanes):
-    assert_sound(given_lanes, match(given_lanes))
+    for rounds in (match(given_lanes), waiting(given_lanes), levels(given_lanes)):
+        assert_sound(given_lanes, rounds)
+        assert len(match(given_lanes)) <= len(rounds)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))

@@ -73,7 +73,12 @@ class _Progress:
 
 
 def match(lanes: Sequence[Lane]) -> list[Round]:
-    """The rounds: every keyed node of every lane in exactly one of them."""
+    """The rounds, as few as can be found: every keyed node of every lane in exactly one of them."""
+    return min(waiting(lanes), levels(lanes), key=len)
+
+
+def waiting(lanes: Sequence[Lane]) -> list[Round]:
+    """Rounds by waiting for whoever can still come."""
     progress = [_Progress(lane) for lane in lanes]
     rounds: list[Round] = []
     while any(lane.left for lane in progress):
@@ -99,7 +104,7 @@ def _next_key(progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list
 
 
 def levels(lanes: Sequence[Lane]) -> list[Round]:
-    """The plain way, to compare with: nodes match that have a key and the number of keyed predecessors in common."""
+    """Rounds by depth: nodes match that have a key and the longest chain of keyed predecessors in common."""
     rounds: dict[tuple[int, Hashable], list[Place]] = {}
     for place, lane in enumerate(lanes):
         depth: dict[int, int] = {}
@@ -116,11 +121,11 @@ def in_order(lanes: Sequence[Lane], rounds: Sequence[Round]) -> Iterator[Round]:
     Before a round each of its lanes runs as far as it would have run alone, and a lane that meets no further round
     runs to its end: so tensors die about as early as they do alone.
     """
-    waiting = [dict.fromkeys(range(len(lane.keys))) for lane in lanes]
+    pending = [dict.fromkeys(range(len(lane.keys))) for lane in lanes]
     left = Counter(place for round_ in rounds for place, _ in round_)
 
     def run(place: int, last: int) -> Iterator[Round]:
-        lane, here = lanes[place], waiting[place]
+        lane, here = lanes[place], pending[place]
         for node in [node for node in here if node < last]:
             if lane.keys[node] is None and not any(before in here for before in lane.before[node]):
                 del here[node]
@@ -134,7 +139,7 @@ def in_order(lanes: Sequence[Lane], rounds: Sequence[Round]) -> Iterator[Round]:
         for place, node in ends.items():
             yield from run(place, node)
         for place, node in round_:
-            del waiting[place][node]
+            del pending[place][node]
         yield round_
         left.subtract(place for place, _ in round_)
         for place in ends:
