@@ -35,7 +35,7 @@ from weft.graph.readers import read as open
 from weft.plan.pruning import MedianPruner
 from weft.plan.report import PlanReport
 
-# ``run`` and ``plan`` are the functions from here on; ``from weft.run.step import ...`` still finds the packages.
+# ``run`` and ``plan`` are the functions from here on; ``from weft.run.stack import ...`` still finds the packages.
 
 __all__ = [
     "Cancel",
