@@ -40,6 +40,7 @@ class Plan:
     def halves(self) -> tuple[Plan, Plan]:
         """The same in two groups: some of the stacks each, or half of the only stack."""
         stacks = self.stack_members
+        parts: list[tuple[tuple[int, ...], ...]]
         if len(stacks) == 1:
             members = stacks[0]
             parts = [(members[: len(members) // 2],), (members[len(members) // 2 :],)]
