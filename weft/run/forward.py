@@ -40,7 +40,7 @@ class Forward:
     def __call__(self, flat: Tensor, training: bool) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         if flat.shape[0] == 1:
-            return self.one(flat[0], training)[None]
+            return self.one(flat.view(-1), training)[None]  # a view: taking row 0 would have a backward of its own
         self._set_mode(training)
         weights = self._layout.copies(flat.to(self._dtype))
         return torch.vmap(self._one)(weights, self._state.clock, self._rates, self._state.buffers)

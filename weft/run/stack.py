@@ -60,6 +60,7 @@ class Stack:
         self._record = Recorder.of(self.tasks, 1 + len(splits), watched, self.device)
         self.forward = self.members.forward
         self.members.attach(state)
+        self._ones = torch.ones(state.members, device=self.device)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -99,13 +100,13 @@ class Stack:
     def train_step(self) -> Tensor:
         """Forward, loss, backward and update in place; the losses ``[T]``.
 
-        The losses are summed before they are differentiated: each has a slope of 1 in the sum, so a member that is
-        no longer a number does not touch its neighbours.
+        What is differentiated is their sum, in which each has a slope of 1: a member that is no longer a number does
+        not touch its neighbours. The ones are at hand, so neither the sum nor its gradient is computed.
         """
         state = self.state
         leaf = state.flat.detach().requires_grad_()
         losses = self._loss_of_one(self.forward(leaf, training=True))
-        (grad,) = torch.autograd.grad(losses.sum(), leaf)
+        (grad,) = torch.autograd.grad(losses, leaf, self._ones)
         self._optimizer.update(state.flat, grad, state.moments, state.step)
         return losses.detach()
 
