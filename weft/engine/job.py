@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from weft.core.errors import InputError, OutOfMemoryError, WeftError
+from weft.core.errors import InputError, OutOfMemoryError, SpecError, WeftError
+from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.stats import GraphStats
 from weft.core.task import Task
@@ -18,6 +19,7 @@ from weft.engine.device import environment
 from weft.engine.endings import Endings
 from weft.engine.folder import Groups, RunFolder
 from weft.engine.interrupt import Interruption
+from weft.engine.machines import this_machine
 from weft.engine.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.resolve import check_trainable, resolve_graph
 from weft.engine.result import Result
@@ -69,8 +71,8 @@ class Job:
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
         with clear_memory_errors(list(self._tasks), self._device):
-            plans = self._plans()
-        self.groups = saved or [(str(position), plan) for position, plan in enumerate(plans, 1)]
+            self._check()
+            self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
         afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
         waiting = list(self.groups)
         with Interruption() as interruption:
@@ -91,17 +93,27 @@ class Job:
             self._graphs[key] = resolve_graph(task, self._device)
         return self._graphs[key]
 
+    def _check(self) -> None:
+        for task in self._tasks.values():
+            check_trainable(task, self._graph_of(task))
+
     def _plans(self) -> list[Plan]:
         tasks = list(self._tasks.values())
-        for task in tasks:
-            check_trainable(task, self._graph_of(task))
         stats = {id(graph): graph.stats() for graph in self._graphs.values()}
         options: dict[str, Any] = {}
         if len(tasks) > 1:
-            options["throughput"] = learn(tasks, self._graph_of, self._device)
+            options |= {"throughput": learn(tasks, self._graph_of, self._device), "machine": self._machine()}
         if self._device.type == "cuda":
             options["budget"] = USABLE * torch.cuda.mem_get_info(self._device)[0]
         return grouped(tasks, lambda task: stats[id(self._graph_of(task))], self._device.type, **options)
+
+    def _machine(self) -> Machine | None:
+        """What is known of this machine, if it is the one to train on; rules of thumb do without."""
+        try:
+            found = this_machine()
+        except SpecError:
+            return None
+        return found if found.device == self._device.type else None
 
     def _cancelled(self, plan: Plan) -> bool:
         """Whether everybody in the group was cancelled before it began."""
