@@ -103,13 +103,14 @@ def merge_hubs_kernel(
 
 
 @triton.jit
-def add_hub_parts_piece(
-    hub, tile, task,
+def _add_hub_parts_kernel(
     part, hub_ptr, hub_row, out, num_partial, N,
     F: tl.constexpr, ROW: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """``out[row of the hub] = sum of its parts [P, F]``, in a fixed order; rows of ``out`` are ROW elements apart."""
-    f = tile * BF + tl.arange(0, BF)
+    hub = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     total = tl.zeros([L, BF], ACC)
     last = tl.load(hub_ptr + hub + 1)
     for first in range(tl.load(hub_ptr + hub), last, L):
@@ -118,17 +119,6 @@ def add_hub_parts_piece(
         total += tl.load(part + at, mask=(slot < last)[:, None] & (f < F)[None, :], other=0.0)
     row = tl.load(hub_row + hub).to(tl.int64)
     tl.store(out + (task * N + row) * ROW + f, tl.sum(total, 0).to(out.dtype.element_ty), mask=f < F)
-
-
-@triton.jit
-def _add_hub_parts_kernel(
-    part, hub_ptr, hub_row, out, num_partial, N,
-    F: tl.constexpr, ROW: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    add_hub_parts_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        part, hub_ptr, hub_row, out, num_partial, N, F, ROW, ACC, L, BF,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

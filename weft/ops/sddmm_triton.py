@@ -11,12 +11,14 @@ from weft.ops.walk import Walk
 
 
 @triton.jit
-def sddmm_piece(
-    block, head, task, a, b, rows, indices, out, num_edges, N, M, heads: tl.constexpr, D: tl.constexpr,
+def _sddmm_kernel(
+    a, b, rows, indices, out, num_edges, N, M, heads: tl.constexpr, D: tl.constexpr,
     ACC: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """One tile of edges and one head: edges of a row stand together, so ``a`` comes from the L1."""
-    edge = block.to(tl.int64) * BE + tl.arange(0, BE)
+    head = tl.program_id(1)
+    task = tl.program_id(2).to(tl.int64)
+    edge = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
     inside = edge < num_edges
     row = tl.load(rows + edge, mask=inside, other=0).to(tl.int64)
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
@@ -31,17 +33,6 @@ def sddmm_piece(
         total += left * right
     dots = tl.sum(total, 1)
     tl.store(out + (task * num_edges + edge) * heads + head, dots.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _sddmm_kernel(
-    a, b, rows, indices, out, num_edges, N, M, heads: tl.constexpr, D: tl.constexpr,
-    ACC: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    sddmm_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        a, b, rows, indices, out, num_edges, N, M, heads, D, ACC, BE, BD,
-    )  # fmt: skip
 
 
 def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:

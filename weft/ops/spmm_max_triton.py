@@ -48,14 +48,15 @@ def _store(out, winners, at, best, winner, mask):
 
 
 @triton.jit
-def max_piece(
-    piece, tile, task,
+def _forward_kernel(
     x, w, indices, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
     out, winners, part, part_winner, num_heavy, num_light, num_partial, M, N,
     F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """One piece of the work list and one tile of features of one task."""
-    f = tile * BF + tl.arange(0, BF)
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     in_f = f < F
     lane = tl.arange(0, L)
     x += task * M * F
@@ -100,26 +101,14 @@ def max_piece(
 
 
 @triton.jit
-def _forward_kernel(
-    x, w, indices, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    out, winners, part, part_winner, num_heavy, num_light, num_partial, M, N,
-    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    max_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        x, w, indices, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row, out, winners, part,
-        part_winner, num_heavy, num_light, num_partial, M, N, F, HAS_W, ACC, L, BF,
-    )  # fmt: skip
-
-
-@triton.jit
-def max_hub_piece(
-    hub, tile, task,
+def _merge_hubs_kernel(
     part, part_winner, hub_ptr, hub_row, out, winners, num_partial, N,
     F: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """The maximum over the chunks of one hub."""
-    f = tile * BF + tl.arange(0, BF)
+    hub = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     best = tl.full([L, BF], float("-inf"), ACC)
     winner = tl.full([L, BF], NO_EDGE, tl.int64)
     last = tl.load(hub_ptr + hub + 1)
@@ -135,17 +124,6 @@ def max_hub_piece(
     top, top_winner = _merge_lanes(best, winner)
     row = tl.load(hub_row + hub).to(tl.int64)
     _store(out, winners, (task * N + row) * F + f, top, top_winner, f < F)
-
-
-@triton.jit
-def _merge_hubs_kernel(
-    part, part_winner, hub_ptr, hub_row, out, winners, num_partial, N,
-    F: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    max_hub_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        part, part_winner, hub_ptr, hub_row, out, winners, num_partial, N, F, ACC, L, BF,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -165,14 +143,15 @@ def _collect_edge(
 
 
 @triton.jit
-def max_backward_piece(
-    piece, tile, task,
+def _backward_kernel(
     grad, winners, w, indices, perm, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
     grad_x, part, num_heavy, num_light, num_partial, M, N,
     F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Walks the transpose: rows are sources (M of them), columns destinations (N)."""
-    f = tile * BF + tl.arange(0, BF)
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     in_f = f < F
     lane = tl.arange(0, L)
     grad += task * N * F
@@ -204,19 +183,6 @@ def max_backward_piece(
             )
         at = (task * M + row)[:, None] * F + f[None, :]
         tl.store(grad_x + at, total.to(grad_x.dtype.element_ty), mask=valid[:, None] & in_f[None, :])
-
-
-@triton.jit
-def _backward_kernel(
-    grad, winners, w, indices, perm, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    grad_x, part, num_heavy, num_light, num_partial, M, N,
-    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    max_backward_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        grad, winners, w, indices, perm, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-        grad_x, part, num_heavy, num_light, num_partial, M, N, F, HAS_W, ACC, L, BF,
-    )  # fmt: skip
 
 
 def _tile(num_features: int) -> tuple[int, int]:

@@ -38,8 +38,7 @@ def _row_sum(
 
 
 @triton.jit
-def spmm_piece(
-    piece, tile, task,
+def _spmm_kernel(
     x, w, row_scale, col_scale, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
     out, partial, num_heavy, num_light, num_partial, M, N, stride_w,
@@ -47,7 +46,9 @@ def spmm_piece(
     BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """One piece of the work list and one tile of features of one task: a heavy row or chunk, or BR light rows."""
-    f = tile * BF + tl.arange(0, BF)
+    piece = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     in_f = f < F
     # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
     x += task * M * F
@@ -108,29 +109,14 @@ def spmm_piece(
 
 
 @triton.jit
-def _spmm_kernel(
-    x, w, row_scale, col_scale, indices,
-    heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-    out, partial, num_heavy, num_light, num_partial, M, N, stride_w,
-    F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
-    BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    spmm_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        x, w, row_scale, col_scale, indices, heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
-        out, partial, num_heavy, num_light, num_partial, M, N, stride_w, F, HAS_W, HAS_RS, HAS_CS, ACC, BR, BE, BF,
-        UNROLL,
-    )  # fmt: skip
-
-
-@triton.jit
-def add_partials_piece(
-    hub, tile, task,
+def _add_partials_kernel(
     partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
     F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """Add the partial rows of one hub, BP at a time and always in the same order."""
-    f = tile * BF + tl.arange(0, BF)
+    hub = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
     in_f = f < F
     first = tl.load(hub_ptr + hub)
     last = tl.load(hub_ptr + hub + 1)
@@ -144,17 +130,6 @@ def add_partials_piece(
     if HAS_RS:
         sum_f *= tl.load(row_scale + row).to(ACC)
     tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
-
-
-@triton.jit
-def _add_partials_kernel(
-    partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
-    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    add_partials_piece(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64),
-        partial, hub_ptr, hub_row, row_scale, out, num_partial, N, F, HAS_RS, ACC, BP, BF,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
