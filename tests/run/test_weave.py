@@ -184,6 +184,6 @@ def test_the_order_of_issue_gives_the_same_numbers():
     expected = [tensor.clone() for stack in run.stacks for tensor in stack.state.tensors().values()]
     for stack_tensor, value in zip((t for s in run.stacks for t in s.state.tensors().values()), start, strict=True):
         stack_tensor.copy_(value)
-    issued_in_order(woven)
+    issued_in_order(woven, 2)
     for mine, theirs in zip((t for s in run.stacks for t in s.state.tensors().values()), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)

@@ -21,23 +21,28 @@ from weft.run.stack import Stack
 from weft.run.weave_streams import Streamed
 
 SIDE_STREAMS = 4
+SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by another stream
 
 
 class WovenStep:
     """One epoch of ``stacks``, in place, as one merged step; ``table`` says who shares which launch.
 
     Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be recorded. ``walks`` as in
-    :func:`weft.capture.weave.weave`; with ``side_streams=0`` everything runs on the caller's stream.
+    :func:`weft.capture.weave.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
+    for the caller's alone; None decides by the size of the graph, since streams also keep memory from each other.
     """
 
-    def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int = SIDE_STREAMS) -> None:
+    def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int | None = None) -> None:
         self.stacks = tuple(stacks)
+        if side_streams is None:
+            side_streams = SIDE_STREAMS if stacks[0].graph.num_edges < SMALL else 0
         self.woven: Woven = weave([_recorded(stack) for stack in stacks], walks)
-        self._parallel = side_streams > 0 and stacks[0].device.type == "cuda"
+        self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
-        if self._parallel:
-            self._run = Streamed(self.woven, side_streams)
-        self._side = [torch.cuda.Stream() for _ in stacks] if self._parallel else []
+        self._side: list[torch.cuda.Stream] = []
+        if side_streams > 0 and self._device.type == "cuda":
+            self._run = Streamed(self.woven, side_streams, self._device)
+            self._side = [torch.cuda.Stream(self._device) for _ in stacks]
 
     @property
     def table(self) -> Table:
@@ -62,12 +67,12 @@ class WovenStep:
             with self._beside(place):
                 finish(stack, loss)
         for side in self._side:
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream(self._device).wait_stream(side)
 
     def _beside(self, place: int) -> Any:
         if not self._side:
             return nullcontext()
-        self._side[place].wait_stream(torch.cuda.current_stream())
+        self._side[place].wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._side[place])
 
 

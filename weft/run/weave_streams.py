@@ -131,20 +131,20 @@ class _Lifetimes:
 
 
 class Streamed:
-    """A woven step issued to CUDA streams, to be recorded as one CUDA graph."""
+    """A woven step issued to streams of the CUDA device ``device``, to be recorded as one CUDA graph."""
 
-    def __init__(self, woven: Woven, side_streams: int = 4) -> None:
-        self._woven = woven
+    def __init__(self, woven: Woven, side_streams: int, device: torch.device) -> None:
+        self._woven, self._device = woven, device
         self._schedule = schedule(woven, side_streams)
         graph = woven.graph
         self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in graph.nodes if node.op == "output").args[0]
         used = {action.stream for action in self._schedule.actions} - {OWN_STREAM}
-        self._side = {number: torch.cuda.Stream() for number in sorted(used)}
+        self._side = {number: torch.cuda.Stream(device) for number in sorted(used)}
 
     def __call__(self) -> tuple[Any, ...]:
         """One step of every member; the caller's stream comes after all of it."""
-        own = torch.cuda.current_stream()
+        own = torch.cuda.current_stream(self._device)
         streams = {OWN_STREAM: own, **self._side}
         values: dict[fx.Node, Any] = dict(zip(self._inputs, self._woven.inputs, strict=True))
         events: dict[int, torch.cuda.Event] = {START: own.record_event()}
@@ -169,8 +169,8 @@ def run_node(node: fx.Node, values: dict[fx.Node, Any]) -> None:
     values[node] = node.target(*args, **kwargs)
 
 
-def issued_in_order(woven: Woven, side_streams: int = 4) -> tuple[Tensor, ...]:
-    """Run the schedule of a woven step one action after another, on no stream at all: for tests."""
+def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
+    """Run the schedule of a woven step one action after another, on no stream at all; also without a GPU."""
     plan = schedule(woven, side_streams)
     graph = woven.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
