@@ -300,7 +300,10 @@ class Killed(Exception):
 
 
 class TestResume:
-    def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path):
+    @pytest.mark.parametrize("leaving", [False, True])
+    def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path, monkeypatch, leaving):
+        """With members that have ended in the step to the last, and with members that leave it at once."""
+        monkeypatch.setattr("weft.engine.session.pays_to_leave", lambda ended, all_, *_: leaving and 0 < ended < all_)
         sweep = make_sweep(model=["gcn", "sage"], hidden=[4, 8], dropout=0.5, epochs=[6, 30], norm="batch")
         whole = run(sweep, progress=False)
 

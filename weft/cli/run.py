@@ -20,6 +20,7 @@ from weft.engine.sweep_result import SweepResult
 from weft.engine.train import run as train
 
 FAILED = 3  # exit code: no member of a sweep got anywhere
+MOST_TOLD = 8  # members that went wrong
 
 
 def run(
@@ -115,9 +116,11 @@ def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
     usable = any(member.metrics["best_epoch"] for member in result)
     if live:
         _show_sweep(result, folder)
-    for member in result:
-        if member.status in ("diverged", "failed"):
-            print(f"weft: {member.message}", file=sys.stderr)
+    wrong = [member.message for member in result if member.status in ("diverged", "failed")]
+    for message in wrong[:MOST_TOLD]:
+        print(f"weft: {message}", file=sys.stderr)
+    if len(wrong) > MOST_TOLD:
+        print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
     if not usable:
         print("weft: error: no member of the sweep got anywhere", file=sys.stderr)
         raise typer.Exit(FAILED)

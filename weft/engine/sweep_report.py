@@ -207,7 +207,7 @@ def _final_loss(member: Result) -> str:
 
 def _trouble(result: SweepResult) -> str:
     said = [member.message for member in result.tasks if member.status in ("diverged", "failed")]
-    more = [f"... and {len(said) - 12} more"] if len(said) > 12 else []
+    more = [f"... and {len(said) - 12} more, in the files of their tasks"] if len(said) > 12 else []
     return _card("", "What went wrong", "", bullets(said[:12] + more)) if said else ""
 
 
