@@ -23,12 +23,12 @@ def check_scores(classes: int, sizes: list[int], dtype: torch.dtype, lead: tuple
     rows = torch.randperm(50, generator=random)[: sum(sizes)]
     target = torch.randint(0, classes, (sum(sizes),), generator=random)
     found = Scores(rows, target, sizes, classes)(logits)
-    assert found.shape == (*lead, len(sizes), 2)
-    for one, row in zip(logits.reshape(-1, 50, classes), found.reshape(-1, len(sizes), 2), strict=True):
+    assert found.shape == (*lead, 2 * len(sizes))
+    for one, row in zip(logits.reshape(-1, 50, classes), found.reshape(-1, 2 * len(sizes)), strict=True):
         chosen = one[rows].float()
         losses = F.cross_entropy(chosen, target, reduction="none").split(sizes)
         hits = (chosen.argmax(1) == target).float().split(sizes)
-        expected = torch.tensor([[a.mean(), b.mean()] for a, b in zip(losses, hits, strict=True)])
+        expected = torch.tensor([part.mean() for part in (*losses, *hits)])
         assert torch.allclose(row, expected, atol=1e-5), (row, expected)
 
 

@@ -39,12 +39,12 @@ def test_kernels_compile_for_hopper():
     from weft.run.record_triton import _record_kernel
 
     scores = {
-        "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "sums": "*fp32",
+        "logits": "*fp32", "target": "*i64", "rows": "*i64", "starts": "*i64", "share": "*fp32", "sums": "*fp32",
         "C": "i32", "N": "i32",
     }  # fmt: skip
     assert compiled(_score_kernel, scores, {"BM": 256, "BC": 8}).asm["ptx"]
     pointers = dict.fromkeys(("rules", "clock", "end_at", "epoch_at"), "*i64")
-    record = {"rows": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*i32"}
+    record = {"rows": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*u8"}
     record |= {"L": "i32", "M": "i32"}
     constants = {"LOSSES": 4, "WATCHED": 5, "BLOCK": 8}
     ordered = {name: (record | dict.fromkeys(constants, "constexpr"))[name] for name in _record_kernel.arg_names}

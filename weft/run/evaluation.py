@@ -38,7 +38,7 @@ class Evaluation:
     def __call__(self, logits: Tensor) -> Tensor:
         """The row ``[..., 2 S]`` float32: losses of the splits, then their metrics."""
         if self._scores is not None:
-            return self._scores(logits).transpose(-2, -1).flatten(-2)
+            return self._scores(logits)
         chosen = logits.index_select(-2, self._rows).float()
         losses = self._objective.per_row(chosen, self._target)
         if self._metric is accuracy:

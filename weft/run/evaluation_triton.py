@@ -15,7 +15,7 @@ from weft.ops.lang import tl, triton
 
 @triton.jit
 def _score_kernel(
-    logits, target, rows, starts, sums, C, N, BM: tl.constexpr, BC: tl.constexpr
+    logits, target, rows, starts, share, sums, C, N, BM: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     split = tl.program_id(1)
     member = tl.program_id(2).to(tl.int64)
@@ -35,9 +35,12 @@ def _score_kernel(
     # The first of equal maxima wins, as torch.argmax has it; NaN equals nothing and never hits.
     guess = tl.min(tl.where(value == top[:, None], c[None, :], BC), 1)
     hit = listed & (guess == label)
-    into = sums + ((member * tl.num_programs(1) + split) * tl.num_programs(0) + tl.program_id(0)) * 2
-    tl.store(into, tl.sum(tl.where(listed, loss, 0.0), 0))
-    tl.store(into + 1, tl.sum(hit.to(tl.float32), 0))
+    # Losses of all splits, then hits of all splits: the order of a row of history, so that nothing is moved later.
+    part = tl.load(share + split)
+    splits, programs = tl.num_programs(1), tl.num_programs(0)
+    into = sums + (member * 2 * splits + split) * programs + tl.program_id(0)
+    tl.store(into, tl.sum(tl.where(listed, loss, 0.0), 0) * part)
+    tl.store(into + splits * programs, tl.sum(hit.to(tl.float32), 0) * part)
 
 
 class Scores:
@@ -47,17 +50,18 @@ class Scores:
         device = rows.device
         self._rows, self._target, self._splits = rows, target, len(sizes)
         self._starts = torch.tensor([0, *sizes], device=device).cumsum(0)
-        self._share = 1.0 / torch.tensor(sizes, dtype=torch.float32, device=device)[:, None]
+        self._share = 1.0 / torch.tensor(sizes, dtype=torch.float32, device=device)
         self._block_c = next_power_of_2(classes)
         self._block_m = max(1, 2048 // self._block_c)
         self._programs = -(-max(sizes) // self._block_m)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """``logits [..., N, C]`` to the mean loss and accuracy of every split ``[..., S, 2]``."""
+        """``logits [..., N, C]`` to the mean losses of the splits, then their accuracies ``[..., 2 S]``."""
         logits = logits.contiguous()
         lead, (nodes, classes) = logits.shape[:-2], logits.shape[-2:]
-        sums = torch.empty(*lead, self._splits, self._programs, 2, device=logits.device)
+        sums = torch.empty(*lead, 2 * self._splits, self._programs, device=logits.device)
         _score_kernel[(self._programs, self._splits, lead.numel())](
-            logits, self._target, self._rows, self._starts, sums, classes, nodes, BM=self._block_m, BC=self._block_c,
+            logits, self._target, self._rows, self._starts, self._share, sums, classes, nodes,
+            BM=self._block_m, BC=self._block_c,
         )  # fmt: skip
-        return sums.sum(-2) * self._share
+        return sums.sum(-1)

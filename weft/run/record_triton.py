@@ -42,17 +42,17 @@ def _record_kernel(
     tl.store(epoch_at + member, best_epoch)
     over = (unhealthy > 0) | (step - best_epoch >= patience)
     tl.store(end_at + member, tl.where(running & over, step + 1, end))
-    tl.store(better_at + member, better.to(tl.int32))
+    tl.store(better_at + member, better.to(tl.uint8))
 
 
 def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor) -> Tensor:
     """Record ``rows [T, M]`` by the ``rules [T, 3]``; returns who is at their best so far, ``[T]`` bool."""
     rows = rows.contiguous()
     members, columns = rows.shape
-    better = torch.empty(members, dtype=torch.int32, device=rows.device)
+    better = torch.empty(members, dtype=torch.uint8, device=rows.device)
     _record_kernel[(members,)](
         rows, rules, state.history, state.clock, state.end, state.best_score, state.best_epoch, better,
         state.history.shape[1], columns, LOSSES=losses, WATCHED=-1 if watched is None else watched,
         BLOCK=next_power_of_2(columns), num_warps=1,
     )  # fmt: skip
-    return better.bool()
+    return better.view(torch.bool)  # the same byte, no pass more
