@@ -7,7 +7,8 @@ import pytest
 from engine.sweeps import made
 from weft.core.sampling import uniform
 from weft.core.sweep import Sweep
-from weft.engine.standings import effects, in_common, standings, verdict, what_mattered
+from weft.engine.standings import effects, standings
+from weft.engine.verdicts import in_common, verdict, what_mattered
 
 SWEEP = Sweep("cora", lr=[0.1, 0.2, 0.3], hidden=[16, 64], seed=range(4))
 

@@ -16,19 +16,10 @@ from weft.engine.marks import Span, rank_key, scores_of, span_of
 from weft.engine.page import bullets, head, table, text
 from weft.engine.parallel import parallel
 from weft.engine.result import Result, write_text
-from weft.engine.standings import (
-    Standing,
-    chosen_settings,
-    effects,
-    in_common,
-    labels_of,
-    score_of,
-    standings,
-    verdict,
-    what_mattered,
-)
+from weft.engine.standings import Standing, chosen_settings, effects, labels_of, score_of, standings
 from weft.engine.sweep_result import SweepResult
 from weft.engine.sweep_script import SCRIPT, SWEEP_STYLE
+from weft.engine.verdicts import in_common, verdict, what_mattered
 
 ENDS = {"stopped": "stopped early"}
 SPLITS = {"val": "validation", "test": "test", "train": "training"}
