@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,6 +131,18 @@ def test_steps_are_recorded_without_moving_the_state():
     after = [tensor for stack in run.stacks for tensor in stack.state.tensors().values()]
     for mine, theirs in zip(after, before, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+def test_generated_kernels_train_a_group_under_the_interpreter():
+    """The whole way of a GPU but for its streams: recording, weaving, and kernels written for the group."""
+    pytest.importorskip("triton")
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "tests")])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    command = [sys.executable, str(Path(__file__).with_name("interpreted_weave.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "equal"
 
 
 # ---- streams: what a GPU would be asked to do --------------------------------------------------------------
