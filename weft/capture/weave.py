@@ -37,6 +37,7 @@ WALKED = {
     "graph_attention_packed": 6,
     "graph_attention_packed_backward": 11,
     "graph_attention_v2": 7,
+    "graph_attention_v2_backward": 11,
 }
 # Operators that may share a launch: their kernels need about as many registers.
 FAMILY = {
@@ -49,6 +50,7 @@ FAMILY = {
     "graph_attention_packed": "attention",
     "graph_attention_packed_backward": "attention backward",
     "graph_attention_v2": "attention v2",
+    "graph_attention_v2_backward": "attention v2 backward",
 }
 WALKS = ("same", "any", "best")
 OWN_STREAM = 0  # fused nodes run on the stream of the caller

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -287,6 +289,17 @@ def attention_v2_backward_triton(
     launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(grad_x_src, grad_x_dst, grad_att)``: the graph for the last two, the transpose for the first."""
+    return attention_v2_backward_launches(
+        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back, launch
+    )()
+
+
+def attention_v2_backward_launches(
+    grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
+    rate: Tensor | None, clock: Tensor | None, site: int, walk: Walk, back: Walk,
+    launch: AttentionLaunch | None = None,
+) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
+    """Launch both passes; what is returned adds up their parts once they have run."""
     H, D = x_src.shape[-2:]
     launch = launch or choose_backward_launch(H, D)
     src_T, dst_T, grad_T = flatten_tasks(x_src, 3), flatten_tasks(x_dst, 3), flatten_tasks(grad, 3)
@@ -295,9 +308,13 @@ def attention_v2_backward_triton(
     shared = (grad_T, stats, att.contiguous(), slope, rate, clock, site, launch)
     grad_dst, part_att = _walk_backward(dst_T, src_T, *shared, walk, transposed=False)
     grad_src, _ = _walk_backward(src_T, dst_T, *shared, back, transposed=True)
-    grad_att = part_att.sum(1)
-    grad_att = grad_att.reshape(att.shape) if att.numel() == grad_att.numel() else grad_att.sum(0).reshape(att.shape)
-    return grad_src.reshape(x_src.shape), grad_dst.reshape(x_dst.shape), grad_att.to(att.dtype)
+
+    def finish() -> tuple[Tensor, Tensor, Tensor]:
+        summed = part_att.sum(1)
+        grad_att = (summed if att.numel() == summed.numel() else summed.sum(0)).reshape(att.shape)
+        return grad_src.reshape(x_src.shape), grad_dst.reshape(x_dst.shape), grad_att.to(att.dtype)
+
+    return finish
 
 
 def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool):

@@ -60,7 +60,7 @@ def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
             outputs.append(call())
     for phase in range(max(map(len, launches), default=0)):
         launch_parts([parts[phase] for parts in launches if phase < len(parts)])
-    return outputs
+    return [made() if callable(made) else made for made in outputs]
 
 
 # ---- across the border of a custom operator ---------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The operators that can share launches, each as the code that launches its kernels and does nothing between them.
 
 Only such code can be collected: its results are there when its launches have been made, and it looks at none of them.
-Arguments are those of the operators' schemas; results are tuples.
+Arguments are those of the operators' schemas; results are tuples, or a function that gives them and is called once all
+launches have been made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_packed import take_apart
-from weft.ops.attention_v2_triton import attention_v2_forward_triton
+from weft.ops.attention_v2_triton import attention_v2_backward_launches, attention_v2_forward_triton
 from weft.ops.multi_edge_softmax_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.ops.multi_spmm_triton import push_triton
 from weft.ops.sddmm_triton import sddmm_triton
@@ -74,7 +75,14 @@ def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, walk, back) -> Te
     return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack(walk))
 
 
-LAUNCHERS: dict[str, Callable[..., Tensors]] = {
+def _attention_v2_backward(
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back
+) -> Callable[[], Tensors]:
+    given = grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site
+    return attention_v2_backward_launches(*given, unpack(walk), unpack(back))
+
+
+LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "spmm": _spmm,
     "spmm_push": _push,
     "spmm_max": _max,
@@ -85,4 +93,5 @@ LAUNCHERS: dict[str, Callable[..., Tensors]] = {
     "graph_attention_packed": _attention_packed,
     "graph_attention_packed_backward": _attention_packed_backward,
     "graph_attention_v2": _attention_v2,
+    "graph_attention_v2_backward": _attention_v2_backward,
 }

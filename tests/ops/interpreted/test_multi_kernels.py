@@ -8,7 +8,7 @@ import torch
 from weft.ops import multi_autograd
 from weft.ops.attention import attention_forward_torch
 from weft.ops.attention_packed import take_apart
-from weft.ops.attention_v2 import attention_v2_forward_torch
+from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.multi import Call, together_triton
 from weft.ops.multi_launch import branch_of, by_kind, collected, filled_up, kernel_source, launch_parts
@@ -173,8 +173,13 @@ def test_attention_v2_beside_a_sum():
     x_src, x_dst, att = numbers(9, 2, 3), numbers(11, 2, 3, seed=1), numbers(2, 3, seed=2)
     given = (x_src, x_dst, att, 0.2, None, None, 0)
     calls = [Call("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
-    (out, _), (summed,) = together_triton(calls)
+    (out, log_sum), (summed,) = together_triton(calls)
     assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
+    grad = numbers(11, 2, 3, seed=3)
+    saved = (grad, *given[:3], (grad * out).sum(-1), log_sum, *given[3:])
+    calls = [Call("graph_attention_v2_backward", (*saved, packed(walk), packed(back))), calls[1]]
+    grads, _ = together_triton(calls)
+    assert_same(grads, attention_v2_backward_torch(*saved, walk), torch.float32)
     assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
 
 
