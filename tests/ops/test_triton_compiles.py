@@ -169,6 +169,15 @@ def test_linear(launches, dtype):
     compile_all(launches)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batch_norm(launches, dtype):
+    from weft.ops.batch_norm_triton import batch_norm_backward_triton
+
+    x, column = numbers(3, 500, 64, dtype=dtype), numbers(3, 64)
+    batch_norm_backward_triton(x, x, column, column, column, 1e-5)
+    compile_all(launches)
+
+
 def test_loss_and_optimizer(launches):
     from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
     from weft.ops.optimizer_triton import adam_triton

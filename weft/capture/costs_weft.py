@@ -156,6 +156,11 @@ def _pass(call: Call) -> Work:
     return Work(flops=(4 + HASH * drops) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
+def _batch_norm(call: Call) -> Work:
+    """Statistics in one pass over the inputs, the result in another."""
+    return Work(flops=8 * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
+
+
 def _cross_entropy(call: Call) -> Work:
     logits, rows = call.args[-3], call.args[-1]
     listed = rows.numel * logits.shape[-1] * prod(logits.shape[:-2])
@@ -209,6 +214,8 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.weight_grad": _weight_grad,
     "weft.column_sum": _pass,
     "weft.split_rows": _pass,
+    "weft.batch_norm": _batch_norm,
+    "weft.batch_norm_backward": _batch_norm,
     "weft.bias_act_dropout": _pass,
     "weft.bias_act_dropout_backward": _pass,
     "weft.bias_act_dropout_backward_bias": _pass,

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from weft.nn.checks import check_choice, check_count
 from weft.nn.initial import ONES, ZEROS, Parametrised
+from weft.ops.batch_norm import batch_norm
 
 NORMS = (None, "batch", "layer")
 
@@ -20,8 +21,11 @@ class BatchNorm(Parametrised):
 
     Training uses the nodes' own statistics and moves the running ones (in place, so that a runner may hand
     the buffers over); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    A runner that maps the model over many tasks sets ``stacked``: there an operator of its own spares the copies that
+    torch's would make.
     """
 
+    stacked = False
     running_mean: Tensor
     running_var: Tensor
 
@@ -46,6 +50,8 @@ class BatchNorm(Parametrised):
         return self._train(x, weight, bias, b) if self.training else self._evaluate(x, weight, bias, b)
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
+        if self.stacked:
+            return self._train_stacked(x, weight, bias, b)
         if b is None:
             return self._normalise(x, self.running_mean, weight, bias)
         # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still shifts
@@ -53,6 +59,15 @@ class BatchNorm(Parametrised):
         without_b = self.running_mean - b.detach()
         out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
         self.running_mean.copy_(without_b + b.detach())
+        return out
+
+    def _train_stacked(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None) -> Tensor:
+        bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
+        out, mean, var = batch_norm(x, weight, bias, self.eps)
+        rows = x.shape[-2]
+        keep, take = 1.0 - self.momentum, self.momentum
+        self.running_mean.mul_(keep).add_(mean if b is None else mean + b.detach(), alpha=take)
+        self.running_var.mul_(keep).add_(var, alpha=take * rows / max(rows - 1, 1))
         return out
 
     def _normalise(self, x: Tensor, mean: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from weft.core.errors import SpecError, WeftError
 from weft.core.task import MODELS, Task
 from weft.graph.features import SparseFeatures
+from weft.nn.norm import BatchNorm
 from weft.run.buffers import RATE, detach_clock, drawing_modules, take_buffers
 from weft.run.forward import Forward
 from weft.run.inputs import Features, Inputs, bind, check_logits, takes_edge_index
@@ -53,6 +54,7 @@ class Members:
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
         rates = self._take_rates(models)
+        _set_stacked(self._model, len(tasks) > 1)
         call = self._bound(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
@@ -260,11 +262,18 @@ class Members:
 def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
     """The model as its owner made it: drawing from torch's generator, at rates that are also plain numbers."""
     detach_clock(model)
+    _set_stacked(model, False)
     modules = [module for module in drawing_modules(model) if RATE in module._buffers]
     for module, rate in zip(modules, rates, strict=True):
         if hasattr(module, "p") and float(rate) == 0.0:
             module.p = 0.0
     return model
+
+
+def _set_stacked(model: nn.Module, stacked: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.stacked = stacked
 
 
 def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:
