@@ -58,33 +58,44 @@ class Recorder:
 
     def on_host(self, state: State, rows: Tensor) -> None:
         """With Python's numbers."""
-        step, values, ends = int(state.step), rows.tolist(), state.end.tolist()
-        state.history[:, step, 0] = rows[:, 0]
-        for member, (row, end, wish) in enumerate(zip(values, ends, self.wishes, strict=True)):
-            if wanted(step, wish):
-                state.history[member, step] = rows[member]
-                if step < end:
-                    self._judge(state, member, step, row, wish[0])
+        step, values = int(state.step), rows.tolist()
+        wants = [wanted(step, wish) for wish in self.wishes]
+        if all(wants):
+            state.history[:, step] = rows
+        else:
+            self._write_some(state, step, rows, wants)
+        standing = zip(state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist(), strict=True)
+        for member, (end, best_epoch, best_score) in enumerate(standing):
+            if wants[member] and step < end:
+                self._judge(state, member, step, values[member], best_epoch, best_score)
 
-    def _judge(self, state: State, member: int, step: int, row: list[float], patience: int) -> None:
+    def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
+        """All training losses, and everything else of those who want it."""
+        state.history[:, step, 0] = rows[:, 0]
+        for member, wants_it in enumerate(wants):
+            if wants_it:
+                state.history[member, step] = rows[member]
+
+    def _judge(
+        self, state: State, member: int, step: int, row: list[float], best_epoch: int, best_score: float
+    ) -> None:
         healthy = all(map(math.isfinite, row[: self.losses]))
-        if healthy and self._improves(state, member, row):
-            state.best_epoch[member] = step
-            state.best_flat[member].copy_(state.flat[member])
-            for name, buffer in state.buffers.items():
-                state.best_buffers[name][member].copy_(buffer[member])
-        if not healthy or step - int(state.best_epoch[member]) >= patience:
+        score = math.inf if self.watched is None else row[self.watched]
+        score = -1.0 if math.isnan(score) else score  # undefined ranks below every defined one
+        if healthy and (self.watched is None or score > best_score):
+            best_epoch = step
+            self._keep(state, member, step, score)
+        if not healthy or step - best_epoch >= self.wishes[member][0]:
             state.end[member] = step + 1
 
-    def _improves(self, state: State, member: int, row: list[float]) -> bool:
-        if self.watched is None:
-            return True
-        score = row[self.watched]
-        score = -1.0 if math.isnan(score) else score  # undefined ranks below every defined one
-        if score <= float(state.best_score[member]):
-            return False
-        state.best_score[member] = score
-        return True
+    def _keep(self, state: State, member: int, step: int, score: float) -> None:
+        """The weights of ``member`` are its best so far."""
+        state.best_epoch[member] = step
+        if self.watched is not None:
+            state.best_score[member] = score
+        state.best_flat[member].copy_(state.flat[member])
+        for name, buffer in state.buffers.items():
+            state.best_buffers[name][member].copy_(buffer[member])
 
     # ---- on the device -------------------------------------------------------------------------------
 
