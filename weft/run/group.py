@@ -227,9 +227,9 @@ class GroupRun:
         """What the device has recorded of every member from epoch ``first`` (counted from 0) on."""
         seen = {id(stack): _Seen.of(stack, first, self.epoch) for stack in self.stacks}
         return [
-            _Seen.of_left(member, first).progress(0, first)
+            _Seen.of_left(member, first).progress(0, first, member.task)
             if member.row is None
-            else seen[id(member.stack)].progress(member.row, first)
+            else seen[id(member.stack)].progress(member.row, first, member.task)
             for member in self.members
         ]
 
@@ -362,12 +362,13 @@ class _Seen:
         rows = [left["history"][first:epoch].tolist()]
         return cls(rows, [int(left["end"])], [int(left["best_epoch"])], [float(left["best_score"])], losses)
 
-    def progress(self, row: int, first: int) -> Progress:
+    def progress(self, row: int, first: int, task: Task) -> Progress:
         """What one member has come to; rows past its end do not count."""
         end = self.ends[row]
         rows = self.rows[row][: max(end - first, 0)]
+        evaluated = wanted(end - 1, (0, task.eval_every, task.epochs))  # else only the training loss was written down
         last = rows[-1] if rows and first + len(rows) == end else []
-        diverged = not all(map(isfinite, last[: self.losses]))
+        diverged = not all(map(isfinite, last[: self.losses if evaluated else 1]))
         return Progress(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)
 
 
