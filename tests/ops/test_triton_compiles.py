@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.ops.launch import H200_SHARED
+
 from .interpreted.walks import numbers, small, walks
 
 triton = pytest.importorskip("triton")
@@ -68,6 +70,27 @@ def compile_all(launches) -> None:
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert ".target sm_90" in compiled.asm["ptx"]
+        assert compiled.metadata.shared <= H200_SHARED
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 128), (64, 128)])
+def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
+    """Through tf32, which is when it is used: what is launched fits into shared memory, and so does the bound."""
+    from weft.ops import linear_backward_triton as module
+
+    monkeypatch.setattr(module, "float32_precision", lambda: "tf32")
+    x, grad, weight = numbers(300, inputs), numbers(300, outputs), numbers(outputs, inputs)
+    module.linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, True)
+    compile_all(launches)
+
+
+def test_linear_backward_asks_for_the_shared_memory_there_is():
+    from weft.ops.linear_backward_triton import choose_launch, shared_bytes
+
+    roomy, tight = choose_launch(128, 128), choose_launch(128, 128, limit=101376)
+    assert roomy.block_rows > tight.block_rows
+    assert shared_bytes(tight, 128, 4, True) <= 101376
+    assert choose_launch(128, 128, limit=1024) is None
 
 
 def dropout_of(*lead: int) -> tuple[Tensor, Tensor]:

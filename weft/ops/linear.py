@@ -24,6 +24,8 @@ from weft.ops.dropout import (
     lead_task,
 )
 from weft.ops.dropout_triton import bias_act_dropout_triton
+from weft.ops.launch import shared_memory
+from weft.ops.linear_backward_triton import choose_launch as choose_backward_launch
 from weft.ops.linear_backward_triton import linear_backward_triton
 from weft.ops.linear_triton import float32_precision, linear_triton
 from weft.ops.weight_grad_triton import weight_grad_triton
@@ -104,7 +106,10 @@ def _fuses_backward(grad: Tensor, x: Tensor, weight: Tensor, wants_x: bool) -> b
     shared = x.dim() < grad.dim() or weight.dim() < grad.dim()
     if (shared and wants_x) or grad.shape[:-1].numel() < MANY_ROWS:
         return False
-    return x.dtype in HALF or float32_precision() == "tf32"
+    if x.dtype == torch.float32 and float32_precision() != "tf32":
+        return False
+    sizes = (x.shape[-1], weight.shape[-2], x.element_size())
+    return choose_backward_launch(*sizes, wants_x, shared_memory(x.device)) is not None
 
 
 def linear_backward_torch(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):

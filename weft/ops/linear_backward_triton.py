@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
-from weft.ops.launch import per_task_stride
+from weft.ops.launch import H200_SHARED, per_task_stride, shared_memory
 from weft.ops.linear_triton import float32_precision
 from weft.ops.parts_triton import add_parts
 from weft.ops.random_triton import keep_scale, mix_key, row_element
@@ -104,9 +104,26 @@ class LinearBackwardLaunch:
     num_stages: int = 2
 
 
-def choose_launch(num_in: int, num_out: int) -> LinearBackwardLaunch:
-    """All inputs in one tile, so that ``g`` is worked out once."""
-    return LinearBackwardLaunch(block_in=min(128, max(16, next_power_of_2(num_in))))
+def shared_bytes(launch: LinearBackwardLaunch, num_out: int, itemsize: int, wants_x: bool) -> int:
+    """At most so much shared memory: two tiles of outputs and one of inputs in every stage, and the weights."""
+    out = max(16, next_power_of_2(num_out))
+    step = launch.block_rows * (2 * out + launch.block_in) * itemsize
+    return launch.num_stages * step + (out * launch.block_in * itemsize if wants_x else 0)
+
+
+def choose_launch(
+    num_in: int, num_out: int, itemsize: int = 4, wants_x: bool = True, limit: int = H200_SHARED
+) -> LinearBackwardLaunch | None:
+    """All inputs in one tile, so that ``g`` is worked out once, and as many rows a step as the shared memory holds.
+
+    None where not even few rows fit.
+    """
+    block_in = min(128, max(16, next_power_of_2(num_in)))
+    for rows, stages in ((64, 2), (32, 2), (32, 1), (16, 1)):
+        launch = LinearBackwardLaunch(block_rows=rows, block_in=block_in, num_stages=stages)
+        if shared_bytes(launch, num_out, itemsize, wants_x) <= limit:
+            return launch
+    return None
 
 
 def linear_backward_triton(
@@ -122,7 +139,8 @@ def linear_backward_triton(
     lead = grad.shape[:-2]
     tasks = lead.numel()
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
-    launch = launch or choose_launch(I, O)
+    launch = launch or choose_launch(I, O, x.element_size(), wants_x, shared_memory(x.device))
+    assert launch is not None, "who calls this asks choose_launch first"
     tiles = -(-I // launch.block_in)
     parts = max(1, min(launch.programs // max(1, tiles * tasks), -(-N // (2 * launch.block_rows))))
     steps = -(-N // (parts * launch.block_rows))
