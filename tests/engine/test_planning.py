@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ import weft
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine.home import machine_folder, machine_name
-from weft.engine.machines import find_machine, keep_calibration, keep_probe, load_calibration
+from weft.engine.machines import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
 from weft.engine.planning import plan
 from weft.graph import catalog, shapes
 from weft.plan.calibration import Calibration, Observation
@@ -176,10 +178,33 @@ def test_the_machine_at_hand_is_the_probed_one(monkeypatch):
 def test_a_gpu_without_cuda_started(monkeypatch):
     monkeypatch.setattr("weft.engine.machines.gpu_names", lambda: ["NVIDIA A100-SXM4-80GB"])
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    assert find_machine().name == "a100-80g"
+    found = find_machine()
+    assert found.name == machine_name("NVIDIA A100-SXM4-80GB")  # as a probe or a run would call it
+    assert found.copy_bandwidth == profile("a100-80g").copy_bandwidth
     monkeypatch.setattr("weft.engine.machines.gpu_names", lambda: ["NVIDIA Imaginary"])
     with pytest.raises(SpecError, match="nothing is known of the GPU 'NVIDIA Imaginary'; run `weft probe`"):
         find_machine()
+
+
+def test_a_gpu_that_nobody_described_is_what_it_says_of_itself(monkeypatch):
+    said = SimpleNamespace(
+        total_memory=24 * 2**30, multi_processor_count=72, L2_cache_size=6 << 20, major=8,
+        clock_rate=1_700_000, memory_bus_width=384, memory_clock_rate=6_250_000,
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Imaginary")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: said)
+    found = machine_with(torch.device("cuda", 0))
+    assert (found.name, found.memory_bytes, found.measured) == (machine_name("NVIDIA Imaginary"), 24 * 2**30, False)
+    assert found.copy_bandwidth == pytest.approx(600e9 * 4.26 / 4.8, rel=0.05)
+    assert found.l2_bytes == 6 << 20
+
+
+def test_corrections_of_other_rates_are_left_alone():
+    machine = profile("h200")
+    keep_calibration(machine, Calibration().with_observations([Observation({"spmm": 1.0}, 2.0, "run")]))
+    assert load_calibration(machine) is not None
+    assert load_calibration(replace(machine, memory_bytes=1 << 30, sources={})) is not None
+    assert load_calibration(replace(machine, copy_bandwidth=1e12)) is None
 
 
 def test_a_machine_from_a_file(tmp_path):

@@ -12,19 +12,15 @@ import torch
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.engine import throughput
-from weft.engine.throughput import (
-    Busy,
-    learn,
-    load_throughput,
-    measure_group,
-    save_throughput,
-    search,
-    throughput_file,
-)
+from weft.engine.device import machine_of
+from weft.engine.home import THROUGHPUT, machine_folder, machine_name
+from weft.engine.machines import keep_throughput, load_throughput, machine_with, this_machine
+from weft.engine.throughput import Busy, learn, measure_group, search
 from weft.graph.generate import citation
 from weft.plan.grouping import group
 
 CPU = torch.device("cpu")
+HERE = machine_of(CPU)
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +48,12 @@ def test_groups_are_measured(graph):
 def test_the_search_fills_a_table_that_the_grouping_reads(graph, home):
     task = task_on(graph)
     table = search(task, graph, CPU, limit=4, seconds=0.01)
-    assert throughput_file(CPU).is_relative_to(home)
-    assert load_throughput(CPU) == table
+    assert (machine_folder(HERE) / THROUGHPUT).is_relative_to(home)
+    assert load_throughput(HERE) == table
     size = table.group_size(task, graph.stats())
     assert 1 <= size <= 4
     tasks = [task.with_values(name=f"t{i}") for i in range(8)]
-    plans = group(tasks, graph.stats(), "cpu", throughput=load_throughput(CPU))
+    plans = group(tasks, graph.stats(), "cpu", throughput=load_throughput(HERE))
     assert max(len(plan.members) for plan in plans) <= size
     assert f"throughput peaks at {size} tasks" in str(plans[0])
 
@@ -99,12 +95,17 @@ def test_a_search_that_fails_ends_no_run(error, graph, monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", '{"table": 3}', '{"table": {"a": {"x": "y"}}}'])
 def test_a_table_that_cannot_be_read_is_an_empty_one(text):
-    path = throughput_file(CPU)
+    path = machine_folder(HERE) / THROUGHPUT
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert load_throughput(CPU).table == {}
-    save_throughput(load_throughput(CPU), CPU)
-    assert load_throughput(CPU).table == {}
+    assert load_throughput(HERE).table == {}
+    keep_throughput(load_throughput(HERE))
+    assert load_throughput(HERE).table == {}
+
+
+def test_everything_of_a_machine_is_kept_under_one_name(graph):
+    table = search(task_on(graph), graph, CPU, limit=1, seconds=0.01)
+    assert table.machine == machine_of(CPU) == machine_name("cpu") == machine_with(CPU).name == this_machine().name
 
 
 def test_memory_that_is_not_enough_is_a_group_that_does_not_run(graph, monkeypatch):

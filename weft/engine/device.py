@@ -10,6 +10,7 @@ import torch
 
 from weft.core.errors import SpecError
 from weft.core.version import __version__
+from weft.engine.home import machine_name
 
 
 def choose_device(wanted: str | torch.device = "auto") -> torch.device:
@@ -41,6 +42,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
+
+
+def machine_of(device: torch.device) -> str:
+    """What this host with ``device`` is called where something is kept of it (``weft.engine.home``)."""
+    return machine_name(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

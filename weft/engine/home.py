@@ -1,4 +1,4 @@
-"""Where Weft keeps what it has learned of a machine: its probe and its calibration.
+"""Where Weft keeps what it has learned of a machine: its probe, its calibration and its group sizes.
 
 ``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/NAME/``.
 """
@@ -24,7 +24,7 @@ def home() -> Path:
 
 
 def machine_name(device: str) -> str:
-    """What this host with ``device`` (``"cpu"``, or the name of its GPU) is called where things are kept."""
+    """What this host with ``device`` (``"cpu"``, or the name of its GPU) is called wherever something is kept."""
     return f"{platform.node() or 'this host'} {device}"
 
 

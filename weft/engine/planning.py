@@ -89,7 +89,7 @@ def _grouped(tasks: Sequence[Task], estimator: Estimator, budget: int) -> list[P
         machine.device,
         machine=machine,
         memory_of=estimator.group_bytes,
-        throughput=load_throughput(machine),
+        throughput=load_throughput(machine.name),
         budget=budget,
     )
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.core.machine import Machine, Rates
-from weft.engine.device import device_name
-from weft.engine.home import machine_name
+from weft.engine.device import device_name, machine_of
 from weft.ops.adjacency import Adjacency
 from weft.run.threads import cpu_threads
 
@@ -54,7 +53,7 @@ def _probe_cpu() -> Machine:
     copy = copy_bandwidth(cpu, sizes)
     rates = _matmul_rates(cpu, sizes)
     return Machine(
-        name=machine_name("cpu"),
+        name=machine_of(cpu),
         device="cpu",
         memory_bytes=memory,
         l2_bytes=cache,
@@ -96,7 +95,7 @@ def _probe_gpu(device: torch.device) -> Machine:
         measured["h2d_bandwidth"], measured["d2h_bandwidth"] = bus_bandwidths(device)
         context = context_bytes(device)
     return Machine(
-        name=machine_name(properties.name),
+        name=machine_of(device),
         device="cuda",
         memory_bytes=properties.total_memory,
         context_bytes=context,

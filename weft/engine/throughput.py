@@ -1,4 +1,4 @@
-"""The per-machine table of group sizes: loaded, kept, and filled by a short measured search.
+"""The table of group sizes of a machine, filled by a short measured search.
 
 ``search`` trains copies of one task in groups of growing size for a moment each, and ``weft.plan.throughput`` decides
 which sizes to try and where the peak is. While a group trains, the driver is asked how busy the GPU is (NVML,
@@ -7,14 +7,11 @@ through ``pynvml`` where it is installed); without it the table has times alone.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from types import TracebackType
 
@@ -22,8 +19,8 @@ import torch
 
 from weft.core.errors import WeftError
 from weft.core.task import MODELS, Task
-from weft.engine.device import device_name
-from weft.engine.home import machine_folder, machine_name
+from weft.engine.device import machine_of
+from weft.engine.machines import keep_throughput, load_throughput
 from weft.engine.memory_errors import give_back_memory
 from weft.graph.graph import Graph
 from weft.plan.grouping import together
@@ -35,7 +32,6 @@ from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
 from weft.run.threads import cpu_threads
 
-FILE = "throughput.json"
 WARM_EPOCHS = 2
 LEAST_EPOCHS, MOST_EPOCHS = 3, 200
 SECONDS = 0.3  # of training at every size
@@ -45,30 +41,6 @@ LEAST_TASKS = 8
 SAMPLE_SECONDS = 0.02
 
 Measure = Callable[[int], float]
-
-
-def throughput_file(device: torch.device) -> Path:
-    """Where the table of this host with ``device`` is kept."""
-    return machine_folder(machine_name(device_name(device))) / FILE
-
-
-def load_throughput(device: torch.device) -> Throughput:
-    """The table of this machine; an empty one where there is none, or none that can be read."""
-    name = machine_name(device_name(device))
-    try:
-        return Throughput.from_dict(json.loads(throughput_file(device).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return Throughput(name)
-
-
-def save_throughput(table: Throughput, device: torch.device) -> Path:
-    """Keep the table for later runs, written in one piece."""
-    path = throughput_file(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-    return path
 
 
 def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: float = SECONDS) -> Throughput:
@@ -83,8 +55,8 @@ def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: 
         return ms
 
     _, measured = find_group_size(measure, limit)
-    table = load_throughput(device).with_measured(task, graph.stats(), measured, busy)
-    save_throughput(table, device)
+    table = load_throughput(machine_of(device)).with_measured(task, graph.stats(), measured, busy)
+    keep_throughput(table)
     return table
 
 
@@ -93,7 +65,7 @@ def learn(tasks: Sequence[Task], graph_of: Callable[[Task], Graph], device: torc
 
     A search takes some seconds; it is made where the training of such tasks would take :data:`WORTH` times that.
     """
-    table = load_throughput(device)
+    table = load_throughput(machine_of(device))
     for alike in _kinds(tasks):
         sample = max(alike, key=lambda task: task.hidden)
         graph = graph_of(sample)

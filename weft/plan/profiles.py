@@ -42,7 +42,7 @@ WORKSPACE = "cuBLAS workspace as PyTorch sets it: 32 MiB on Hopper, 8.125 MiB be
 SCALED = "scaled from the H200's measured rates (weft/plan/profiles.py)"
 
 
-def _data_sheet(
+def data_sheet(
     name: str,
     *,
     memory: float,
@@ -149,22 +149,22 @@ _CPU = Machine(
 )
 
 _TABLE = (
-    _data_sheet(
+    data_sheet(
         "v100-32g", memory=32 * 2**30, bandwidth=0.9e12, l2=6 * MIB, sms=80, ghz=1.53,
         flops=(15.7e12, 15.7e12, 15.7e12), pcie=13e9,
         source="NVIDIA V100 SXM2 data sheet: 900 GB/s, 80 SMs, 6 MB L2, 15.7 TFLOP/s fp32; no TF32 or BF16 units",
     ),
-    _data_sheet(
+    data_sheet(
         "a100-40g", memory=42_405_855_232, bandwidth=1.555e12, l2=40 * MIB, sms=108, ghz=1.41,
         flops=(19.5e12, 156e12, 312e12), pcie=27e9,
         source="NVIDIA A100 SXM4 data sheet (1,555 GB/s, 19.5/156/312 TFLOP/s dense); deviceQuery: 42,405,855,232 B",
     ),
-    _data_sheet(
+    data_sheet(
         "a100-80g", memory=85_000_000_000, bandwidth=2.039e12, l2=40 * MIB, sms=108, ghz=1.41,
         flops=(19.5e12, 156e12, 312e12), pcie=27e9,
         source="NVIDIA A100 SXM4 80 GB data sheet (2,039 GB/s, 19.5/156/312 TFLOP/s dense)",
     ),
-    _data_sheet(
+    data_sheet(
         "rtx4090", memory=25_250_000_000, bandwidth=1.008e12, l2=72 * MIB, sms=128, ghz=2.52,
         flops=(82.6e12, 82.6e12, 165.2e12), pcie=27e9,
         source="NVIDIA Ada white paper: 1,008 GB/s, 128 SMs, 72 MB L2, 82.6/82.6/165.2 TFLOP/s dense",
