@@ -25,6 +25,8 @@ class Initial:
     @torch.no_grad()
     def fill_(self, parameter: Tensor, draw: Callable[[], Tensor]) -> None:
         """Write initial values into ``parameter``; ``draw`` gives floats in [0, 1) in its shape."""
+        if parameter.is_meta:
+            return  # nothing to write into
         if self.low == self.high:
             parameter.fill_(self.low)
         else:

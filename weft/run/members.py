@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,10 @@ class Members:
     # ---- building ------------------------------------------------------------------------------------
 
     def _build(self, task: Task) -> nn.Module:
-        return build_model(task, self._graph.num_features, self._graph.num_classes).to(self._graph.device)
+        device = self._graph.device
+        # A step that is only followed needs no values, and drawing those of many members takes longer than the rest.
+        with device if device.type == "meta" and task.model in MODELS else nullcontext():
+            return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, have learned their sizes and drawn their weights."""
