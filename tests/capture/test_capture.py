@@ -46,7 +46,7 @@ def made(program: Program) -> list[tuple[str, tuple[int, ...]]]:
 
 def lives(program: Program) -> list[int]:
     """Bytes alive at every operator up to the evaluation, that the step itself allocated."""
-    lifetimes = program.lifetimes()
+    lifetimes = {v: life for v, life in program.lifetimes().items() if v not in program.carried}
     end = next(i for i, op in enumerate(program.operators) if op.phase == "evaluation")
     values = program.values
     return [sum(values[v].bytes for v, (a, b) in lifetimes.items() if a <= now <= b) for now in range(end)]
@@ -74,6 +74,18 @@ def test_a_cpu_step_without_data_is_the_step_with_data(model, options, tasks):
 
 def made_in(observer: Observer) -> set[int]:
     return {number for call in observer.calls for number in call.made}
+
+
+def test_members_find_the_weights_of_their_last_evaluation_and_let_them_go():
+    graph = random_graph()
+    one, many = (capture(Task(graph=graph, model="gcn", hidden=16), graph.stats(), tasks=tasks) for tasks in (1, 3))
+    assert one.program.carried == ()
+    weights = 4 * 3 * many.parameters[0]
+    for ids in (many.program.carried, many.program.left):
+        assert sum(many.program.values[v].bytes for v in ids) == weights
+    left = many.preparation.left
+    assert sum(many.preparation.values[v].bytes for v in left) == weights
+    assert not set(many.program.carried) & set(many.program.resident)
 
 
 @pytest.mark.parametrize("tasks", [1, 4])

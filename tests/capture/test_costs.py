@@ -127,3 +127,15 @@ def test_what_nobody_knows_is_charged_for_its_tensors():
     call = Call("other.op", (), {}, (), (), (), (), False, one(lambda: empty(3)).inside)
     call.args = one(lambda: empty(10) + 1).args
     assert work_of(call).stream == 40
+
+
+def test_a_sum_of_another_type_is_a_copy_first():
+    def spaces(tensor):
+        with Observer("meta") as observer:
+            tensor.sum(0)
+        return [work_of(call).workspace for call in observer.calls]
+
+    mask = torch.empty(3, 100, dtype=torch.bool, device="meta")
+    assert spaces(mask) == [3 * 100 * 8]
+    assert spaces(mask.long()) == [0]
+    assert spaces(mask.bfloat16()) == [0]

@@ -107,9 +107,43 @@ def test_a_library_keeps_a_workspace_for_every_stream_it_was_called_on(replay, t
 
 def test_autograd_has_a_thread_and_its_own_workspace():
     values = (Value(MIB, "weight"), Value(MIB, "activation"))
-    calls = (Operator("mm", phase, (0,), (1,), library=True) for phase in ("forward", "backward", "backward"))
-    program = Program(values, tuple(calls), (0,))
-    assert memory(program, machine(workspace_bytes=32 * MIB)).peak == 2 * MIB + 4 * 32 * MIB
+    calls = tuple(Operator("mm", "forward", (0,), (1,), library=True, engine=engine) for engine in (False, True, True))
+    found = memory(Program(values, calls, (0,)), machine(workspace_bytes=32 * MIB))
+    assert found.peak == 2 * MIB + 4 * 32 * MIB
+    assert found.kinds["workspace"] == 4 * 32 * MIB
+
+
+def test_a_first_step_knows_its_threads():
+    # What multiplies in the backward pass alone has no workspace in the main thread, not even in the first step.
+    values = (Value(MIB, "weight"), Value(MIB, "activation"))
+    call = Operator("mm", "backward", (0,), (1,), library=True, engine=True)
+    first = Program(values, (replace(call, phase="warm-up", writes=(0, 1)), Operator(KEPT, "warm-up", (0,), ())), ())
+    found = memory(Program(values, (call,), (0,)), machine(workspace_bytes=32 * MIB), preparation=first)
+    assert found.peak == 2 * MIB + 2 * 32 * MIB
+
+
+def test_biases_are_added_by_a_library_with_a_workspace_of_its_own():
+    values = (Value(MIB, "weight"), Value(MIB, "activation"))
+    calls = tuple(Operator("addmm", "forward", (0,), (1,), library=True, lt=True) for _ in range(2))
+    assert memory(Program(values, calls, (0,)), machine(workspace_bytes=32 * MIB)).peak == 2 * MIB + 2 * 33 * MIB
+
+
+def handed_on() -> Program:
+    """Every step leaves 20 MiB behind, which the next one lets go once it has 20 MiB of its own."""
+    values = (Value(10 * MIB, "weight"), *(Value(20 * MIB, "temporary"),) * 2, Value(30 * MIB, "activation"))
+    operators = (
+        Operator("copy", "forward", (0,), (2,), frees=(1,)),
+        Operator("use", "forward", (2,), (3,), frees=(3,)),
+        Operator("note", "update", (0,), ()),
+    )
+    return Program(values, operators, (0,), carried=(1,), left=(2,))
+
+
+def test_what_a_step_leaves_is_there_until_the_next_one_lets_it_go():
+    assert live_bytes(handed_on()) == [50 * MIB, 60 * MIB, 30 * MIB]
+    assert memory(handed_on(), machine(), replay=False).peak == 60 * MIB
+    # The recording lets go of a block of the side stream's pool, where the last of the warm-ups left it.
+    assert memory(handed_on(), machine()).reserved == (10 + 20 + 20 + 30) * MIB
 
 
 def test_streams_do_not_share_what_they_have_freed():

@@ -35,6 +35,15 @@ def _reduce(call: Call) -> Work:
     return Work(flops=elements(call.args), stream=bytes_in(call) + bytes_out(call))
 
 
+def _sum(call: Call) -> Work:
+    """What is not of the result's type is first copied into it, save that halves are added up in place."""
+    work, given, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
+    if given.dtype == out.dtype or given.dtype in ("float16", "bfloat16"):
+        return work
+    copy = given.numel * out.itemsize
+    return replace(work, stream=work.stream + 2 * copy, launches=2, workspace=copy)
+
+
 def _rowwise(call: Call) -> Work:
     """Softmax and norms: a few passes over a row that stays in a cache."""
     return Work(flops=8 * elements(call.args), stream=bytes_in(call) + bytes_out(call))
@@ -116,10 +125,11 @@ FAMILIES: dict[Callable[[Call], Work], str] = {
         "repeat_interleave split_with_sizes_copy unfold_backward narrow_copy _foreach_copy_ expand_copy view_copy"
     ),
     _reduce: (
-        "sum mean amax amin max min prod any all argmax argmin norm linalg_vector_norm var var_mean std std_mean "
-        "logsumexp cumsum cumprod count_nonzero bincount _local_scalar_dense aminmax segment_reduce "
-        "_segment_reduce_backward nansum vdot cummax histc logcumsumexp"
+        "amax amin max min any all argmax argmin norm linalg_vector_norm var var_mean std std_mean logsumexp "
+        "count_nonzero bincount _local_scalar_dense aminmax segment_reduce _segment_reduce_backward vdot cummax histc "
+        "logcumsumexp"
     ),
+    _sum: "sum mean prod cumsum cumprod nansum",
     _rowwise: (
         "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm "
         "native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit "

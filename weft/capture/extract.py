@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from weft.capture.costs import Work, bytes_in, bytes_out
 from weft.capture.costs_aten import ATEN
 from weft.capture.costs_weft import WEFT
-from weft.capture.observer import Call, Observer, is_library
+from weft.capture.observer import Call, Observer, is_library, is_lt
 from weft.core.program import KEPT, Operator, Program, Value
 
 KERNELS = "triton."  # launched outside of any operator
@@ -23,12 +23,15 @@ def program_of(
     tasks: int = 1,
     note: str = "",
     setup: int | None = None,
+    carried: Sequence[int] = (),
+    left: Sequence[int] = (),
 ) -> Program:
     """The Program of the calls from number ``first`` on, up to ``last``.
 
     ``resident`` are the storages that were alive before; ``kinds`` says what kept storages are (``"constant"`` where
     it does not). The storages of kind ``"weight"`` tell the update from the evaluation. ``setup``: the calls are what
     is done once, up to that number to set up and from there on in a first step; what is of a known kind stays.
+    ``carried`` and ``left`` are storages that a step finds and lets go, and that it leaves behind.
     """
     calls = observer.calls[first:last]
     weights = {number for number, kind in kinds.items() if kind == "weight"}
@@ -40,8 +43,8 @@ def program_of(
         born = [number for call in calls for number in call.made]
     else:  # also what came without a call: numbers handed over by the host
         born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
-    ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *born]))}
-    step = dict.fromkeys(born, "temporary") | born_kinds(calls, phases)
+    ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
+    step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
     step |= {number: kinds.get(number, "constant") for number in resident}
     step |= {number: kinds[number] for number in born if number in kinds}
     values = tuple(_value(observer, number, step[number]) for number in ids)
@@ -50,7 +53,8 @@ def program_of(
         stays = tuple(ids[number] for number in born if number in kinds)
         operators += (Operator(KEPT, "warm-up", stays, ()),)
     unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
-    return Program(values, operators, tuple(ids[n] for n in resident), tuple(unknown), tasks, note)
+    groups = [tuple(ids[number] for number in numbers) for numbers in (resident, carried, left)]
+    return Program(values, operators, groups[0], tuple(unknown), tasks, note, *groups[1:])
 
 
 def known(name: str) -> bool:
@@ -124,4 +128,6 @@ def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
         library=inside.library or is_library(call.name),
         pieces=inside.pieces,
         stream=call.stream,
+        engine=call.in_backward,
+        lt=inside.lt or is_lt(call),
     )

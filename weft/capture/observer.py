@@ -65,6 +65,7 @@ class Inside:
     launches: int | None = None
     pieces: tuple[int, ...] = ()
     library: bool = False
+    lt: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,6 +269,7 @@ def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
         launches=sum(0 if is_allocation(call.name) else 1 for call in inner.calls),
         pieces=_pieces(inner, first, kept),
         library=any(is_library(call.name) for call in inner.calls),
+        lt=any(is_lt(call) for call in inner.calls),
     )
 
 
@@ -291,6 +293,17 @@ ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_st
 def is_library(name: str) -> bool:
     """Whether the operator calls cuBLAS, which keeps a workspace."""
     return name in LIBRARY
+
+
+def is_lt(call: Call) -> bool:
+    """Whether a product goes through cuBLASLt: torch sends those there that end in the addition of a bias vector.
+
+    A matrix with a single row or column is the exception.
+    """
+    if call.name != "aten.addmm":
+        return False
+    bias, one, other = call.args[:3]
+    return len(bias.shape) == 1 and min(*one.shape, *other.shape) > 1
 
 
 def is_allocation(name: str) -> bool:

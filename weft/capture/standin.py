@@ -181,7 +181,11 @@ def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
     if isinstance(graph, GraphStats):
         by_row = Degrees.from_histogram(graph)
         return by_row, by_row
-    adj = graph.adj
+    return counted_degrees(graph.adj)
+
+
+def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
+    """Those of the rows and columns of a matrix that is at hand."""
     by_row = Degrees.counted(adj.indptr.diff())
     if adj.symmetric or adj.num_edges > FEW_EDGES:
         return by_row, by_row
@@ -201,7 +205,7 @@ def stand_in(graph: Graph | GraphStats) -> Graph:
     adj = StandIn.of_size(stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric)
     whole = Graph(
         adj,
-        _features(stats),
+        _features(stats, graph),
         _labels(stats),
         *(
             torch.empty(size, dtype=torch.int64, device=META)
@@ -215,17 +219,20 @@ def stand_in(graph: Graph | GraphStats) -> Graph:
     return whole
 
 
-def _features(stats: GraphStats) -> Tensor | SparseFeatures:
+def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFeatures:
     dtype = getattr(torch, stats.feature_dtype)
     if stats.feature_nnz is None:
         return torch.empty(stats.num_nodes, stats.num_features, dtype=dtype, device=META)
     stored = stats.feature_nnz
+    by_row, by_col = Degrees.even(stats.num_nodes, stored), Degrees.even(stats.num_features, stored)
+    if isinstance(graph, Graph):
+        by_row, by_col = counted_degrees(graph.x.matrix)
     return SparseFeatures(
         StandIn.of_size(
             stats.num_nodes,
             stored,
-            Degrees.even(stats.num_nodes, stored),
-            Degrees.even(stats.num_features, stored),
+            by_row,
+            by_col,
             stats.num_features,
             weight=torch.empty(stored, dtype=dtype, device=META),
         )

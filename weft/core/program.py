@@ -42,7 +42,8 @@ class Operator:
     ``workspace`` is alive inside the operator alone, in blocks of these ``pieces``; ``library`` says that it calls
     cuBLAS or its like, which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where
     a Program does not say so for a Value, it goes after its last use. ``stream``: operators of different streams may
-    overlap, and share no memory pool.
+    overlap, and share no memory pool. ``engine``: autograd's own thread calls it, for which libraries have workspaces
+    of their own; ``lt``: the library is asked through cuBLASLt, which has one more.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Operator:
     library: bool = False
     pieces: tuple[int, ...] = ()
     stream: int = 0
+    engine: bool = False
+    lt: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operator:
@@ -72,7 +75,8 @@ class Program:
 
     ``resident`` lists the Values that are alive before and after the step (graph, features, weights, optimizer
     state). ``unknown`` names the operators that no cost is known for. ``note`` says when and how the figures
-    are not a plain capture.
+    are not a plain capture. ``left`` are Values that the step makes and leaves behind, such as the weights that the
+    model was last called with; ``carried`` are those that the step before left, which this one lets go, in that order.
     """
 
     values: tuple[Value, ...]
@@ -81,6 +85,8 @@ class Program:
     unknown: tuple[str, ...] = ()
     tasks: int = 1
     note: str = ""
+    carried: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
 
     def bytes_by_kind(self, ids: tuple[int, ...] | None = None) -> dict[str, int]:
         """Bytes of the Values ``ids`` (None: all of them) by kind; kinds without any are left out."""
@@ -112,15 +118,15 @@ class Program:
         """``(first, last)`` operator of every Value that the step itself allocates, by id.
 
         A Value is allocated at the first operator that touches it and goes after the one that frees it, or else
-        after the last that touches it.
+        after the last that touches it. What is carried is there from the first operator on, what is left to the last.
         """
         kept = set(self.resident)
-        lives: dict[int, tuple[int, int]] = {}
+        lives: dict[int, tuple[int, int]] = dict.fromkeys(self.carried, (0, 0)) if self.operators else {}
         for position, op in enumerate(self.operators):
             for value in (*op.reads, *op.writes, *op.frees):
                 if value not in kept:
                     lives[value] = (lives[value][0] if value in lives else position, position)
-        return lives
+        return lives | {value: (lives[value][0], len(self.operators) - 1) for value in self.left if value in lives}
 
     def ends(self) -> dict[int, list[int]]:
         """The Values that go after each operator, by its position; what is resident never goes."""
@@ -143,4 +149,6 @@ class Program:
             unknown=tuple(data.get("unknown", ())),
             tasks=int(data.get("tasks", 1)),
             note=data.get("note", ""),
+            carried=tuple(data.get("carried", ())),
+            left=tuple(data.get("left", ())),
         )

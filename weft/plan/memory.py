@@ -86,7 +86,7 @@ def memory(program: Program, machine: Machine, replay: bool = True, preparation:
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
     held = _held(program, machine, replay, preparation, max(alive, default=program.resident_bytes))
-    kinds = _completed(kinds, held.allocated, _library(program, machine, replay), _setup(preparation, alive))
+    kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))
     return Memory(
         peak=held.allocated,
         reserved=held.reserved,
@@ -148,12 +148,6 @@ def _held(program: Program, machine: Machine, replay: bool, preparation: Program
         return follow(program, preparation, replay, machine.workspace_bytes)
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
     return Held(*[max(most, before)] * 3)
-
-
-def _library(program: Program, machine: Machine, replay: bool) -> int:
-    """Workspaces of cuBLAS: one for each thread, on the side stream of a recorded run and on the recording's own."""
-    threads = {op.phase == "backward" for op in program.operators if op.library}
-    return machine.workspace_bytes * (2 if replay else 1) * len(threads) if machine.device == "cuda" else 0
 
 
 def _setup(preparation: Program | None, alive: list[int]) -> int:

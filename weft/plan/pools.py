@@ -11,8 +11,9 @@ Blocks belong to the stream they were asked for on, and to nobody else until the
 A woven step runs on several streams, each with a share of the pool to itself.
 
 cuBLAS keeps a workspace for each thread that calls it and each stream it is called on: autograd's thread has one
-beside the main thread's (seen on an H200: four of 32 MiB in a recorded run that multiplies in both directions). A run
-that is not recorded does everything in one pool.
+beside the main thread's (seen on an H200: five of 32 MiB in a recorded run that multiplies when it sets up, and in both
+directions after that). cuBLASLt has one more wherever it is called. A run that is not recorded does everything in one
+pool.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from weft.plan.allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
+LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,13 @@ class Held:
     """Most bytes at any time of a run: that were allocated, and that the allocator held.
 
     ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up.
+    ``library``: bytes of the workspaces that libraries keep, all in all.
     """
 
     allocated: int
     reserved: int
     needed: int
+    library: int = 0
 
 
 def follow(program: Program, preparation: Program | None, replay: bool, workspace: int) -> Held:
@@ -53,7 +57,7 @@ def follow(program: Program, preparation: Program | None, replay: bool, workspac
         run.trim()
         private = run.pool()
         run.play(program, private, private)
-    return Held(run.allocated, run.reserved, run.needed)
+    return Held(run.allocated, run.reserved, run.needed, run.library)
 
 
 class _Run:
@@ -63,8 +67,9 @@ class _Run:
         self._workspace = workspace
         self._pools: list[Allocator] = []
         self._shares: dict[tuple[int, int], Allocator] = {}
-        self._called: set[tuple[int, bool]] = set()  # streams (or pools, for the caller's) with a thread of cuBLAS
-        self.allocated = self.reserved = self.needed = 0
+        self._called: set[tuple[int, bool, int]] = set()  # streams (or pools, for the caller's), threads, workspaces
+        self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
+        self.allocated = self.reserved = self.needed = self.library = 0
 
     def pool(self) -> Allocator:
         """A new one."""
@@ -83,8 +88,8 @@ class _Run:
 
     def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
         """Run the operators, those of the set-up in one pool and the others in another."""
-        held: dict[int, tuple[Allocator, Block | None]] = {}
-        resident, ends = set(program.resident), program.ends()
+        held = self._carried(program, steps)
+        resident, ends, left = set(program.resident), program.ends(), set(program.left)
         for position, op in enumerate(program.operators):
             if op.name == KEPT:
                 continue
@@ -97,8 +102,16 @@ class _Run:
             for block in inside:
                 pool.give(block)
             for value in ends.get(position, ()):
-                owner, gone = held.get(value, (pool, None))
-                owner.give(gone)
+                if value not in left:
+                    owner, gone = held.get(value, (pool, None))
+                    owner.give(gone)
+        self._left = [held[value] for value in program.left if value in held]
+
+    def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
+        """What the step finds and lets go: as the one before left it, or else in ``pool``."""
+        if len(self._left) == len(program.carried):
+            return dict(zip(program.carried, self._left, strict=True))
+        return {value: (pool, self._take(pool, program.values[value].bytes)) for value in program.carried}
 
     def _share(self, pool: Allocator, stream: int) -> Allocator:
         """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
@@ -112,10 +125,13 @@ class _Run:
     def _call(self, pool: Allocator, op: Operator) -> None:
         # Side streams are the same ones in warm-up and recording; the caller's is another one in each.
         where = op.stream or -1 - self._pools.index(pool)
-        key = (where, op.phase == "backward" and op.stream == 0)
-        if op.library and self._workspace and key not in self._called:
-            self._called.add(key)
-            self._take(pool, self._workspace)
+        sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
+        for size in sizes if self._workspace else ():
+            key = (where, op.engine, size)
+            if key not in self._called:
+                self._called.add(key)
+                self._take(pool, size)
+                self.library += size
 
     def _take(self, pool: Allocator, size: int) -> Block | None:
         block = pool.take(size)

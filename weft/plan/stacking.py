@@ -57,6 +57,8 @@ def one_after_another(programs: Sequence[Program]) -> Program:
     values: list[Value] = []
     operators: list[Operator] = []
     resident: list[int] = []
+    carried: list[int] = []
+    left: list[int] = []
     shared: dict[tuple[object, ...], int] = {}
     for program in programs:
         met: dict[tuple[object, ...], int] = {}
@@ -64,10 +66,14 @@ def one_after_another(programs: Sequence[Program]) -> Program:
         for position, value in enumerate(program.values):
             ids[position] = _place(value, position in program.resident, values, shared, met)
         resident += [ids[i] for i in program.resident if ids[i] not in resident]
+        carried += [ids[i] for i in program.carried]
+        left += [ids[i] for i in program.left]
         operators += [_renumbered(op, ids) for op in program.operators]
     unknown = tuple(dict.fromkeys(name for program in programs for name in program.unknown))
     note = "; ".join(dict.fromkeys(program.note for program in programs if program.note))
-    return Program(tuple(values), tuple(operators), tuple(resident), unknown, sum(p.tasks for p in programs), note)
+    tasks = sum(program.tasks for program in programs)
+    kept = tuple(resident), unknown, tasks, note, tuple(carried), tuple(left)
+    return Program(tuple(values), tuple(operators), *kept)
 
 
 def _place(

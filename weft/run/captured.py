@@ -131,14 +131,18 @@ def _follow(
         resident, first = observer.alive(), len(observer.calls)
         kinds = dict.fromkeys(resident, "constant") | kinds_of(observer, run)
         run.step()
-        observer.settle()
+        after = observer.alive()
+        gone = {number for call in observer.calls[first:] for number in call.frees}
     del saved
+    carried, left = [n for n in resident if n in gone], [n for n in after if n not in set(resident)]
+    resident = [number for number in resident if number not in gone]
     note = ""
     if sizes is not None:
         rescale(observer, sizes)
         note = sizes.note
-    program = program_of(observer, resident, kinds, first=first, tasks=len(group), note=note)
-    preparation = program_of(observer, [], kinds, last=first, tasks=len(group), note=note, setup=setup)
+    about = {"tasks": len(group), "note": note}
+    program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
+    preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
     return Captured(program, preparation, run)
 
 
