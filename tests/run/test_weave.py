@@ -203,3 +203,22 @@ def test_the_order_of_issue_gives_the_same_numbers():
     issued_in_order(woven, 2)
     for mine, theirs in zip((t for s in run.stacks for t in s.state.tensors().values()), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong", ["numbers", "error"])
+def test_a_merged_step_that_goes_wrong_costs_a_note(monkeypatch, wrong):
+    """Kernels made for a group are tried before they are trusted."""
+    train = WovenStep.train
+
+    def broken(step: WovenStep) -> tuple[torch.Tensor, ...]:
+        if wrong == "error":
+            raise ZeroDivisionError("a kernel that does not compile")
+        return tuple(loss + 1 for loss in train(step))
+
+    monkeypatch.setattr(WovenStep, "train", broken)
+    tasks = [task("gcn", 2), task("gin", 2)]
+    mine, theirs = run_of(tasks, "woven"), apart(tasks)
+    assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
+    assert mine.woven is None
+    assert "2 stacks train side by side, not as one step" in mine.notes[0]
+    assert_same_state(mine, theirs)

@@ -134,14 +134,22 @@ class GroupRun:
         return [stack for stack in self.stacks if self.woven is None or stack not in self.woven.stacks]
 
     def _weave(self) -> None:
-        """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why."""
+        """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why.
+
+        The merged step is tried beside the stacks' own, and whatever is wrong with it costs a note, not the training.
+        """
         stacks = [stack for stack in self.stacks if id(stack) not in self._own_random]
         if self.plan.join != "woven" or len(stacks) < 2 or self.woven is not None:
             return
         try:
-            self.woven = WovenStep(stacks)
-        except InputError as reason:
-            self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {reason}")
+            woven = WovenStep(stacks)
+            woven.check()
+            self.woven = woven
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as reason:
+            what = str(reason) if isinstance(reason, InputError) else f"{type(reason).__name__}: {reason}"
+            self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {what.splitlines()[0]}")
 
     def _of_its_own(self, stack: Stack, step: Callable[[], None]) -> None:
         own = self._own_random.get(id(stack))

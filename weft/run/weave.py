@@ -17,10 +17,12 @@ from torch import Tensor
 
 from weft.capture.weave import Table, Woven, weave
 from weft.capture.weave_record import record
+from weft.core.errors import InputError
 from weft.run.stack import Stack
 from weft.run.weave_streams import Streamed
 
 SIDE_STREAMS = 4
+TOLERANCE = 1e-2  # of losses, wide enough for half precision
 SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by another stream
 
 
@@ -48,6 +50,26 @@ class WovenStep:
     def table(self) -> Table:
         """Which fused kernel serves which members."""
         return self.woven.table
+
+    def check(self) -> None:
+        """Train one epoch both ways from where the stacks stand, and put their states back.
+
+        Raises :class:`InputError` where the losses differ: kernels generated for a group are trusted once they have
+        given what the stacks' own steps give. Tensors without data have nothing to compare.
+        """
+        if self._device.type == "meta":
+            return
+        changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
+        before = [tensor.clone() for tensor in changed]
+        outcomes = []
+        for way in (self.train, lambda: tuple(stack.train_step() for stack in self.stacks)):
+            outcomes.append(torch.cat([loss.detach().float().clone() for loss in way()]))
+            for tensor, value in zip(changed, before, strict=True):
+                tensor.copy_(value)
+        woven, apart = outcomes
+        if not torch.allclose(woven, apart, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            worst = int((woven - apart).abs().nan_to_num(nan=torch.inf).argmax())
+            raise InputError(f"a loss of the merged step is {woven[worst]:g} where it should be {apart[worst]:g}")
 
     def train(self) -> tuple[Tensor, ...]:
         """Forward, loss, backward and update of every stack; their losses ``[T]``."""
