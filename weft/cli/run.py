@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,12 @@ def run(
         str | None,
         typer.Option(help="End members of a sweep that are not worth training on: median.", show_default="none"),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="what is free on the device"
+        ),
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -51,7 +58,7 @@ def run(
     terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
-    130 interrupted.
+    4 it does not fit into --budget, 130 interrupted.
     """
     work = read_spec(spec, changes or [])
     folder = out if out is not None else Path("runs") / spec.stem
@@ -65,9 +72,11 @@ def run(
             progress=live,
             on_event=None if live else _print_line,
             prune=prune,
+            budget=budget,
         )
     except Interrupted as interruption:
-        _say_how_to_resume(interruption, spec, device, folder, changes or [], prune)
+        options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
+        _say_how_to_resume(interruption, spec, folder, changes or [], options)
         raise typer.Exit(interruption.exit_code) from None
     if isinstance(result, SweepResult):
         _conclude_sweep(result, folder, live)
@@ -80,15 +89,13 @@ def _print_line(event: Event) -> None:
 
 
 def _say_how_to_resume(
-    interruption: Interrupted, spec: Path, device: str, folder: Path, changes: list[str], prune: str | None
+    interruption: Interrupted, spec: Path, folder: Path, changes: list[str], options: Mapping[str, str | None]
 ) -> None:
     command = ["weft", "run", str(spec), "--out", str(folder), "--resume"]
-    if device != "auto":
-        command += ["--device", device]
     for change in changes:
         command += ["--set", change]
-    if prune is not None:
-        command += ["--prune", prune]
+    for name, value in options.items():
+        command += [name, value] if value is not None else []
     print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
     print(f"  {shlex.join(command)}", file=sys.stderr)
 

@@ -7,6 +7,7 @@
     └── TrainingError         the run itself failed; the shell exits with 3
         ├── DivergedError     the loss became NaN or infinite
         └── OutOfMemoryError  the device or the budget was too small
+            └── DoesNotFitError   and that was known before; the shell exits with 4
 
 Every message names the value, what was expected and what to do.
 """
@@ -46,3 +47,9 @@ class DivergedError(TrainingError):
 
 class OutOfMemoryError(TrainingError):
     """The device, or the budget the task was given, was too small for it."""
+
+
+class DoesNotFitError(OutOfMemoryError):
+    """A run that was refused before it began: its plan does not keep within the budget."""
+
+    exit_code = 4

@@ -19,7 +19,9 @@ class Plan:
     the step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first layer's aggregation of
     the features is constant and computed before training, else ``"every step"``. ``threads``: how many a CPU run
     may use, None for as many as torch has. ``cost``: the estimate for the group as plain data
-    (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made. ``why`` has a sentence for every decision.
+    (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made; ``measured``: what it then took:
+    ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU ``peak_bytes`` and
+    ``reserved_bytes``. ``why`` has a sentence for every decision.
     """
 
     members: tuple[str, ...]
@@ -31,6 +33,7 @@ class Plan:
     why: tuple[str, ...] = ()
     stacks: tuple[tuple[int, ...], ...] = ()
     cost: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def stack_members(self) -> tuple[tuple[int, ...], ...]:
@@ -56,7 +59,7 @@ class Plan:
         moved = tuple(tuple(seat[place] for place in stack) for stack in stacks)
         join = "woven" if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
-        return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={})
+        return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={}, measured={})
 
     def __str__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")
@@ -69,7 +72,7 @@ class Plan:
         """Plain data for JSON."""
         stacks = [list(stack) for stack in self.stacks]
         lists = {"members": list(self.members), "why": list(self.why), "stacks": stacks}
-        return {**asdict(self), **lists, "cost": dict(self.cost)}
+        return {**asdict(self), **lists, "cost": dict(self.cost), "measured": dict(self.measured)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:

@@ -54,11 +54,16 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
 
 
 def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float, label: str) -> Calibration | None:
-    """Add one run to what is known of ``machine``: its predicted ``Cost`` as plain data, and what it took."""
+    """Add one run to what is known of ``machine``: its predicted ``Cost`` as plain data, and what it took.
+
+    A run of the same ``label`` that is known already is replaced; one without a label is not.
+    """
     one = Observation(dict(cost.get("uncorrected", {})), seconds_per_epoch, label)
     if not one.usable:
         return None
-    calibration = (load_calibration(machine) or Calibration()).with_observations([one])
+    known = load_calibration(machine) or Calibration()
+    others = [other for other in known.observations if not label or other.label != label]
+    calibration = Calibration().with_observations([*others, one])
     keep_calibration(machine, calibration)
     return calibration
 
@@ -102,10 +107,19 @@ def _groups(folders: Iterable[Path], skipped: list[str]) -> dict[str, list[dict[
         except (OSError, ValueError, KeyError, TypeError) as error:
             skipped.append(f"{path}: not the result of a run ({type(error).__name__}: {error})")
             continue
-        alone = len(members) == 1
-        label = str(path.parent) if alone else f"{path.parent.parent}: {members[0]} and {len(members) - 1} others"
-        groups.setdefault(label, []).append(result)
+        groups.setdefault(label_of(_run_folder(path), members), []).append(result)
     return groups
+
+
+def label_of(folder: Path, members: Sequence[str]) -> str:
+    """What the run of a group is known by: the folder of the run, and who was in it."""
+    others = f" and {len(members) - 1} others" if len(members) > 1 else ""
+    return f"{folder.absolute()}: {members[0]}{others}"
+
+
+def _run_folder(result: Path) -> Path:
+    """The folder of the run that wrote a result: members of a sweep have folders of their own inside it."""
+    return result.parent.parent.parent if result.parent.parent.name == "tasks" else result.parent
 
 
 def _files(folders: Iterable[Path]) -> list[Path]:

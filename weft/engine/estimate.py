@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.amounts import show_bytes
@@ -44,10 +44,19 @@ class Estimate:
 
 
 class Estimator:
-    """Estimates for one machine; remembers the graphs it has summarised and the steps it has captured."""
+    """Estimates for one machine; remembers the graphs it has summarised and the steps it has captured.
 
-    def __init__(self, machine: Machine, calibration: Calibration | None = None) -> None:
+    ``graph_of(task)``: the graph of a task, or its summary (None: found by its name).
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        calibration: Calibration | None = None,
+        graph_of: Callable[[Task], Graph | GraphStats] | None = None,
+    ) -> None:
         self.machine, self.calibration = machine, calibration
+        self._graph_of = graph_of or _summary
         self._graphs: dict[Hashable, Graph | GraphStats] = {}
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
@@ -130,7 +139,7 @@ class Estimator:
     def _graph(self, task: Task) -> Graph | GraphStats:
         key = graph_key(task)
         if key not in self._graphs:
-            self._graphs[key] = _summary(task)
+            self._graphs[key] = self._graph_of(task)
         found = self._graphs[key]
         check_plannable(task, found if isinstance(found, GraphStats) else found.stats())
         return found

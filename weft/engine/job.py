@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
-from weft.core.errors import InputError, OutOfMemoryError, SpecError, WeftError
-from weft.core.machine import Machine
+from weft.core.errors import InputError, OutOfMemoryError, WeftError
 from weft.core.plan import Plan
 from weft.core.stats import GraphStats
 from weft.core.task import Task
 from weft.engine.device import environment
 from weft.engine.endings import Endings
 from weft.engine.folder import Groups, RunFolder
+from weft.engine.foresight import Foresight
+from weft.engine.graphs import Graphs
 from weft.engine.interrupt import Interruption
-from weft.engine.machines import this_machine
 from weft.engine.memory_errors import clear_memory_errors, give_back_memory
-from weft.engine.resolve import check_trainable, resolve_graph
 from weft.engine.result import Result
+from weft.engine.room import memory_taken, walled, watch_memory
 from weft.engine.session import CHECKPOINT_SECONDS, Session
 from weft.engine.telling import Telling
 from weft.engine.throughput import learn
-from weft.graph.graph import Graph
-from weft.plan.grouping import USABLE
-from weft.plan.grouping import group as grouped
 from weft.run.checkpoint import Checkpoint
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
@@ -38,10 +34,11 @@ from weft.run.threads import cpu_threads
 
 @dataclass(frozen=True)
 class Habits:
-    """How to go about it: seconds between checkpoints, and who may end members early."""
+    """How to go about it: seconds between checkpoints, who may end members early, bytes that may be taken."""
 
     checkpoint_every: float = CHECKPOINT_SECONDS
     endings: Endings = field(default_factory=Endings)
+    budget: int | None = None
 
 
 class Job:
@@ -55,7 +52,8 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
-        self._graphs: dict[object, Graph] = {}
+        self._graphs = Graphs(device, on_host=habits.budget is not None)
+        self._foresight = Foresight(device, self._graphs, habits.budget)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0
@@ -64,22 +62,26 @@ class Job:
     @property
     def graph(self) -> GraphStats:
         """The summary of the first task's graph."""
-        return self._graph_of(next(iter(self._tasks.values()))).stats()
+        return self._graphs.true_stats(next(iter(self._tasks.values())))
 
     def train(self, resume: bool) -> list[Result]:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
         self._resuming = saved is not None
-        with clear_memory_errors(list(self._tasks), self._device):
-            self._check()
+        with ExitStack() as stack:
+            stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
+            for task in self._tasks.values():
+                self._graphs.check(task)
+            stack.enter_context(walled(self._device, self._foresight.machine, self._habits.budget))
             self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
         afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
         waiting = list(self.groups)
-        with Interruption() as interruption:
+        with Interruption() as interruption, walled(self._device, self._foresight.machine, self._habits.budget):
             while waiting:
                 key, plan = waiting.pop(0)
                 if not self._cancelled(plan):
                     waiting = self._group(key, plan, interruption, afresh) + waiting
+                    self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
@@ -87,33 +89,11 @@ class Job:
 
     # ---- before training -----------------------------------------------------------------------------
 
-    def _graph_of(self, task: Task) -> Graph:
-        key = task.graph if isinstance(task.graph, str) else id(task.graph)
-        if key not in self._graphs:
-            self._graphs[key] = resolve_graph(task, self._device)
-        return self._graphs[key]
-
-    def _check(self) -> None:
-        for task in self._tasks.values():
-            check_trainable(task, self._graph_of(task))
-
     def _plans(self) -> list[Plan]:
         tasks = list(self._tasks.values())
-        stats = {id(graph): graph.stats() for graph in self._graphs.values()}
-        options: dict[str, Any] = {}
-        if len(tasks) > 1:
-            options |= {"throughput": learn(tasks, self._graph_of, self._device), "machine": self._machine()}
-        if self._device.type == "cuda":
-            options["budget"] = USABLE * torch.cuda.mem_get_info(self._device)[0]
-        return grouped(tasks, lambda task: stats[id(self._graph_of(task))], self._device.type, **options)
-
-    def _machine(self) -> Machine | None:
-        """What is known of this machine, if it is the one to train on; rules of thumb do without."""
-        try:
-            found = this_machine()
-        except SpecError:
-            return None
-        return found if found.device == self._device.type else None
+        self._foresight.check(tasks)
+        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        return self._foresight.groups(tasks, throughput)
 
     def _cancelled(self, plan: Plan) -> bool:
         """Whether everybody in the group was cancelled before it began."""
@@ -136,7 +116,9 @@ class Job:
             stack.enter_context(cpu_threads(plan.threads))
             try:
                 with clear_memory_errors(plan.members, self._device):
-                    group = GroupRun(tasks, self._graph_of(tasks[0]), plan, self._device)
+                    graph = self._graphs.on_device(tasks[0])
+                    watch_memory(self._device)
+                    group = GroupRun(tasks, graph, plan, self._device)
             except (InputError, OutOfMemoryError) as error:
                 return self._failed(key, plan, error)
             self._begin(key, group, afresh)
@@ -163,16 +145,24 @@ class Job:
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train(interruption)
-        found = [self._result(group, index, session) for index in range(len(group.tasks))]
+        plan = self._took(key, group.plan, session)
+        found = [self._result(group, index, session, plan) for index in range(len(group.tasks))]
         if self._folder is not None:
             self._folder.save_members(found)
         self._results |= {result.name: result for result in found}
 
-    def _result(self, group: GroupRun, index: int, session: Session) -> Result:
+    def _took(self, key: str, plan: Plan, session: Session) -> Plan:
+        """The plan with what the group took, which the plans to come learn from."""
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        self.groups[self.groups.index((key, plan))] = (key, measured)
+        self._foresight.learn(measured, self._folder.path if self._folder is not None else None)
+        return measured
+
+    def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
         track = session.tracks[index]
         return Result(
             track.task,
-            group.plan,
+            plan,
             track.metrics(),
             track.history(),
             group.best_model(index),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,9 +72,10 @@ def this_machine() -> Machine:
 def machine_with(device: torch.device) -> Machine:
     """This host with ``device`` to train on: as probed, else by its GPU's profile, else by its properties."""
     name = machine_of(device)
-    found = _probed(name)
-    if found is not None and found.device == device.type:
-        return found
+    with suppress(SpecError):  # a damaged file is for `weft plan` to complain of; a run does without
+        found = _probed(name)
+        if found is not None and found.device == device.type:
+            return found
     if device.type == "cpu":
         return _this_cpu(name)
     return _by_profile(name, torch.cuda.get_device_name(device)) or _by_properties(name, device)

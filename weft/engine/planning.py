@@ -13,16 +13,15 @@ from weft.core.stats import GraphStats
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
+from weft.engine.fitting import fitting_groups, members_of
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
 from weft.plan.advice import nearest, roomy_machines
 from weft.plan.calibration import Calibration
-from weft.plan.grouping import group
 from weft.plan.profiles import PROFILES
 from weft.plan.report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
 from weft.plan.structure import graph_key
 
 AT_PEAK = 4  # of the largest things alive
-ATTEMPTS = 4  # at groups that fit
 
 
 def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str | float | None = None) -> PlanReport:
@@ -38,12 +37,18 @@ def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str
     tasks, name = _listed(work)
     there = find_machine(machine)
     room = there.memory_bytes if budget is None else parse_bytes(budget)
-    calibration = load_calibration(there)
-    estimator = Estimator(there, calibration)
+    return report_on(tasks, name, Estimator(there, load_calibration(there)), room)
+
+
+def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int) -> PlanReport:
+    """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
+    there, calibration = estimator.machine, estimator.calibration
     alone = [estimator.alone(task) for task in tasks]
     for task, estimate in zip(tasks, alone, strict=True):
         check_budget(estimate, task, room)
-    plans, groups = _fitting_groups(tasks, estimator, room)
+    found = fitting_groups(tasks, estimator, room, load_throughput(there.name))
+    plans = [plan for plan, _ in found]
+    groups = [_group(plan, estimate, tasks, room) for plan, estimate in found]
     suggestions = _nearest(tasks, groups, estimator, room)
     return PlanReport(
         name=name,
@@ -68,39 +73,11 @@ def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
     return tasks, f"{len(tasks)} tasks"
 
 
-def _fitting_groups(tasks: Sequence[Task], estimator: Estimator, room: int) -> tuple[list[Plan], list[GroupEstimate]]:
-    """Groups and what they take; made smaller where the captured group takes more than grouping had reckoned with."""
-    budget = room
-    for _ in range(ATTEMPTS):
-        plans = _grouped(tasks, estimator, budget)
-        groups = [_group(plan, tasks, estimator, room) for plan in plans]
-        over = [one.cost.total_bytes for one in groups if not one.fits and len(one.plan.members) > 1]
-        if not over:
-            break
-        budget = int(budget * room / max(over) * 0.99)
-    return plans, groups
-
-
-def _grouped(tasks: Sequence[Task], estimator: Estimator, budget: int) -> list[Plan]:
-    machine = estimator.machine
-    return group(
-        tasks,
-        estimator.stats,
-        machine.device,
-        machine=machine,
-        memory_of=estimator.group_bytes,
-        throughput=load_throughput(machine.name),
-        budget=budget,
-    )
-
-
-def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -> GroupEstimate:
-    members = members_of(plan, tasks)
-    estimate = estimator.together(members, plan)
+def _group(plan: Plan, estimate: Estimate, tasks: Sequence[Task], room: int) -> GroupEstimate:
     return GroupEstimate(
         plan=replace(plan, cost=estimate.cost.to_dict()),
         cost=estimate.cost,
-        epochs=max(task.epochs for task in members),
+        epochs=max(task.epochs for task in members_of(plan, tasks)),
         fits=estimate.cost.total_bytes <= room,
         at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
         unknown=estimate.program.unknown,
@@ -109,12 +86,6 @@ def _group(plan: Plan, tasks: Sequence[Task], estimator: Estimator, room: int) -
         timeline=estimate.memory.timeline,
         phases=estimate.memory.phases,
     )
-
-
-def members_of(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that ``plan`` names, in its order."""
-    by_name = {task.label: task for task in tasks}
-    return [by_name[name] for name in plan.members]
 
 
 def _task(task: Task, estimate: Estimate, plans: Sequence[Plan]) -> TaskEstimate:

@@ -8,6 +8,7 @@ from typing import Any
 from weft.core.task import Task
 from weft.engine.curves import Curve, chart
 from weft.engine.page import bullets, head, table, text
+from weft.engine.plan_table import foreseen_and_measured
 from weft.engine.result import Result, write_text
 
 SPLIT_NAMES = {"test": "test", "val": "validation", "train": "training"}
@@ -30,7 +31,8 @@ def render_report(result: Result) -> str:
 <div class="row">
 <div class="card"><h2>Settings</h2>{_settings(task)}</div>
 <div class="card"><h2>At the best epoch</h2>{table(result.metrics)}</div>
-<div><div class="card" style="margin-bottom:16px"><h2>Why it ran this way</h2>{bullets(result.plan.why)}</div>
+<div><div class="card" style="margin-bottom:16px"><h2>Why it ran this way</h2>{bullets(result.plan.why)}
+{foreseen_and_measured(result.plan)}</div>
 <div class="card"><h2>Environment</h2>{table(result.environment)}</div></div>
 </div></body></html>
 """

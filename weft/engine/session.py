@@ -42,6 +42,7 @@ class Session:
         self._period = period or 1
         self._told_notes = 0
         self._epoch_seconds, self._prepare_seconds, self._pace = 0.0, 0.0, Pace()
+        self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
         self.tracks = [Track.of(group, index) for index in range(len(group.tasks))]
         self._endings.board.update({track.name: track for track in self.tracks})
 
@@ -49,6 +50,13 @@ class Session:
     def finished(self) -> bool:
         """Whether no member has anything left to train."""
         return not any(track.running for track in self.tracks)
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Seconds of an epoch of the whole group, and over how many it was measured; empty where none was."""
+        if not self._whole_epochs:
+            return {}
+        return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs}
 
     def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -84,12 +92,15 @@ class Session:
         return len(self.tracks) == 1 and self.tracks[0].status == "diverged"
 
     def _advance(self, interruption: Interruption) -> None:
-        steady = self._prepare()
+        steady, whole = self._prepare(), len(self.group.present) == len(self.tracks)
         running, before = [track for track in self.tracks if track.running], self.group.epoch
         begin = time.perf_counter()
         seen = self.group.advance(self._next_period(), interruption.requested)
         seconds = time.perf_counter() - begin
         trained = self._take(seen, (seconds + (0.0 if steady else self._prepare_seconds)) / len(running), steady)
+        if steady and whole:
+            self._whole_epochs += self.group.epoch - before
+            self._whole_seconds += seconds
         self._epoch_seconds = seconds / max(self.group.epoch - before, 1)
         self._pace = self._pace.after(len(self.group.present), self._epoch_seconds)
         self._end_members()

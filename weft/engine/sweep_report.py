@@ -15,6 +15,7 @@ from weft.engine.learning_curves import curves
 from weft.engine.marks import Span, rank_key, scores_of, span_of
 from weft.engine.page import bullets, head, table, text
 from weft.engine.parallel import parallel
+from weft.engine.plan_table import foreseen_and_measured
 from weft.engine.result import Result, write_text
 from weft.engine.standings import Standing, chosen_settings, effects, labels_of, score_of, standings
 from weft.engine.sweep_result import SweepResult
@@ -208,7 +209,7 @@ def _trouble(result: SweepResult) -> str:
 def _plan(plans: Sequence[Plan]) -> str:
     shown = [
         f"<details{' open' if len(plans) == 1 else ''}><summary>{text(_group_words(plan))}</summary>"
-        f"{bullets(plan.why)}</details>"
+        f"{bullets(plan.why)}{foreseen_and_measured(plan)}</details>"
         for plan in plans
     ]
     return f'<div class="card"><h2>How it ran, and why</h2>{"".join(shown)}</div>'

@@ -18,6 +18,7 @@ from types import TracebackType
 import torch
 
 from weft.core.errors import WeftError
+from weft.core.stats import GraphStats
 from weft.core.task import MODELS, Task
 from weft.engine.device import machine_of
 from weft.engine.machines import keep_throughput, load_throughput
@@ -60,19 +61,25 @@ def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: 
     return table
 
 
-def learn(tasks: Sequence[Task], graph_of: Callable[[Task], Graph], device: torch.device) -> Throughput:
+def learn(
+    tasks: Sequence[Task],
+    graph_of: Callable[[Task], Graph],
+    device: torch.device,
+    stats_of: Callable[[Task], GraphStats] | None = None,
+) -> Throughput:
     """The table of this machine, with a search for kinds of task that it lacks and that will train long enough.
 
     A search takes some seconds; it is made where the training of such tasks would take :data:`WORTH` times that.
+    ``stats_of`` spares the graphs of those that are not searched.
     """
     table = load_throughput(machine_of(device))
     for alike in _kinds(tasks):
         sample = max(alike, key=lambda task: task.hidden)
-        graph = graph_of(sample)
-        if table.group_size(sample, graph.stats()) is None and _expected(alike, graph, device) > WORTH * SEARCH_SECONDS:
+        stats = stats_of(sample) if stats_of is not None else graph_of(sample).stats()
+        if table.group_size(sample, stats) is None and _expected(alike, stats, device) > WORTH * SEARCH_SECONDS:
             # A task that cannot be trained will be told where it is trained; a table that cannot be kept is no harm.
             with suppress(WeftError, OSError):
-                table = search(sample, graph, device, min(len(alike), MOST))
+                table = search(sample, graph_of(sample), device, min(len(alike), MOST))
     return table
 
 
@@ -86,9 +93,8 @@ def _kinds(tasks: Sequence[Task]) -> list[list[Task]]:
     return [alike for alike in found.values() if len(alike) >= LEAST_TASKS]
 
 
-def _expected(tasks: Sequence[Task], graph: Graph, device: torch.device) -> float:
+def _expected(tasks: Sequence[Task], stats: GraphStats, device: torch.device) -> float:
     """Seconds that ``tasks`` would train, roughly."""
-    stats = graph.stats()
     return sum(
         task.epochs * work(task, stats).seconds(rates_of(device.type, None, task.precision)) for task in tasks
     )  # fmt: skip

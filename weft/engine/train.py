@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import torch
 
+from weft.core.amounts import parse_bytes
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.event import Event
 from weft.core.sweep import Sweep
@@ -43,6 +44,7 @@ def run(
     checkpoint_every: float = CHECKPOINT_SECONDS,
     prune: str | Policy | None = None,
     cancel: Cancel | None = None,
+    budget: str | float | None = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
 
@@ -51,7 +53,8 @@ def run(
     continues from the checkpoints in ``out``. ``progress``: show a live line or table (``"auto"``: on a terminal).
     ``on_event`` is called with every :class:`Event`. ``checkpoint_every``: seconds between checkpoints.
     ``prune``: end members of a sweep that are not worth training on: ``"median"``, or a policy such as
-    :class:`MedianPruner`. ``cancel``: a :class:`Cancel` that ends members from outside.
+    :class:`MedianPruner`. ``cancel``: a :class:`Cancel` that ends members from outside. ``budget``: bytes that it may
+    take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -60,7 +63,8 @@ def run(
     work = _checked(work)
     if resume and out is None:
         raise SpecError(f"task {work.label!r}: resume=True needs out=, the folder that has the checkpoint")
-    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel))
+    limit = None if budget is None else parse_bytes(budget)
+    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit)
     target = choose_device(device)
     with ExitStack() as stack:
         listeners = [listener for listener in (on_event,) if listener is not None]

@@ -49,6 +49,15 @@ def explain(report: PlanReport) -> str:
     return "\n".join(lines)
 
 
+def refusal(report: PlanReport) -> str:
+    """Why a plan that does not fit is not run, in one sentence, and what would fit."""
+    largest = max(report.groups, key=lambda group: group.cost.total_bytes)
+    who = f"task {largest.plan.members[0]!r}"
+    need = f"{show_bytes(largest.cost.total_bytes)} of {show_bytes(report.budget)}: does not fit"
+    ways = [f"nearest plan that fits: {one.words}" for one in report.nearest[:1]]
+    return "; ".join([f"{who} needs {need}", *(ways or report.notes[-1:])])
+
+
 def _headline(report: PlanReport) -> list[str]:
     count = len(report.tasks)
     tasks = f"{count} tasks in {_plural(len(report.groups), 'group')}" if count > 1 else "1 task"

@@ -30,6 +30,7 @@ from weft.plan.throughput import Throughput
 from weft.plan.work import Rates, memory, rates_of, work
 
 ALIKE = 0.4  # similarity from which on stacks are woven
+SURELY = 4.0  # times the rule of thumb for memory: no known model takes more
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
 
 MemoryOf = Callable[[Sequence[Task]], float]
@@ -66,7 +67,13 @@ class Limits:
 
     def fits(self, tasks: Sequence[Task]) -> bool:
         """Whether a group of ``tasks`` keeps within the room there is."""
-        return self.room is None or self.bytes(tasks) <= self.room
+        return self.room is None or self._surely_fits(tasks) or self.bytes(tasks) <= self.room
+
+    def _surely_fits(self, tasks: Sequence[Task]) -> bool:
+        """Whether there is room for several times what the rule of thumb says, so that nothing has to be captured."""
+        assert self.room is not None
+        known = all(task.model in MODELS for task in tasks)
+        return known and SURELY * memory(list(tasks), self.stats, self.device) <= self.room
 
 
 @dataclass

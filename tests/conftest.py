@@ -1,0 +1,23 @@
+"""What every test stands on: a home of its own, so that nothing learned elsewhere counts and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from weft.engine.home import HOME_VARIABLE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For fixtures that train before a test begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def home_of_the_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no test depends on which ran before it."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))

@@ -1,0 +1,54 @@
+"""Groups that fit: the same for a plan and for a run, each with what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.engine.estimate import Estimate, Estimator
+from weft.plan.grouping import group
+from weft.plan.throughput import Throughput
+
+ATTEMPTS = 4  # at groups that fit
+LESS = 0.99  # of the room that would be right, were memory proportional to the members
+
+
+def fitting_groups(
+    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput
+) -> list[tuple[Plan, Estimate]]:
+    """Groups within ``room`` bytes and what they take, which is also their ``cost``.
+
+    They are made smaller where a captured group takes more than grouping had reckoned with; a task that does not fit
+    alone is a group all the same.
+    """
+    budget = room
+    for _ in range(ATTEMPTS):
+        plans = grouped(tasks, estimator, budget, throughput)
+        found = [(plan, estimator.together(members_of(plan, tasks), plan)) for plan in plans]
+        over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
+        if not over:
+            break
+        budget = int(budget * room / max(over) * LESS)
+    return [(replace(plan, cost=estimate.cost.to_dict()), estimate) for plan, estimate in found]
+
+
+def grouped(tasks: Sequence[Task], estimator: Estimator, budget: int, throughput: Throughput) -> list[Plan]:
+    """Groups by what the estimator says of their memory."""
+    machine = estimator.machine
+    return group(
+        tasks,
+        estimator.stats,
+        machine.device,
+        machine=machine,
+        memory_of=estimator.group_bytes,
+        throughput=throughput,
+        budget=budget,
+    )
+
+
+def members_of(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that ``plan`` names, in its order."""
+    by_name = {task.label: task for task in tasks}
+    return [by_name[name] for name in plan.members]
