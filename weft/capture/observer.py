@@ -7,6 +7,7 @@ storage is gone when the code, autograd included, has let go of it, not when it 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.launches import watched_launches
+from weft.capture.light_rules import light
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Storage:
     shape: tuple[int, ...]
     dtype: str
     born: int
-    alive: StorageWeakRef
+    alive: weakref.ref[torch.UntypedStorage]
 
 
 @dataclass
@@ -111,6 +112,7 @@ class Observer(TorchDispatchMode):
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
+        self._gone: list[int] = []  # since the last call
         self._look_inside = look_inside
         self._stack, self._depth = ExitStack(), 0
         self._insides: dict[Any, Inside] = {}
@@ -147,12 +149,9 @@ class Observer(TorchDispatchMode):
 
     def settle(self) -> None:
         """Note what has gone since the last call."""
-        expired, storages = torch.UntypedStorage._expired, self.storages
-        gone = [key for key, number in self._live.items() if expired(storages[number].alive.cdata)]
-        for key in gone:
-            number = self._live.pop(key)
-            if self.calls:
-                self.calls[-1].frees.append(number)
+        gone, self._gone = self._gone, []
+        if self.calls:
+            self.calls[-1].frees += gone
 
     def _counts(self, tensor: Tensor) -> bool:
         return tensor.device.type == self.kind and tensor.layout == torch.strided
@@ -169,17 +168,15 @@ class Observer(TorchDispatchMode):
         if key in self._live:
             return self._live[key], False
         number = len(self.storages)
-        entry = Storage(
-            number,
-            storage.nbytes(),
-            tuple(tensor.shape),
-            dtype_name(tensor.dtype),
-            len(self.calls),
-            StorageWeakRef(storage),
-        )
-        self.storages.append(entry)
+        # Told when it goes, not asked at every call: thousands of members hold thousands of storages.
+        alive = weakref.ref(storage, lambda _: self._forget(key))
+        shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+        self.storages.append(Storage(number, storage.nbytes(), shape, dtype, len(self.calls), alive))
         self._live[key] = number
         return number, True
+
+    def _forget(self, key: int) -> None:
+        self._gone.append(self._live.pop(key))
 
     def _seen(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -205,7 +202,9 @@ class Observer(TorchDispatchMode):
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
         if _accumulates(func, args):
             func = torch.ops.aten.add_.Tensor  # what the engine does where no mode looks on
-        out = func(*args, **kwargs)
+        out = light(func, args, kwargs) if self.kind == "meta" else NotImplemented
+        if out is NotImplemented:
+            out = func(*args, **kwargs)
         outputs = [t for t in tensors_in(out) if self._counts(t)]
         known = [self._know(t) for t in outputs]
         made = _unique(number for number, new in known if new)
