@@ -170,6 +170,8 @@ def test_objects_become_descriptions():
         ({"tasks": [{"lr": 0.1}, {"lr": 0.1}]}, "have the same settings"),
         ({"lr": "fast"}, "lr='fast' must be a number"),
         ({"graph": None}, "graph=None must be a name"),
+        ({"lr": {0.1, 0.2}}, "lr is a set; give a list"),
+        ({"seed": iter([0, 1])}, "seed is a list_iterator; give a list"),
     ],
 )
 def test_mistakes(settings, message):
@@ -186,6 +188,7 @@ def test_mistakes(settings, message):
         (lambda: uniform(0, float("nan")), "must be a finite number"),
         (lambda: uniform("a", 1), "'a' must be a finite number"),
         (lambda: uniform(0, 1, step=0), "step=0 must be a number above 0"),
+        (lambda: uniform(0, 1, step=3), "step=3 leads out of the range; only 0 would be drawn"),
         (lambda: choice([]), "at least one value"),
         (lambda: choice("gcn"), "expected a list of values"),
         (lambda: Sweep.from_tasks([]), "no tasks"),

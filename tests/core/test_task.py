@@ -46,6 +46,8 @@ def test_defaults_are_usable_and_frozen():
         ({"model": 3}, "model=3 must be a name, an nn.Module, or a callable"),
         ({"graph": None}, "graph=None must be a name, a path or a weft.Graph"),
         ({"graph": ""}, "graph='' must be a name"),
+        ({"name": "a\0b"}, r"name='a\x00b' must be text that a file can hold"),
+        ({"name": "\ud800"}, r"name='\ud800' must be text that a file can hold"),
     ],
 )
 def test_a_bad_value_is_named(values, message):

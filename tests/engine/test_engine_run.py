@@ -255,13 +255,20 @@ class TestTrouble:
             ({"device": "tpu"}, "device 'tpu'"),
             ({"device": "cuda:77"}, "device 'cuda:77'"),
             ({"progress": "loud"}, "progress='loud' must be True, False or 'auto'"),
+            ({"out": 3}, "out=3 must be a folder"),
+            ({"on_event": 3}, "on_event=3 must be a function"),
+            ({"cancel": 3}, r"cancel=3 must be a weft\.Cancel"),
+            ({"checkpoint_every": "often"}, "checkpoint_every='often' must be a number of seconds"),
+            ({"checkpoint_every": -1}, "checkpoint_every=-1 must be a number of seconds"),
         ],
     )
     def test_arguments(self, arguments, message):
         with pytest.raises(SpecError, match=message):
             run(make_task(), **arguments)
-        with pytest.raises(SpecError, match=r"takes a weft\.Task, a weft\.Sweep or a list of tasks, not dict"):
+        with pytest.raises(SpecError, match=r"takes a weft\.Task, a weft\.Sweep or a list of tasks, not \{'graph'"):
             run({"graph": "cora"})
+        with pytest.raises(SpecError, match="not a list whose item 1 is 'cora'"):
+            run([make_task(), "cora"])
 
     def test_a_folder_that_cannot_be_made(self, tmp_path):
         (tmp_path / "file").touch()

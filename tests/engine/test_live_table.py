@@ -9,6 +9,7 @@ from rich.console import Console
 
 from weft.core.event import Event
 from weft.engine.live_table import MOST_ROWS, LiveTable
+from weft.engine.progress import LiveDisplay
 
 
 def show(members, height=40, waiting=0, width=120):
@@ -62,6 +63,19 @@ def test_long_names_and_names_that_look_like_markup():
     assert "[red]x[/] yyy" in text
     assert "[/nothing]" in text
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_line_of_one_task_shows_names_that_look_like_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    graph = {"name": "[graph]", "nodes": 10, "edges": 20}
+    start = {"epochs": 5, "parameters": 7, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    with LiveDisplay(console) as line:
+        line(Event("start", "[/nothing]", start | {"plan": {"why": ["features [N, F]"]}}))
+        line(Event("note", "[/nothing]", {"message": "logits [nodes, classes]"}))
+    text = console.file.getvalue()
+    assert "[/nothing] on [graph] (10 nodes, 20 edges)" in text
+    assert "features [N, F]" in text
+    assert "note logits [nodes, classes]" in text
 
 
 def test_ends_and_notes():

@@ -164,6 +164,11 @@ def test_what_is_not_work(work):
         plan(work)
 
 
+def test_what_is_no_machine():
+    with pytest.raises(SpecError, match="machine=3 must be a name such as 'h200'"):
+        plan(weft.Task(graph="demo"), machine=3)
+
+
 # ---- machines ----------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ class TestMembers:
         assert [member.name for member in result] == ["seed=0", "b"]
         with pytest.raises(SpecError, match="no tasks"):
             run([])
-        with pytest.raises(SpecError, match="not list"):
+        with pytest.raises(SpecError, match="not a list whose item 0 is 1"):
             run([1, 2])
 
     def test_tasks_on_several_graphs(self):
@@ -195,6 +195,10 @@ class TestEnds:
         ]
         with pytest.raises(SpecError, match="prune returned 'nobody'; expected names of running members: seed=0"):
             run(make_sweep(seed=[0, 1]), progress=False, prune=lambda *_: ["nobody"])
+        with pytest.raises(SpecError, match="prune returned 'seed=0'; expected a list of names"):
+            run(make_sweep(seed=[0, 1], epochs=11), progress=False, prune=lambda *_: "seed=0")
+        nobody = run(make_sweep(seed=[0, 1], epochs=11), progress=False, prune=lambda *_: None)
+        assert nobody.statuses == {"finished": 2}
 
     def test_cancelling_members_and_all(self):
         cancel, events = Cancel(), []

@@ -119,6 +119,11 @@ def test_a_name_that_cannot_be_loaded_says_what_can(name, says):
     assert caught.value.exit_code == 2
 
 
+def test_what_is_no_name():
+    with pytest.raises(GraphError, match="takes the name or path of a graph, such as 'demo', not None"):
+        catalog.load(None)
+
+
 def test_everything_listed_has_a_kind_and_every_shape_its_size():
     listed = {entry.name: entry for entry in catalog.entries()}
     assert {entry.kind for entry in listed.values()} == {"embedded", "generated", "download"}

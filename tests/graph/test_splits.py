@@ -63,7 +63,9 @@ def test_wrong_splits_are_named(splits, message):
         small_graph(**({"train": None, "val": None, "test": None} | splits))
 
 
-@pytest.mark.parametrize("sizes", [{"train": 0.9, "val": 0.3}, {"train": 5, "val": 1}, {"train": 1.5}, {"val": -1}])
+@pytest.mark.parametrize(
+    "sizes", [{"train": 0.9, "val": 0.3}, {"train": 5, "val": 1}, {"train": 1.5}, {"val": -1}, {"train": "most"}]
+)
 def test_impossible_sizes_are_refused(sizes):
     with pytest.raises(GraphError, match=r"train|val"):
         small_graph().random_split(**sizes)

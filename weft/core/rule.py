@@ -27,7 +27,7 @@ class Rule:
         """``value`` in its proper type, or a :class:`SpecError` that names it."""
         if value is None and self.optional:
             return None
-        if isinstance(value, (list, tuple, set, range)):
+        if isinstance(value, (list, tuple, range)):
             raise SpecError(f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting")
         value = self._typed(label, name, value)
         complaint = self._complaint(value)
@@ -49,7 +49,9 @@ class Rule:
     def _complaint(self, value: Any) -> str:
         if self.choices:
             return "" if value in self.choices else f"must be {self.expected()}"
-        if self.kind not in (int, float):
+        if self.kind is str:
+            return "" if _is_text(value) else "must be text that a file can hold"
+        if self.kind is bool:
             return ""
         if not math.isfinite(value):
             return "must be a finite number"
@@ -69,6 +71,14 @@ class Rule:
             return "one of " + ", ".join(self.choices)
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         return words[self.kind] + (" (or left out)" if self.optional else "")
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be written down: half a surrogate pair and a zero byte cannot be everywhere."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def setting(default: Any, kind: type, **limits: Any) -> Any:

@@ -34,6 +34,10 @@ class Range:
             raise SpecError(f"{self}: a logarithm needs numbers above 0; use uniform, or a higher first number")
         if self.step is not None and not (isinstance(self.step, Real) and self.step > 0):
             raise SpecError(f"{self}: step={self.step!r} must be a number above 0")
+        if self.step is not None and self.step > self.high - self.low:
+            raise SpecError(
+                f"{self}: step={self.step!r} leads out of the range; only {_plain(self.low)} would be drawn"
+            )
 
     def __str__(self) -> str:
         step = "" if self.step is None else f", step={_plain(self.step)}"

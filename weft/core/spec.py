@@ -25,7 +25,7 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.core.sampling import Choice
 from weft.core.sweep import Sweep, read_value, varies
-from weft.core.task import Task, rules
+from weft.core.task import Task, reject_unknown, rules
 
 SECTIONS = ("model", "train")
 SWEEP_KEYS = ("samples", "sample_seed")
@@ -108,6 +108,8 @@ def _flatten_task(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in table.items():
         if key not in SECTIONS:
             home = next((section for section in ("", *SECTIONS) if key in _known(section)), "")
+            if not home and key not in _known(""):
+                reject_unknown({key: value}, f"{where}, [[task]]")  # any setting may stand here
             (sections.setdefault(home, {}) if home else top)[key] = value
     return _flatten({**top, **sections}, f"{where}, [[task]]")
 

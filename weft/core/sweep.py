@@ -279,6 +279,10 @@ def _unique(names: Sequence[str], fallback: str) -> list[str]:
 
 def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
+    for key, value in settings.items():
+        if isinstance(value, (set, frozenset, Iterator)):
+            kind = type(value).__name__
+            raise SpecError(f"sweep: {key} is a {kind}; give a list, which has an order and can be read again")
     return {key: _as_tuples(value) for key, value in settings.items()}
 
 

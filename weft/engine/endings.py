@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.core.errors import SpecError
 from weft.engine.cancel import Cancel
@@ -46,8 +47,15 @@ class Endings:
         if self.policy is None or epoch % every(self.policy) or not running:
             return []
         scores = {name: track.scores(epoch) for name, track in self.board.items()}
-        names = list(self.policy(epoch, scores, list(running)))
-        unknown = [name for name in names if name not in running]
-        if unknown:
-            raise SpecError(f"prune returned {unknown[0]!r}; expected names of running members: {', '.join(running)}")
-        return names
+        return _checked(self.policy(epoch, scores, list(running)), running)
+
+
+def _checked(answer: Any, running: Collection[str]) -> list[str]:
+    """The names that a policy answered; None is nobody."""
+    if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
+        raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")
+    names = list(answer or ())
+    unknown = [name for name in names if name not in running]
+    if unknown:
+        raise SpecError(f"prune returned {unknown[0]!r}; expected names of running members: {', '.join(running)}")
+    return names

@@ -39,6 +39,8 @@ def find_machine(given: Given = None) -> Machine:
         return given
     if given is None:
         return this_machine()
+    if not isinstance(given, (str, os.PathLike)):
+        raise SpecError(f"machine={given!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
     text = os.fspath(given)
     if text.lower() in PROFILES:
         return profile(text)

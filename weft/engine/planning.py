@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from weft.core.amounts import parse_bytes, show_bytes
-from weft.core.errors import SpecError
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.stats import GraphStats
@@ -15,6 +14,7 @@ from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
 from weft.engine.fitting import fitting_groups, members_of
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
+from weft.engine.options import not_work
 from weft.plan.advice import nearest, roomy_machines
 from weft.plan.calibration import Calibration
 from weft.plan.profiles import PROFILES
@@ -69,7 +69,7 @@ def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
         return work.tasks(), work.label
     tasks = list(work) if isinstance(work, Iterable) and not isinstance(work, str) else [work]
     if not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise SpecError(f"weft.plan takes a weft.Task, a weft.Sweep or a list of tasks, not {work!r}")
+        raise not_work(tasks if isinstance(work, Iterable) and not isinstance(work, str) else work, "weft.plan")
     return tasks, f"{len(tasks)} tasks"
 
 

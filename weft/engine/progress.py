@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weft.core.errors import SpecError
@@ -48,20 +49,21 @@ class LiveDisplay:
         elif event.kind == "finish":
             self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
         elif event.kind == "note":
-            self._console.print(f"[yellow]note[/] {event.data['message']}", highlight=False)
+            self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
 
     def _start(self, event: Event) -> None:
         data = event.data
         graph = data["graph"]
         self._metric, self._epochs = data["metric"], data["epochs"]
+        size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
         self._console.print(
-            f"[bold]{event.task}[/] on {graph['name']} ({graph['nodes']:,} nodes, {graph['edges']:,} edges), "
+            f"[bold]{escape(event.task)}[/] on {escape(graph['name'])} ({size}), "
             f"{data['parameters']:,} parameters, {data['device']}",
             highlight=False,
         )
         for reason in data["plan"]["why"]:
-            self._console.print(f"  [dim]· {reason}[/]", highlight=False)
-        self._bar.update(self._line, description=event.task, total=self._epochs)
+            self._console.print(f"  [dim]· {escape(reason)}[/]", highlight=False)
+        self._bar.update(self._line, description=escape(event.task), total=self._epochs)
 
     def _show(self, data: Any) -> None:
         words = [f"loss {data['loss']:.4f}"] if "loss" in data else []

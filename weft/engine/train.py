@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 
 from weft.core.amounts import parse_bytes
-from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
 from weft.core.event import Event
 from weft.core.sweep import Sweep
 from weft.core.task import Task
@@ -21,6 +21,7 @@ from weft.engine.device import choose_device, environment
 from weft.engine.endings import Endings
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.job import Habits, Job
+from weft.engine.options import check_options, not_work
 from weft.engine.progress import display_for
 from weft.engine.result import Result
 from weft.engine.session import CHECKPOINT_SECONDS
@@ -61,8 +62,7 @@ def run(
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
     work = _checked(work)
-    if resume and out is None:
-        raise SpecError(f"task {work.label!r}: resume=True needs out=, the folder that has the checkpoint")
+    check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
     limit = None if budget is None else parse_bytes(budget)
     habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit)
     target = choose_device(device)
@@ -84,10 +84,7 @@ def _checked(work: Any) -> Task | Sweep:
         return work
     if isinstance(work, (list, tuple)) and all(isinstance(task, Task) for task in work):
         return Sweep.from_tasks(work)
-    raise SpecError(
-        f"weft.run takes a weft.Task, a weft.Sweep or a list of tasks, not {type(work).__name__}; "
-        "weft.Task(graph=..., ...)"
-    )
+    raise not_work(work, "weft.run")
 
 
 # ---- one task ----------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ def load(
 
     ``seed`` counts for generated graphs only.
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise GraphError(f"weft.load takes the name or path of a graph, such as 'demo', not {name!r}")
     text = os.fspath(name)
     kind, colon, rest = text.partition(":")
     if text == "demo":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def random_split(nodes: Tensor, train: float, val: float, test: float | None, se
 
 
 def _size(wanted: float, total: int, name: str) -> int:
-    if isinstance(wanted, bool) or wanted < 0 or (isinstance(wanted, float) and wanted > 1):
-        raise GraphError(f"{name}={wanted}: give a number of nodes, or a share between 0.0 and 1.0")
+    number = isinstance(wanted, Real) and not isinstance(wanted, bool)
+    if not number or wanted < 0 or (isinstance(wanted, float) and wanted > 1):
+        raise GraphError(f"{name}={wanted!r}: give a number of nodes, or a share between 0.0 and 1.0")
     return round(wanted * total) if isinstance(wanted, float) else int(wanted)
