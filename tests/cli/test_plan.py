@@ -85,7 +85,7 @@ def test_the_machine_at_hand_and_a_file(weft, here):
 
 
 def test_what_does_not_fit_exits_with_4_and_says_what_would(weft):
-    code, out, err = weft("plan", "spec.toml", "--machine", "h200", "--budget", "1GiB", "--set", "model.hidden=512")
+    code, out, err = weft("plan", "spec.toml", "--machine", "h200", "--budget", "1.5GiB", "--set", "model.hidden=512")
     assert code == 4
     assert err == ""
     assert "does not fit" in out

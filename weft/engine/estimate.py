@@ -91,7 +91,11 @@ class Estimator:
         """What ``tasks`` take as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
             return self.alone(tasks[0])
-        key = (tuple(self._key(task) for task in tasks), plan.stacks)
+        key = (
+            plan.join,
+            plan.first_layer,
+            *(self._stack_key([tasks[i] for i in seats]) for seats in plan.stack_members),
+        )
         if key not in self._estimates:
             steps = captured(tasks, self._graph(tasks[0]), plan)
             self._estimates[key] = self._estimate(steps, tasks, plan)
@@ -101,6 +105,13 @@ class Estimator:
         """Equal for tasks whose steps differ in numbers alone."""
         numbers = (width(task), task.epochs, *_switches(task))
         return (treatment(task, self.stats(task)), tuple(structure(task).items()), *numbers)
+
+    def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
+        """Equal for stacks of the same size as wide as each other: narrower members are padded, whoever they are."""
+        widest = max(tasks, key=width)
+        kinds = tuple(sorted({_switches(task) for task in tasks}))
+        longest = max(task.epochs for task in tasks)
+        return (self._key(widest), len({width(task) for task in tasks}), kinds, longest, len(tasks))
 
     def group_bytes(self, tasks: Sequence[Task]) -> float:
         """Bytes of ``tasks`` as one group, one stack for every structure, worked out from the steps of two.
@@ -124,7 +135,9 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
-        setting = Setting(first.precision, plan.replay, plan.threads, first.eval_every)
+        # A model that asks its data for sizes waits for the answers, and what waits cannot be recorded.
+        replay = plan.replay and not steps.step.note
+        setting = Setting(first.precision, replay, plan.threads, first.eval_every)
         held = memory(steps.step, self.machine, replay=plan.replay, preparation=steps.preparation)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(

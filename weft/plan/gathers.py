@@ -11,12 +11,16 @@ from weft.core.machine import Machine
 from weft.core.stats import GraphStats
 
 TILE_BYTES = 256  # 64 features of float32, the tile of the SpMM kernels
-USABLE_CACHE = 0.75  # the rest holds indices and results
+USABLE_CACHE = 0.5  # the rest holds indices, results, and what the two halves of a large cache keep twice
 VECTOR_BYTES = 16  # what one lane loads at once, if rows begin at multiples of it
 # Rows that do not are loaded number by number. Among the measured epochs (benchmarks/results/epoch.json) only those of
 # the products shape aggregate many such rows (47 classes, 188 bytes), and they come out a third too short unless these
 # count double; those of the other shapes come out right.
 UNALIGNED = 2.0
+# A table this small stays in the first-level cache of every multiprocessor: weights that sparse features pick among.
+# The epochs of the pubmed shape (benchmarks/results/estimates.json) ask for about this factor.
+NEAR_BYTES = 192 << 10
+NEARER = 2.5
 
 
 def gather_seconds(
@@ -25,6 +29,8 @@ def gather_seconds(
     """Seconds to fetch ``gather_bytes`` in rows of ``row_bytes`` out of a table of ``rows``."""
     if machine.device == "cuda" and row_bytes % VECTOR_BYTES:
         gather_bytes *= UNALIGNED
+    if machine.device == "cuda" and rows * row_bytes <= NEAR_BYTES:
+        return gather_bytes / (NEARER * machine.gather_rate(row_bytes, cached=True))
     hot = cached_share(min(row_bytes, TILE_BYTES), rows, machine, stats)
     cached, cold = (machine.gather_rate(row_bytes, cached=where) for where in (True, False))
     return gather_bytes * (hot / cached + (1.0 - hot) / cold)

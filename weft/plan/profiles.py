@@ -1,10 +1,9 @@
 """Named machines to plan for without being on one, and where each of their numbers is from.
 
-``h200`` is measured where Weft was measured (docs/measured.md, benchmarks/results); ``cpu`` is the two-core machine
-of the CPU benchmarks. The others are data sheets: capacity, cache, multiprocessors, bandwidth and peak rates are the
-vendor's, and what no data sheet has (gathers, what a long copy reaches) is scaled from the H200's measured numbers:
-from memory by the bandwidth of the data sheet, from the cache by multiprocessors times clock. ``weft probe`` replaces
-all of that by what a machine really does.
+``h200`` is what ``weft probe`` measured on one; ``cpu`` is the two-core machine of the CPU benchmarks. The others are
+data sheets: capacity, cache, multiprocessors, bandwidth and peak rates are the vendor's, and what no data sheet has
+(gathers, what a long copy reaches) is scaled from the H200's measured numbers: from memory by the bandwidth of the data
+sheet, from the cache by multiprocessors times clock. ``weft probe`` replaces all of that by what a machine really does.
 """
 
 from __future__ import annotations
@@ -19,23 +18,19 @@ from weft.core.machine import Machine, Rates
 GB = 10**9
 MIB = 2**20
 
-# SpMM on an H200, bytes of gathered rows a second (benchmarks/results/spmm.json and spmm_sweep.json): arxiv, pubmed and
-# reddit shapes at F = 16, 64, 256, whose tiles stay in the L2; and what is left for memory at F = 16 and 64 on
-# the products shape (2.8 and 4.8 TB/s in all), whose busiest rows stay in the L2.
-H200_L2_GATHER: Rates = ((64, 3.5e12), (256, 7.0e12), (1024, 7.2e12))
-H200_GATHER: Rates = ((64, 2.0e12), (256, 4.0e12))
-H200_SHEET_BANDWIDTH, H200_COPY = 4.8e12, 4.26e12
+# What the probe found on an H200 (benchmarks/results/estimates.json has it whole), to three digits.
+H200_L2_GATHER: Rates = ((64, 6.62e12), (256, 8.17e12), (1024, 8.53e12))
+H200_GATHER: Rates = ((64, 2.41e12), (256, 4.05e12), (1024, 4.08e12))
+H200_SHEET_BANDWIDTH, H200_COPY = 4.8e12, 4.19e12
+H200_PROBE = "measured: `weft probe` on an H200 on 2026-11-15, torch 2.11, CUDA 13.0"
 H200_SMS_GHZ = 132 * 1.98
 
-# Tall products with a width of 64 to 256 reach about this share of the peak; no data sheet says.
-DATA_SHEET_MATMUL_SHARE = 0.3
+# Of the peak, tall products reach 0.73 (fp32), 0.44 (tf32) and 0.63 (bf16) on the H200; no data sheet says.
+DATA_SHEET_MATMUL_SHARE = 0.5
 
-# The epochs of the cora shape (26 to 47 kernels in 0.118 to 0.202 ms, benchmarks/results/epoch.json) are launches and
-# little else: 3.8 us a replayed kernel. One launched from Python was not measured; torch's own figure is several us.
-LAUNCH_SECONDS, REPLAY_SECONDS = 8e-6, 3.8e-6
-OP_SECONDS, CUSTOM_OP_SECONDS = 8e-6, 1e-4
-REPLAYS = "derived from measured epochs of the cora shape on the H200: 3.8 us a kernel (benchmarks/results/epoch.json)"
-LAUNCHES = "assumed; `weft probe` measures it"
+LAUNCH_SECONDS, REPLAY_SECONDS = 9.74e-6, 3.52e-6
+OP_SECONDS, CUSTOM_OP_SECONDS = 1.27e-5, 2.13e-4
+LAUNCHES = "as measured on the H200 and its host; `weft probe` measures it"
 
 CONTEXT = "about 0.5 GB: CUDA >= 11.7 loads kernels lazily (PyTorch issues 109888, 107667: 0.3 to 0.4 GB, plus ours)"
 WORKSPACE = "cuBLAS workspace as PyTorch sets it: 32 MiB on Hopper, 8.125 MiB before (CUDABlas.cpp)"
@@ -83,9 +78,8 @@ def data_sheet(
             "context_bytes": CONTEXT,
             "workspace_bytes": WORKSPACE,
             "h2d_bandwidth": "about 85 % of the bus's nominal rate, as measured on the H200's",
-            "matmul_share": "assumed; `weft probe` measures it",
-            "launch_seconds": LAUNCHES,
-            "replay_seconds": REPLAYS,
+            "matmul_share": "about as on the H200; `weft probe` measures it",
+            **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), LAUNCHES),
         },
     )
 
@@ -93,18 +87,17 @@ def data_sheet(
 _H200 = Machine(
     name="h200",
     device="cuda",
-    memory_bytes=int(150.1 * GB),
-    context_bytes=500 * 10**6,
+    memory_bytes=150_109_880_320,
+    context_bytes=784_334_848,
     workspace_bytes=32 * MIB,
-    l2_bytes=int(62.9e6),
+    l2_bytes=60 * MIB,
     host_bytes=128 * 2**30,
     copy_bandwidth=H200_COPY,
     gather=H200_GATHER,
     l2_gather=H200_L2_GATHER,
-    h2d_bandwidth=55.5 * GB,
-    d2h_bandwidth=55.5 * GB,
-    flops={"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12},
-    matmul_share=DATA_SHEET_MATMUL_SHARE,
+    h2d_bandwidth=55.2 * GB,
+    d2h_bandwidth=55.1 * GB,
+    flops={"fp32": 48.7e12, "tf32": 219e12, "bf16": 622e12},
     launch_seconds=LAUNCH_SECONDS,
     replay_seconds=REPLAY_SECONDS,
     op_seconds=OP_SECONDS,
@@ -112,18 +105,12 @@ _H200 = Machine(
     sms=132,
     cores=16,
     sources={
-        "memory_bytes": "measured: torch's total_memory (benchmarks/results/epoch.json)",
-        "l2_bytes": "measured: device properties (benchmarks/results/epoch.json)",
-        "copy_bandwidth": "measured: device copy, 4.26 TB/s",
-        "gather": "measured: SpMM on the products shape, its cached rows taken out (docs/measured.md)",
-        "l2_gather": "measured: SpMM on arxiv, pubmed and reddit shapes (docs/measured.md, spmm_sweep.json)",
-        "h2d_bandwidth": "measured: pinned memory, 55.5 GB/s each way",
-        "flops": "NVIDIA H100/H200 SXM data sheet, dense: 66.9, 494.7, 989.4 TFLOP/s",
-        "context_bytes": CONTEXT,
+        **dict.fromkeys(("memory_bytes", "l2_bytes", "context_bytes"), H200_PROBE),
+        **dict.fromkeys(
+            ("copy_bandwidth", "gather", "l2_gather", "h2d_bandwidth", "d2h_bandwidth", "flops"), H200_PROBE
+        ),
+        **dict.fromkeys(("launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds"), H200_PROBE),
         "workspace_bytes": WORKSPACE,
-        "matmul_share": "assumed; `weft probe` measures it",
-        "launch_seconds": LAUNCHES,
-        "replay_seconds": REPLAYS,
     },
 )
 

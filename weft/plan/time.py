@@ -8,6 +8,7 @@ behind the device's where that is longer. On a CPU the host is the device, and e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from weft.core.cost import Cost
@@ -15,16 +16,21 @@ from weft.core.machine import Machine
 from weft.core.program import Operator, Program, Value
 from weft.core.stats import GraphStats
 from weft.plan.calibration import Calibration
-from weft.plan.gathers import gather_seconds
+from weft.plan.gathers import UNALIGNED, VECTOR_BYTES, gather_seconds
 
 ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
 GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
 PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
 # By how much kernels stay behind the rates of a machine, where that is known. Attention computes more an edge than it
-# fetches: on the H200 it gathers 2 TB/s where SpMM reaches 7 (docs/measured.md). Torch's scatters add atomically: PyG's
-# eager epochs on the arxiv and products shapes (benchmarks/results/epoch.json) come out right with this factor, GAT's
-# alone still too short.
-BEHIND = {"attention": 3.5, "scatter": 2.8}
+# fetches: on the H200 it gathers 4 TB/s where SpMM reaches 8 (GAT of 5 to 9 layers on the artist, proteins and pubmed
+# shapes, benchmarks/results/estimates.json). Torch's scatters add atomically: PyG's eager epochs on the arxiv and
+# products shapes (benchmarks/results/epoch.json) come out right with this factor, GAT's alone still too short.
+BEHIND = {"attention": 2.0, "scatter": 2.8}
+# Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
+# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by direction.
+ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
+H200_SMS = 132
+INDICES = ("int64", "int32", "bool")
 ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
 
 
@@ -144,10 +150,37 @@ class _Clock:
         return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
 
     def _work(self, op: Operator) -> float:
-        parts = [op.stream_bytes / self.machine.copy_bandwidth, op.flops / self._flop_rate(op)]
+        moved = op.stream_bytes / self.machine.copy_bandwidth
+        parts = [moved, op.flops / self._flop_rate(op), self._rows(op)]
         if op.gather_bytes:
-            parts.append(self._gather(op))
-        return max(parts) * BEHIND.get(family(op), 1.0) / self._speed()
+            own = family(op) == "spmm" and self.machine.device == "cuda"
+            parts.append(self._gather(op) + (moved + self._first_touch(op) if own else 0.0))
+        return max(parts) * self._behind(op) / self._speed()
+
+    def _behind(self, op: Operator) -> float:
+        """By how much a kernel stays behind the rates of the machine."""
+        factor = BEHIND.get(family(op), 1.0)
+        width = head_width(op, self.program, self.stats) if family(op) == "attention" else 0
+        if not width or self.machine.device == "cpu":
+            return factor
+        # What attention adds to its fetches is arithmetic: half precision does not halve it, and lanes beyond the width
+        # of a head compute for nobody.
+        size = 2 if self._low(op) else 4
+        padded = 2.0 ** math.ceil(math.log2(width)) / width
+        fetched = UNALIGNED if width * size % VECTOR_BYTES else 1.0
+        return fetched + (factor - 1.0) * padded * 4 / size
+
+    def _first_touch(self, op: Operator) -> float:
+        """Before rows can come from the cache they come from memory, once: it tells where a node has few neighbours."""
+        return table_bytes(op, self.program) / self.machine.copy_bandwidth
+
+    def _rows(self, op: Operator) -> float:
+        """What an operator takes for every row, however short."""
+        each = ROW_SECONDS.get(op.name.rpartition(".")[2], 0.0) if self.machine.device == "cuda" else 0.0
+        if not each or not op.reads:
+            return 0.0
+        shape = max((self.program.values[i] for i in op.reads), key=lambda value: value.bytes).shape
+        return each * math.prod(shape[:-1]) * H200_SMS / (self.machine.sms or H200_SMS)
 
     def _speed(self) -> float:
         """Share of the machine's rates: one thread of a CPU has less than all of them."""
@@ -164,8 +197,11 @@ class _Clock:
         alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
         return max(together, alone * self._speed())
 
+    def _low(self, op: Operator) -> bool:
+        return any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
+
     def _flop_rate(self, op: Operator) -> float:
-        low = any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
+        low = self._low(op)
         precision = "bf16" if low else self.setting.precision
         rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
         if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
@@ -177,18 +213,38 @@ class _Clock:
 def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:
     """Rows of the matrix that ``op`` fetches from, and bytes of a row of one task.
 
-    It is the largest thing the operator reads that is not the graph itself.
+    It is the largest thing the operator reads that is neither the graph nor an index. Weights are parts of one long row
+    a task: where features are sparse and pick among them, there are as many rows as features.
     """
-    tables = [program.values[i] for i in op.reads if program.values[i].kind != "graph"]
-    tables = [value for value in tables if len(value.shape) >= 2]
+    tables = _tables(op, program)
     if not tables:
         return (stats.num_nodes if stats else 1), 256.0
     value = max(tables, key=lambda value: value.bytes)
+    if value.kind == "weight" and stats is not None and stats.feature_nnz:
+        return stats.num_features, op.gather_bytes / (stats.feature_nnz * program.tasks)
     place = _node_dimension(value, stats)
     width = 1
     for size in value.shape[place + 1 :]:
         width *= size
     return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
+
+
+def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:
+    """Features of one head: the last dimension of what has nodes, heads and features; 0 where nothing has."""
+    shapes = [program.values[i].shape for i in (*op.writes, *op.reads)]
+    nodes = stats.num_nodes if stats is not None else 0
+    return next((shape[-1] for shape in shapes if len(shape) >= 3 and shape[-3] == nodes), 0)
+
+
+def table_bytes(op: Operator, program: Program) -> int:
+    """Bytes of the matrix that ``op`` fetches from, all tasks together; weights are no matter."""
+    tables = [value.bytes for value in _tables(op, program) if value.kind != "weight"]
+    return max(tables, default=0)
+
+
+def _tables(op: Operator, program: Program) -> list[Value]:
+    read = [program.values[i] for i in op.reads]
+    return [v for v in read if v.kind != "graph" and len(v.shape) >= 2 and v.dtype not in INDICES]
 
 
 def _node_dimension(value: Value, stats: GraphStats | None) -> int:
