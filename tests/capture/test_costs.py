@@ -14,6 +14,7 @@ from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
 from weft.capture.costs_weft import WEFT
 from weft.capture.extract import work_of
+from weft.capture.gpu_rules import gpu_rules
 from weft.capture.observer import Call, Observer
 from weft.capture.standin import stand_in
 from weft.ops.backend import meta_means_gpu
@@ -139,3 +140,16 @@ def test_a_sum_of_another_type_is_a_copy_first():
     assert spaces(mask) == [3 * 100 * 8]
     assert spaces(mask.long()) == [0]
     assert spaces(mask.bfloat16()) == [0]
+
+
+def test_a_long_sort_holds_positions_and_a_second_copy_of_everything():
+    assert work_of(one(lambda: torch.sort(empty(5000, dtype=torch.int32), stable=True))).pieces == (40000, 60000)
+    assert work_of(one(lambda: torch.sort(empty(100, dtype=torch.int32), stable=True))).pieces == ()
+
+
+def test_positions_of_32_bits_are_widened_on_a_gpu():
+    observer = Observer("meta")
+    values, places = empty(50, 4), empty(20, dtype=torch.int32)
+    with gpu_rules(True), observer:
+        values[places]
+    assert [(call.name, call.outs[0].bytes) for call in observer.calls] == [("aten._to_copy", 160), ("aten.index", 320)]

@@ -14,6 +14,7 @@ from weft.core.program import KEPT, Operator, Program, Value
 from weft.plan.memory import live_bytes, memory
 
 MIB = 2**20
+NUMBERS = 2 * 512  # blocks that a recording reads torch's generator from
 RATES = {"fp32": 1e12, "tf32": 1e12, "bf16": 1e12}
 
 
@@ -101,7 +102,7 @@ def test_the_peak_says_where_and_what():
 @pytest.mark.parametrize(("replay", "times"), [(True, 2), (False, 1)])
 def test_a_library_keeps_a_workspace_for_every_stream_it_was_called_on(replay, times):
     with_library = memory(chain(frees=True), machine(workspace_bytes=32 * MIB), replay=replay)
-    assert with_library.peak == 100 * MIB + times * 32 * MIB
+    assert with_library.peak == 100 * MIB + times * 32 * MIB + (NUMBERS if replay else 0)
     assert with_library.kinds["workspace"] == times * 32 * MIB
 
 
@@ -109,7 +110,7 @@ def test_autograd_has_a_thread_and_its_own_workspace():
     values = (Value(MIB, "weight"), Value(MIB, "activation"))
     calls = tuple(Operator("mm", "forward", (0,), (1,), library=True, engine=engine) for engine in (False, True, True))
     found = memory(Program(values, calls, (0,)), machine(workspace_bytes=32 * MIB))
-    assert found.peak == 2 * MIB + 4 * 32 * MIB
+    assert found.peak == 2 * MIB + 4 * 32 * MIB + NUMBERS
     assert found.kinds["workspace"] == 4 * 32 * MIB
 
 
@@ -119,13 +120,14 @@ def test_a_first_step_knows_its_threads():
     call = Operator("mm", "backward", (0,), (1,), library=True, engine=True)
     first = Program(values, (replace(call, phase="warm-up", writes=(0, 1)), Operator(KEPT, "warm-up", (0,), ())), ())
     found = memory(Program(values, (call,), (0,)), machine(workspace_bytes=32 * MIB), preparation=first)
-    assert found.peak == 2 * MIB + 2 * 32 * MIB
+    assert found.peak == 2 * MIB + 2 * 32 * MIB + NUMBERS
 
 
 def test_biases_are_added_by_a_library_with_a_workspace_of_its_own():
     values = (Value(MIB, "weight"), Value(MIB, "activation"))
     calls = tuple(Operator("addmm", "forward", (0,), (1,), library=True, lt=True) for _ in range(2))
-    assert memory(Program(values, calls, (0,)), machine(workspace_bytes=32 * MIB)).peak == 2 * MIB + 2 * 33 * MIB
+    found = memory(Program(values, calls, (0,)), machine(workspace_bytes=32 * MIB))
+    assert found.peak == 2 * MIB + 2 * 33 * MIB + NUMBERS
 
 
 def handed_on() -> Program:
@@ -143,7 +145,7 @@ def test_what_a_step_leaves_is_there_until_the_next_one_lets_it_go():
     assert live_bytes(handed_on()) == [50 * MIB, 60 * MIB, 30 * MIB]
     assert memory(handed_on(), machine(), replay=False).peak == 60 * MIB
     # The recording lets go of a block of the side stream's pool, where the last of the warm-ups left it.
-    assert memory(handed_on(), machine()).reserved == (10 + 20 + 20 + 30) * MIB
+    assert memory(handed_on(), machine()).reserved == (10 + 20 + 20 + 30 + 2) * MIB
 
 
 def test_streams_do_not_share_what_they_have_freed():
@@ -151,7 +153,7 @@ def test_streams_do_not_share_what_they_have_freed():
     one, two = Operator("a", "forward", (0,), (1,), frees=(1,)), Operator("b", "forward", (0,), (2,), frees=(2,))
     alone = memory(Program(values, (one, two), (0,)), machine())
     beside = memory(Program(values, (one, replace(two, stream=1)), (0,)), machine())
-    assert (alone.peak, beside.peak) == (21 * MIB, 21 * MIB)
+    assert (alone.peak, beside.peak) == (21 * MIB + NUMBERS, 21 * MIB + NUMBERS)
     assert beside.reserved == alone.reserved + 20 * MIB
 
 
@@ -169,9 +171,9 @@ def preparation(temporary: int) -> Program:
 def test_what_the_set_up_asked_for_is_held_until_the_recording():
     # Warm-up: 10 + 50 of the set-up are held, and the side stream's own 20 + 30 + 40 beside the first step's 16.
     found = memory(chain(frees=True), machine(), preparation=preparation(50 * MIB))
-    assert found.peak == 100 * MIB
+    assert found.peak == 100 * MIB + NUMBERS
     assert found.reserved == 60 * MIB + (16 + 20 + 30 + 40) * MIB
-    assert found.needed == 100 * MIB  # nothing of the set-up's 50, nor of the first step's 16, has to be kept
+    assert found.needed == 102 * MIB  # nothing of the set-up's 50, nor of the first step's 16, has to be kept
     eager = memory(chain(frees=True), machine(), replay=False, preparation=preparation(50 * MIB))
     # The first step cuts 20 and 30 from the 50 that are free and asks for 40 more. The second takes its 20 from those
     # 40, the best fit, and its 30 from the 50; then nothing is left that holds 40.
@@ -201,4 +203,4 @@ def test_advice_names_what_is_worth_it_largest_first():
 
 
 def test_a_program_without_operators_takes_what_is_resident():
-    assert memory(Program((Value(512, "weight"),), (), (0,)), machine()).peak == 512
+    assert memory(Program((Value(512, "weight"),), (), (0,)), machine(), replay=False).peak == 512

@@ -15,13 +15,21 @@ from weft.capture.observer import Call, Seen
 
 @dataclass(frozen=True)
 class Work:
-    """The cost of a call. ``launches``: kernels, where the operator's own code was not asked for them."""
+    """The cost of a call. ``launches``: kernels, where the operator's own code was not asked for them.
+
+    ``pieces``: blocks that are held meanwhile.
+    """
 
     flops: float = 0.0
     stream: float = 0.0
     gather: float = 0.0
     launches: int = 1
-    workspace: int = 0
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of all pieces."""
+        return sum(self.pieces)
 
 
 def tensors(tree: Any) -> Iterator[Seen]:

@@ -41,7 +41,7 @@ def _sum(call: Call) -> Work:
     if given.dtype == out.dtype or given.dtype in ("float16", "bfloat16"):
         return work
     copy = given.numel * out.itemsize
-    return replace(work, stream=work.stream + 2 * copy, launches=2, workspace=copy)
+    return replace(work, stream=work.stream + 2 * copy, launches=2, pieces=(copy,))
 
 
 def _rowwise(call: Call) -> Work:
@@ -56,7 +56,7 @@ def _gather(call: Call) -> Work:
     masks = [t for t in rest if t.dtype == "bool"]
     # A mask becomes a list of positions, eight bytes each, before anything is fetched.
     found = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
-    return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), workspace=found)
+    return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), pieces=(found,))
 
 
 def _scatter(call: Call) -> Work:
@@ -72,7 +72,8 @@ def _sorted_scatter(call: Call) -> Work:
     """Rows added by an index that is sorted first: positions, their order, both sorted, and the sort's own copies."""
     work = _scatter(call)
     indices = sum(t.numel for t in tensors((call.args, call.kwargs)) if t.dtype == "int64")
-    return replace(work, stream=work.stream + 16 * 8 * indices, launches=10, workspace=6 * 8 * indices)
+    pieces = (8 * indices,) * 4 + (16 * indices,)
+    return replace(work, stream=work.stream + 16 * 8 * indices, launches=10, pieces=pieces)
 
 
 def _put(call: Call) -> Work:
@@ -88,10 +89,14 @@ def _matmul(call: Call) -> Work:
     return Work(flops=flops, stream=bytes_in(call) + bytes_out(call))
 
 
+SHORT = 4096  # elements that are sorted where they lie
+
+
 def _sort(call: Call) -> Work:
-    """A radix sort: eight passes over keys and positions, and a second copy of both meanwhile."""
-    out = bytes_out(call)
-    return Work(flops=elements(call.args), stream=8 * (bytes_in(call) + out), launches=8, workspace=2 * out)
+    """A radix sort: eight passes over keys and positions, the positions as they were, and a second copy of both."""
+    out, keys = bytes_out(call), next(tensors(call.args))
+    pieces = (8 * keys.numel, (keys.itemsize + 8) * keys.numel) if max(keys.shape, default=0) > SHORT else ()
+    return Work(flops=elements(call.args), stream=8 * (bytes_in(call) + out), launches=8, pieces=pieces)
 
 
 FAMILIES: dict[Callable[[Call], Work], str] = {

@@ -126,7 +126,7 @@ def _operator(call: Call, phase: str, ids: Mapping[int, int]) -> Operator:
         workspace=sum(inside.pieces) or work.workspace,
         frees=tuple(ids[n] for n in call.frees if n in ids),
         library=inside.library or is_library(call.name),
-        pieces=inside.pieces,
+        pieces=inside.pieces or work.pieces,
         stream=call.stream,
         engine=call.in_backward,
         lt=inside.lt or is_lt(call),

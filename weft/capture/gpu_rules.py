@@ -1,7 +1,7 @@
 """Where torch itself takes another way on a GPU than on tensors without data, this takes the GPU's way.
 
-Nothing but dropout is known to matter: on a GPU it is one kernel that keeps a mask of one byte an element, elsewhere
-it keeps a mask of the input's own type.
+Two are known to matter. Dropout is one kernel on a GPU that keeps a mask of one byte an element; elsewhere it keeps a
+mask of the input's own type. And what is fetched by 32-bit positions is fetched by a copy of them in 64 bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ class GpuRules(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is dropout:
             return _dropout(*args, **(kwargs or {}))
+        if func is Tensor.__getitem__ and not args[0].requires_grad:  # autograd would keep the positions as they are
+            return args[0][_wide(args[1])]
         return func(*args, **(kwargs or {}))
+
+
+def _wide(index: Any) -> Any:
+    return index.long() if isinstance(index, Tensor) and index.dtype == torch.int32 else index
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -108,6 +108,7 @@ class StandIn(Adjacency):
     def _work_list(self) -> WorkList:
         small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges))
         offsets, heavy = self.indptr.dtype, partials + single
+        self._sort_rows(small)
 
         def array(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(size, dtype=dtype, device=META)
@@ -123,6 +124,12 @@ class StandIn(Adjacency):
             hub_ptr=array(hubs + 1),
             hub_of_partial=array(partials),
         )
+
+    def _sort_rows(self, count: int) -> None:
+        """What building a work list passes through and leaves nothing of: ``count`` light rows, sorted by degree."""
+        degrees = self.indptr.diff().to(torch.int32)
+        light = (degrees <= 1).new_empty(count, dtype=torch.int64).to(torch.int32)
+        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
 
     def scaled(self, **factors: Any) -> Adjacency:
         """The same structure with other factors."""
@@ -164,7 +171,9 @@ class StandIn(Adjacency):
 
     def _add_self_loops(self) -> Adjacency:
         """As for a graph that has none yet: who has some is a few bytes smaller."""
-        indptr, indices, weight = insert_loops(self.indptr, self.rows(), self.indices, self.weight)
+        rows = self.rows()
+        _ = rows == self.indices  # whether there are loops is looked at first
+        indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
         return StandIn(
             indptr.to(offset_dtype(indices.numel())),
             indices,

@@ -25,6 +25,7 @@ from weft.plan.allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
+GENERATOR = 2  # numbers on the device, seed and offset, that a recording reads torch's generator from
 LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
 
 
@@ -55,6 +56,8 @@ def follow(program: Program, preparation: Program | None, replay: bool, workspac
         run.play(program, side, side)
     if replay:
         run.trim()
+        for _ in range(GENERATOR):
+            run.take(default, 8)
         private = run.pool()
         run.play(program, private, private)
     return Held(run.allocated, run.reserved, run.needed, run.library)
@@ -84,7 +87,7 @@ class _Run:
     def keep(self, program: Program, pool: Allocator) -> None:
         """Allocate what is resident."""
         for value in program.resident:
-            self._take(pool, program.values[value].bytes)
+            self.take(pool, program.values[value].bytes)
 
     def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
         """Run the operators, those of the set-up in one pool and the others in another."""
@@ -97,8 +100,8 @@ class _Run:
             self._call(pool, op)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
-                    held[value] = pool, self._take(pool, program.values[value].bytes)
-            inside = [self._take(pool, size) for size in op.pieces or (op.workspace,)]
+                    held[value] = pool, self.take(pool, program.values[value].bytes)
+            inside = [self.take(pool, size) for size in op.pieces or (op.workspace,)]
             for block in inside:
                 pool.give(block)
             for value in ends.get(position, ()):
@@ -111,7 +114,7 @@ class _Run:
         """What the step finds and lets go: as the one before left it, or else in ``pool``."""
         if len(self._left) == len(program.carried):
             return dict(zip(program.carried, self._left, strict=True))
-        return {value: (pool, self._take(pool, program.values[value].bytes)) for value in program.carried}
+        return {value: (pool, self.take(pool, program.values[value].bytes)) for value in program.carried}
 
     def _share(self, pool: Allocator, stream: int) -> Allocator:
         """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
@@ -130,10 +133,11 @@ class _Run:
             key = (where, op.engine, size)
             if key not in self._called:
                 self._called.add(key)
-                self._take(pool, size)
+                self.take(pool, size)
                 self.library += size
 
-    def _take(self, pool: Allocator, size: int) -> Block | None:
+    def take(self, pool: Allocator, size: int) -> Block | None:
+        """Ask for a block, and note the most that there has been."""
         block = pool.take(size)
         self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
         self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
