@@ -14,11 +14,13 @@ from torch import nn
 import weft
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
+from weft.engine import estimate
 from weft.engine.home import machine_folder, machine_name
 from weft.engine.machines import find_machine, keep_calibration, keep_probe, load_calibration, machine_with
 from weft.engine.planning import plan
 from weft.graph import catalog, shapes
 from weft.plan.calibration import Calibration, Observation
+from weft.plan.grouping import together
 from weft.plan.profiles import profile
 from weft.plan.throughput import Throughput
 
@@ -162,6 +164,23 @@ def test_graphs_that_cannot_be_trained_on(missing, message):
 def test_what_is_not_work(work):
     with pytest.raises(SpecError, match=r"weft.plan takes a weft.Task, a weft.Sweep or a list of tasks"):
         plan(work)
+
+
+def test_groups_alike_are_followed_once(monkeypatch):
+    followed, follow = [], estimate.capture
+    monkeypatch.setattr(estimate, "capture", lambda *args, **kw: followed.append(args) or follow(*args, **kw))
+    estimator = estimate.Estimator(profile("h200"))
+
+    def cost(**settings):
+        tasks = Sweep(ARXIV, epochs=5, **settings).tasks()
+        return estimator.together(tasks, together(tasks, estimator.stats(tasks[0]), "cuda")).cost
+
+    first = cost(hidden=[8, 16], seed=[0, 1])
+    assert cost(hidden=[16, 8], lr=[0.1, 0.2]) == first
+    assert len(followed) == 1
+    assert cost(hidden=[8, 32], seed=[0, 1]).peak_bytes > first.peak_bytes
+    assert cost(hidden=[8, 16], seed=[0, 1, 2]).peak_bytes > first.peak_bytes
+    assert len(followed) == 3
 
 
 def test_what_is_no_machine():
