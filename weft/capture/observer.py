@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.launches import watched_launches
+from weft.capture.light_rules import light
 
 
 @dataclass
@@ -201,7 +202,9 @@ class Observer(TorchDispatchMode):
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
         if _accumulates(func, args):
             func = torch.ops.aten.add_.Tensor  # what the engine does where no mode looks on
-        out = func(*args, **kwargs)
+        out = light(func, args, kwargs) if self.kind == "meta" else NotImplemented
+        if out is NotImplemented:
+            out = func(*args, **kwargs)
         outputs = [t for t in tensors_in(out) if self._counts(t)]
         known = [self._know(t) for t in outputs]
         made = _unique(number for number, new in known if new)
