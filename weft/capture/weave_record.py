@@ -31,7 +31,7 @@ class Captured:
     """A step: ``graph`` has a placeholder for each of ``inputs`` and returns what the step returned.
 
     Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and its
-    ``meta["shape"]`` and ``meta["dtype"]``; ``meta["backward"]``: whether a node ran inside of autograd's backward pass.
+    ``meta["shape"]`` and ``meta["dtype"]``; ``meta["backward"]``: whether a node ran inside autograd's backward pass.
     """
 
     name: str
