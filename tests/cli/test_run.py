@@ -109,6 +109,17 @@ def test_failed_training_exits_with_3(weft, spec):
     assert events(out)[-1]["event"] == "failed"
 
 
+def test_what_does_not_fit_into_the_budget_exits_with_4_before_it_begins(weft, spec, tmp_path):
+    wide = ("--set", "graph=shape:ogbn-arxiv", "--set", "model.hidden=2048", "--budget", "1GiB", "--device", "cpu")
+    code, out, err = weft("run", spec, *wide, "--out", tmp_path / "out")
+    assert code == 4
+    assert "of 1.00 GiB: does not fit; nearest plan that fits: " in err
+    assert [event["event"] for event in events(out)] == ["failed"]
+    assert not (tmp_path / "out").exists()
+    code, _, _ = weft("run", spec, "--budget", "1GiB", "--device", "cpu", "--set", "train.epochs=2")
+    assert code == 0
+
+
 def test_faults_of_our_own_exit_with_1_and_ask_for_a_report(weft, spec, monkeypatch):
     monkeypatch.setattr("weft.cli.run.read_spec", lambda *_: 1 / 0)
     code, _, err = weft("run", spec)

@@ -1,0 +1,43 @@
+"""A budget on a GPU: a wall around the run that goes again, and what was taken written down beside what was foreseen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.core.errors import DoesNotFitError
+from weft.engine.machines import load_calibration, machine_with
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SWEEP = weft.Sweep("shape:ogbn-arxiv?scale=0.3", model="gcn", layers=3, seed=range(8), epochs=30)
+
+
+def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
+    device = torch.device("cuda", torch.cuda.current_device())
+    machine = machine_with(device)
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    budget = machine.context_bytes + (1 << 30)
+    result = weft.run(SWEEP, device="cuda", budget=budget, progress=False)
+    assert {member.status for member in result} == {"finished"}
+    assert torch.cuda.get_per_process_memory_fraction(device) == pytest.approx(before)
+    for plan in result.plan:
+        assert plan.cost["total_bytes"] <= budget
+        assert plan.measured["reserved_bytes"] <= 1 << 30
+        assert plan.measured["peak_bytes"] == pytest.approx(plan.cost["peak_bytes"], rel=0.1)
+        assert plan.measured["epoch_seconds"] > 0
+    assert load_calibration(machine) is not None
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_allocated():
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    task = weft.Task(graph="shape:ogbn-arxiv", model="gcn", layers=3, hidden=2048)
+    with pytest.raises(DoesNotFitError, match="does not fit"):
+        weft.run(task, device="cuda", budget="2GiB", progress=False)
+    assert torch.cuda.max_memory_allocated() == before
