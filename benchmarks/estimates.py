@@ -1,6 +1,7 @@
 """Memory and time as Weft estimates them before a run, against what the run takes.
 
     python -m benchmarks.estimates --out estimates.json        writes estimates.csv and estimates.svg beside it
+    python -m benchmarks.estimates --against estimates.json --out again.json        estimates anew, runs nothing
 
 The trainings are those of ``benchmarks.queues``: CoGNN's five queues, 20 random modules over ``weft.nn``, and PyG's
 modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing; the run is
@@ -9,6 +10,9 @@ evaluation. Memory is torch's own account, ``max_memory_allocated`` and ``max_me
 
 Time is compared before calibration and after it: the factors are fitted to one half of the trainings and used on the
 other, both ways, so that no training corrects its own estimate.
+
+``--against`` takes the measurements of a results file and estimates its trainings anew, on the host: what a changed
+model would have said of them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.estimates_again import again, machine_of
 from benchmarks.estimates_report import print_summary, summary, write_csv, write_plot
 from benchmarks.graphs import fresh, make_graph
 from benchmarks.queues import SETS, Entry, entries
@@ -60,11 +65,19 @@ def estimate(tasks: list[Task], plan: Plan, machine: Machine) -> dict[str, Any]:
 
 
 def measure(tasks: list[Task], graph: Graph, plan: Plan) -> dict[str, Any]:
-    """What a run of the same group takes: bytes at the peak, and seconds of an epoch with its evaluation."""
+    """What a run of the same group takes: bytes at the peak, and seconds of an epoch with its evaluation.
+
+    ``before_reserved``: what the graph's making has left reserved, which is more than its arrays where they are apart.
+    """
     device = graph.device
-    before = empty(device)
+    before = {"before": empty(device), "before_reserved": reserved(device)}
     with cpu_threads(plan.threads):
-        return {"before": before, **_run(GroupRun(tasks, graph, plan, device), device)}
+        return {**before, **_run(GroupRun(tasks, graph, plan, device), device)}
+
+
+def reserved(device: torch.device) -> int:
+    """Bytes that the allocator holds."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def _run(run: GroupRun, device: torch.device) -> dict[str, Any]:
@@ -105,6 +118,12 @@ def _timed(run: GroupRun, device: torch.device, epochs: int) -> float:
     return (time.perf_counter() - start) / epochs
 
 
+def foreseen(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
+    """The estimate of a training for ``machine``, on a graph that lies anywhere."""
+    members = entry.tasks(graph, tasks, hidden)
+    return estimate(members, together(members, graph.stats(), machine.device), machine)
+
+
 def cell(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
     """One training, estimated and, where the estimate says that it fits, run."""
     members = entry.tasks(graph, tasks, hidden)
@@ -140,6 +159,12 @@ def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
         del graph
 
 
+def run_again(recorder: Recorder, args: Namespace) -> None:
+    """Every training of ``--against``, estimated anew for the machine that it was run on."""
+    for key, work in again(args.against, listed(args.shapes), lambda *training: foreseen(*training, args.hidden)):
+        recorder.cell(key, work)
+
+
 def seconds_for_many(machine: Machine, count: int = 100) -> dict[str, Any]:
     """How long the estimates of ``count`` tasks of one structure take; the graph is a shape that is never made."""
     tasks = [
@@ -169,6 +194,7 @@ def arguments() -> Namespace:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--machine", default="probe", help="probe, or the name of a profile")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    parser.add_argument("--against", type=Path, help="estimate the trainings of this results file anew, run nothing")
     return parser.parse_args()
 
 
@@ -176,12 +202,16 @@ def main() -> None:
     """Estimate and run everything, then say how far apart they are."""
     args = arguments()
     recorder = Recorder("estimates", args)
-    machine = recorder.prepare("machine", lambda: machine_for(args.machine, recorder.device))
+    find = machine_for if args.against is None else lambda *_: machine_of(args.against)
+    machine = recorder.prepare("machine", lambda: find(args.machine, recorder.device))
     if machine is None:
         return
     recorder.about["machine"] = machine.to_dict()
     recorder.about["many"] = seconds_for_many(machine)
-    run_all(recorder, machine, args)
+    if args.against is None:
+        run_all(recorder, machine, args)
+    else:
+        run_again(recorder, args)
     recorder.save(summary=summary(recorder.cells))
     if args.out is not None:
         write_csv(Path(args.out).with_suffix(".csv"), recorder.cells)

@@ -105,3 +105,19 @@ def test_it_writes_points_and_plot(tmp_path, monkeypatch, capsys):
     assert len(rows) == sum(cell["status"] == "ok" for cell in json.loads(out.read_text())["cells"]) > 0
     assert float(rows[0]["estimated_allocated"]) > 0
     assert out.with_suffix(".svg").read_text().startswith("<svg")
+
+
+def test_trainings_are_estimated_anew_next_to_what_was_measured(tmp_path, monkeypatch, capsys):
+    entry = next(one for one in entries(["queues"]) if one.shape == "cora")
+    cell = made(name=entry.name, queue=entry.queue, layers=entry.layers, allocated=7 * 10**8, reserved=8 * 10**8)
+    results, out = tmp_path / "measured.json", tmp_path / "again.json"
+    cells = [cell, {**cell, "status": "failed"}, {**cell, "fits": False}]
+    results.write_text(json.dumps({"machine": profile("h200").to_dict(), "cells": cells}))
+    command = ["estimates", "--device", "cpu", "--against", str(results), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    estimates.main()
+    (found,) = json.loads(out.read_text())["cells"]
+    assert found["status"] == "ok", found
+    assert (found["allocated"], found["reserved"], found["seconds"]) == (7 * 10**8, 8 * 10**8, 2.0)
+    assert found["estimated_allocated"] > 10**8  # cuBLAS's workspaces alone: for a GPU, though there is none here
+    assert "queues T=1" in capsys.readouterr().out
