@@ -146,11 +146,23 @@ def chosen(args: Namespace) -> list[tuple[Entry, int]]:
     return found
 
 
+def settled(graph: Graph) -> Graph:
+    """The graph as if it had been read and moved to the device; one made there lies among the holes of its making.
+
+    Segments that hold one array and much else that is free would count as reserved by whatever trains on it.
+    """
+    if graph.device.type != "cuda":
+        return graph
+    device, graph = graph.device, graph.to("cpu")
+    empty(device)
+    return graph.to(device)
+
+
 def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
     """Shape by shape, so that a graph is made once for all that train on it."""
     wanted = [(entry, tasks) for entry, tasks in chosen(args) if not args.shapes or entry.shape in listed(args.shapes)]
     for shape in dict.fromkeys(entry.shape for entry, _ in wanted):
-        graph = recorder.prepare(f"graph {shape}", lambda s=shape: make_graph(s, recorder.device, args.scale))
+        graph = recorder.prepare(f"graph {shape}", lambda s=shape: settled(make_graph(s, recorder.device, args.scale)))
         if graph is None:
             continue
         for entry, tasks in (pair for pair in wanted if pair[0].shape == shape):
