@@ -1,4 +1,4 @@
-"""A budget on a GPU: a wall around the run that goes again, and what was taken written down beside what was foreseen."""
+"""A budget on a GPU: a wall around the run that goes again, and what was taken beside what was foreseen."""
 
 from __future__ import annotations
 
