@@ -200,7 +200,7 @@ class TestEnds:
         nobody = run(make_sweep(seed=[0, 1], epochs=11), progress=False, prune=lambda *_: None)
         assert nobody.statuses == {"finished": 2}
 
-    def test_cancelling_members_and_all(self):
+    def test_cancelling_members_and_all(self, tmp_path):
         cancel, events = Cancel(), []
 
         def listen(event):
@@ -216,8 +216,14 @@ class TestEnds:
         thread = threading.Thread(target=everything)
         thread.start()
         thread.join()
-        result = run(make_sweep(seed=[0, 1]), progress=False, cancel=everything)
+        events.clear()
+        result = run(
+            make_sweep(seed=[0, 1]), progress=False, cancel=everything, out=tmp_path / "never", on_event=events.append
+        )
         assert result.statuses == {"cancelled": 2}
+        assert [event.kind for event in events] == ["end", "end", "finish"]
+        assert "report" not in events[-1].data
+        assert not (tmp_path / "never").exists(), "nothing has begun"
         alone = run(make_sweep(epochs=5000).tasks()[0], progress=False, cancel=_after_a_look(Cancel()))
         assert alone.status == "cancelled"
 
@@ -251,6 +257,12 @@ class _after_a_look(Cancel):
 
 
 class TestTrouble:
+    def test_a_member_that_fails_first_is_in_the_journal(self, tmp_path):
+        run(make_sweep(model=["nowhere.py:Net", "gcn"], epochs=2), progress=False, out=tmp_path)
+        journal = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        assert [event["event"] for event in journal[:3]] == ["start", "end", "group"]
+        assert (journal[1]["task"], journal[1]["status"]) == ("nowhere.py:Net", "failed")
+
     def test_memory_that_is_not_enough_for_all_is_enough_for_some(self, monkeypatch, tmp_path):
         real = GroupRun.advance
 

@@ -53,6 +53,11 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise SpecError(f"--out {path}: {there} cannot be written to; choose another folder")
 
+    @property
+    def opened(self) -> bool:
+        """Whether this run writes here: something has begun, and nothing went wrong with the disk."""
+        return self._opened
+
     def open(self, afresh: bool) -> None:
         """Make the folder; ``afresh`` removes what a former run left, so that nothing is taken for this one's."""
         if self._opened:

@@ -97,11 +97,15 @@ class SweepTelling:
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, Track] = {}
         self._group: dict[str, Any] = {}
+        self._held: list[Event] = []  # ends of members that went wrong before anybody began
         self._told = 0.0
         self._since: tuple[int, float] = (0, 0.0)  # epochs done and seconds passed since the last progress event
 
     def event(self, kind: str, **data: Any) -> None:
         """Emit an event about the whole."""
+        held = self._held if kind in ("group", "finish", "failed") else []
+        while held:
+            self._emit(held.pop(0))
         self._emit(Event(kind, self._sweep.label, data))
 
     def note(self, message: str) -> None:
@@ -154,7 +158,11 @@ class SweepTelling:
 
     def _end(self, name: str, status: str, metrics: dict[str, Any], message: str) -> None:
         data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics}
-        self._emit(Event("end", name, {**data, **({"message": message} if message else {})}))
+        event = Event("end", name, {**data, **({"message": message} if message else {})})
+        if self._group:
+            self._emit(event)
+        else:
+            self._held.append(event)
 
     def checkpoint(self, path: Path, epoch: int) -> None:
         self.event("checkpoint", path=str(path), epoch=epoch)

@@ -102,7 +102,7 @@ def _run_task(
         status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
         telling.event("failed", status=status, message=str(error))
         raise
-    report = {"report": str(out / REPORT)} if out is not None else {}
+    report = _report(folder)
     if result.status == "diverged":
         telling.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
         raise DivergedError(result.message)
@@ -125,13 +125,17 @@ def _run_sweep(
         plans = tuple(plan for _, plan in job.groups)
         seconds = time.perf_counter() - begin
         result = SweepResult(sweep, found, plans, environment(device), seconds, _about_graph(job))
-        if folder is not None:
+        if folder is not None and folder.opened:
             folder.save_sweep(result)
     except TrainingError as error:
         telling.event("failed", status="failed", message=str(error))
         raise
-    telling.event("finish", **_summary(result), **({"report": str(out / REPORT)} if out is not None else {}))
+    telling.event("finish", **_summary(result), **_report(folder))
     return result
+
+
+def _report(folder: RunFolder | None) -> dict[str, str]:
+    return {"report": str(folder.path / REPORT)} if folder is not None and folder.opened else {}
 
 
 def _summary(result: SweepResult) -> dict[str, Any]:
