@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.core.amounts import parse_bytes, show_bytes, show_seconds
+from weft.core.amounts import parse_bytes, show_bytes, show_loss, show_seconds
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.machine import Machine, interpolate
@@ -111,6 +111,11 @@ def test_amounts_are_shown_with_three_digits():
     assert [show_seconds(s) for s in (2e-6, 9.37e-4, 0.0471, 1.5, 600, 90_000)] == [
         "2.00 us", "937 us", "47.1 ms", "1.50 s", "10.0 min", "25.0 h",
     ]  # fmt: skip
+
+
+def test_losses_have_four_decimals_unless_they_run_away():
+    assert [show_loss(x) for x in (0.25, 12345.678, 3.46137e20, -2e9)] == ["0.2500", "12345.6780", "3.46e+20", "-2e+09"]
+    assert show_loss(float("inf")) == "inf"
 
 
 def test_cost_goes_through_json():

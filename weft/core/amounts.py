@@ -54,6 +54,11 @@ def show_seconds(amount: float) -> str:
     raise AssertionError("the last unit always returns")
 
 
+def show_loss(value: float) -> str:
+    """Four decimals, in powers of ten where that would be longer than a column: ``3.46e+20``."""
+    return f"{value:.4f}" if abs(value) < 1e5 or not math.isfinite(value) else f"{value:.3g}"
+
+
 def _three_digits(size: float, unit: str, exact: bool = False) -> str:
     if exact or abs(size) >= 99.95:
         return f"{size:.0f} {unit}"

@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from weft.core.amounts import show_loss
 from weft.core.event import Event
 
 MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
@@ -147,4 +148,4 @@ class LiveTable:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else ""
+    return show_loss(value) if isinstance(value, float) else ""

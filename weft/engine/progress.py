@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from weft.core.amounts import show_loss
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.engine.live_table import LiveTable
@@ -66,7 +67,7 @@ class LiveDisplay:
         self._bar.update(self._line, description=escape(event.task), total=self._epochs)
 
     def _show(self, data: Any) -> None:
-        words = [f"loss {data['loss']:.4f}"] if "loss" in data else []
+        words = [f"loss {show_loss(data['loss'])}"] if "loss" in data else []
         value, best = data.get(f"val_{self._metric}"), data.get(f"best_val_{self._metric}")
         if value is not None:
             words.append(f"val {value:.4f}")

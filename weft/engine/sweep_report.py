@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.core.amounts import show_loss
 from weft.core.event import finite
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -194,7 +195,7 @@ def _score(member: Result, key: str, span: Span | None) -> str:
 
 def _final_loss(member: Result) -> str:
     losses = [value for value in member.history.get("loss", ()) if value is not None]
-    return f"{losses[-1]:.4f}" if losses else "–"
+    return show_loss(losses[-1]) if losses else "–"
 
 
 def _trouble(result: SweepResult) -> str:
