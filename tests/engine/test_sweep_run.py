@@ -14,6 +14,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.cancel import Cancel
 from weft.engine.job import GroupRun
+from weft.engine.session import Session
 from weft.engine.sweep_result import SweepResult
 from weft.engine.train import run
 from weft.plan.pruning import MedianPruner
@@ -227,19 +228,38 @@ class TestEnds:
         alone = run(make_sweep(epochs=5000).tasks()[0], progress=False, cancel=_after_a_look(Cancel()))
         assert alone.status == "cancelled"
 
-    def test_ended_members_leave_when_that_pays(self, monkeypatch):
+    def test_ended_members_leave(self, monkeypatch):
         left = []
         real = GroupRun.leave
         monkeypatch.setattr(GroupRun, "leave", lambda group, who: (left.append(list(who)), real(group, left[-1]))[1])
         sweep = make_sweep(epochs=[3, 40], seed=[0, 1])
-        whole = run(sweep, progress=False)
-        monkeypatch.setattr("weft.engine.session.pays_to_leave", lambda ended, members, *_: 0 < ended < members)
         again = run(sweep, progress=False)
-        assert left[-1] == [0, 1]
+        assert left == [[0, 1]]
+        monkeypatch.setattr("weft.engine.session.LEAVE_EVERY", 1000)
+        whole = run(sweep, progress=False)
+        assert left == [[0, 1]]
         for one, other in zip(whole, again, strict=True):
             assert one.metrics["epochs_run"] == other.metrics["epochs_run"]
             assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
         assert again[0].model.state_dict().keys() == again[2].model.state_dict().keys()
+
+    @pytest.mark.parametrize("model", ["gcn", "gin"])
+    def test_numbers_do_not_depend_on_how_often_one_looks(self, monkeypatch, model):
+        sweep = make_sweep(model=model, hidden=[4, 8], epochs=[5, 60], lr=[0.01, 0.1])
+        often, seldom = [], []
+        for seconds, histories in ((0.0, often), (100.0, seldom)):
+            monkeypatch.setattr("weft.engine.session.LOOK_SECONDS", seconds)
+            histories += [member.history for member in run(sweep, progress=False)]
+        assert often == seldom
+
+    def test_members_on_a_gpu_leave_when_that_pays(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(Session, "_leaves_by_epoch", False)
+        monkeypatch.setattr("weft.engine.session.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2)
+        result = run(make_sweep(epochs=[3, 40], seed=[0, 1]), progress=False)
+        assert result.statuses == {"finished": 4}
+        assert (2, 4) in {pay[:2] for pay in asked}, "two of four have ended"
+        assert asked[-1][1] == 2, "and are out of the step"
 
 
 class _after_a_look(Cancel):
@@ -319,7 +339,7 @@ class TestResume:
     @pytest.mark.parametrize("leaving", [False, True])
     def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path, monkeypatch, leaving):
         """With members that have ended in the step to the last, and with members that leave it at once."""
-        monkeypatch.setattr("weft.engine.session.pays_to_leave", lambda ended, all_, *_: leaving and 0 < ended < all_)
+        monkeypatch.setattr("weft.engine.session.LEAVE_EVERY", 1 if leaving else 1000)
         sweep = make_sweep(model=["gcn", "sage"], hidden=[4, 8], dropout=0.5, epochs=[6, 30], norm="batch")
         whole = run(sweep, progress=False)
 

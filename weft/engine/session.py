@@ -11,7 +11,7 @@ from weft.engine.endings import Endings
 from weft.engine.interrupt import Interrupted, Interruption
 from weft.engine.telling import Telling
 from weft.engine.track import Track
-from weft.plan.periods import Pace, pays_to_leave
+from weft.plan.periods import LEAVE_EVERY, Pace, pays_to_leave
 from weft.run.group import GroupRun, Progress
 
 LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
@@ -128,8 +128,11 @@ class Session:
         return False
 
     def _next_period(self) -> int:
-        until = self._endings.until_next(self.group.epoch)
-        return self._period if until is None else min(self._period, until)
+        epoch, until = self.group.epoch, self._endings.until_next(self.group.epoch)
+        ends = [] if until is None else [until]
+        if self._leaves_by_epoch and len(self.group.present) > 1:
+            ends.append(LEAVE_EVERY - epoch % LEAVE_EVERY)
+        return min([self._period, *ends])
 
     def _adapt(self) -> None:
         if self._fixed_period is None:
@@ -144,9 +147,20 @@ class Session:
         self.group.end(index for index, track in enumerate(self.tracks) if track in stopped)
         present = self.group.present
         ended = [member.index for member in present if not self.tracks[member.index].running]
-        left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
-        if pays_to_leave(len(ended), len(present), left, self._pace, self._prepare_seconds):
+        if self._time_to_leave(len(ended), len(present)):
             self.group.leave(ended)
+
+    @property
+    def _leaves_by_epoch(self) -> bool:
+        """Whether members leave at fixed epochs: a smaller step may round differently, and numbers on a CPU are to be
+        the same bits however fast it is and wherever it was interrupted. There a new step costs next to nothing."""
+        return self.group.device.type == "cpu"
+
+    def _time_to_leave(self, ended: int, present: int) -> bool:
+        if self._leaves_by_epoch:
+            return 0 < ended < present and self.group.epoch % LEAVE_EVERY == 0
+        left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
+        return pays_to_leave(ended, present, left, self._pace, self._prepare_seconds)
 
     # ---- telling and saving --------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+LEAVE_EVERY = 16  # epochs between two moments to leave, where they must not depend on the speed of the machine
 GAIN = 1.5  # how far the time won must exceed the time spent: both are estimates
 
 
