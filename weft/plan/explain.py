@@ -142,9 +142,10 @@ def _memory(group: GroupEstimate, report: PlanReport) -> str:
     parts = sorted(cost.bytes.items(), key=lambda part: -part[1])
     named = [f"{KINDS.get(kind, kind)} {show_bytes(size)}" for kind, size in parts if size >= SMALL * cost.peak_bytes]
     beyond = max(cost.reserved_bytes - cost.peak_bytes, 0)
-    around = [f"held by the allocator {show_bytes(beyond)}"] if beyond >= SMALL * cost.peak_bytes else []
     fixed = machine.context_bytes + machine.workspace_bytes
-    around += [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
+    around = [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
+    if beyond >= SMALL * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
+        around.append(f"where there is room, the allocator keeps another {show_bytes(beyond)} idle")
     return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)
 
 
