@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # which folds the lines of a docstring anew
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
