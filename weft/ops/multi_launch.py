@@ -107,8 +107,10 @@ def intercepted(instead: Callable[[Any, Any, Callable[..., Any]], Callable[..., 
 
     def getitem_of(inherited: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def getitem(kernel: Any, grid: Any) -> Any:
-            launch = inherited(kernel, grid)
-            return launch if threading.get_ident() != thread else instead(kernel, grid, launch)
+            if threading.get_ident() != thread:
+                return inherited(kernel, grid)
+            # Asked for when it is made, not before: without Triton a kernel cannot even be asked.
+            return instead(kernel, grid, lambda *args, **options: inherited(kernel, grid)(*args, **options))
 
         return getitem
 
