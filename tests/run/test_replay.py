@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from weft.core.task import Task
 from weft.engine.train import run as engine_run
 from weft.plan.solo import choose
 from weft.run.randomness import seeded
-from weft.run.replay import Replay
+from weft.run.replay import Replay, _without_collection
 
 from .alone import Alone
 
@@ -31,6 +32,39 @@ def test_without_recording_it_is_a_call():
     assert counter.item() == 2
     assert not replay.recorded
     assert replay.pool is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
+    def fails():
+        with _without_collection():
+            assert not gc.isenabled()
+            raise KeyError
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            fails()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+class Products:
+    """Matrix products both ways on the GPU, to be recorded: cuBLAS is called by the main thread and by autograd's."""
+
+    def __init__(self):
+        self.weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        self.total = torch.zeros((), device="cuda")
+
+    def __call__(self):
+        loss = (self.weight @ self.weight).sum()
+        (gradient,) = torch.autograd.grad(loss, self.weight)
+        self.total.add_(gradient.sum())
+
+    def replay(self):
+        return Replay(self, [self.total], record=True)
 
 
 def cuda_run(graph, record, **settings):
@@ -58,6 +92,44 @@ class TestOnTheGpu:
         replay()
         replay()
         assert counter.item() == 2
+
+    def test_many_recordings_hold_no_more_than_one(self):
+        def held():
+            gc.collect()
+            torch.cuda.empty_cache()
+            return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+        step = Products()
+        assert step.replay().recorded
+        once = held()
+        for _ in range(40):  # more than torch has streams
+            assert step.replay().recorded
+        assert held() == once
+
+    def test_garbage_that_holds_a_recording_does_not_break_another(self):
+        step = Products()
+        older = [step.replay() for _ in range(4)]
+        assert all(replay.recorded for replay in older)
+        for replay in older:
+            replay.itself = replay  # only the collector can let go of it
+        before = gc.get_threshold()
+        gc.collect()
+        del older, replay
+        gc.set_threshold(1, 1, 1)
+        try:
+            again = Replay(lambda: ([[] for _ in range(100)], step()), [step.total], record=True)
+        finally:
+            gc.set_threshold(*before)
+        assert again.recorded, again.reason
+        again()
+        assert step.total.item() == 64 * 64 * 128
+
+    def test_a_step_that_cannot_be_recorded_leaves_the_stream_to_the_next(self):
+        step = Products()
+        asks = Replay(lambda: step.total.add_(step.total.item()), [step.total], record=True)
+        assert not asks.recorded
+        assert step.replay().recorded
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
     @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
     @pytest.mark.parametrize("norm", [None, "batch"])

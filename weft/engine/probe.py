@@ -21,6 +21,7 @@ from weft import ops
 from weft.core.machine import Machine, Rates
 from weft.engine.device import device_name, machine_of
 from weft.ops.adjacency import Adjacency
+from weft.run.streams import recording_stream
 from weft.run.threads import cpu_threads
 
 MIB = 2**20
@@ -133,7 +134,7 @@ def device_seconds(call: Callable[[], Any], device: torch.device, budget: float)
 
 def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torch.cuda.CUDAGraph:
     """``call``, ``times`` in a row, as a CUDA graph."""
-    side = torch.cuda.Stream(device)
+    side = recording_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(2):  # kernels are compiled and libraries set up outside of the recording
@@ -141,7 +142,7 @@ def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torc
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         for _ in range(times):
             call()
     return graph

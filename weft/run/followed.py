@@ -15,10 +15,9 @@ from torch import fx
 
 from weft.capture.observer import Observer
 from weft.capture.weave import OWN_STREAM, Woven
-from weft.run.weave import SIDE_STREAMS, WovenStep
+from weft.run.streams import SIDE_STREAMS
+from weft.run.weave import WovenStep
 from weft.run.weave_streams import run_node, schedule
-
-EVALUATION = 100  # streams from here on are those on which stacks evaluate
 
 
 class Followed:
@@ -46,8 +45,8 @@ class Followed:
 
     @contextmanager
     def beside(self, place: int) -> Iterator[None]:
-        """Inside, a stack evaluates on a stream of its own."""
-        self._observer.stream = EVALUATION + place
+        """Inside, a stack evaluates on one of the side streams."""
+        self._observer.stream = 1 + place % SIDE_STREAMS
         try:
             yield
         finally:
@@ -56,6 +55,7 @@ class Followed:
 
 def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
     """Let ``observer`` know what the merged step does, from its next call on."""
+    streams = streams and step.side_streams > 0
     followed = Followed(step.woven, observer, streams)
     step._run = followed
     if streams:

@@ -5,6 +5,7 @@ On small graphs an epoch is all launch overhead; replaying it as one graph is wo
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from weft.run.streams import recording_stream
 
 WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
 
@@ -57,12 +60,13 @@ class Replay:
     def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
         saved = [tensor.clone() for tensor in changed]
         random = torch.cuda.get_rng_state()
-        stream = torch.cuda.current_stream()
+        stream, side = torch.cuda.current_stream(), recording_stream()
         try:
-            self._warm_up(warmup)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._fn()
+            with _without_collection():
+                self._warm_up(side, warmup)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=side):
+                    self._fn()
             self._graph = graph
         except torch.OutOfMemoryError:
             raise
@@ -75,9 +79,11 @@ class Replay:
                 tensor.copy_(before)
             torch.cuda.set_rng_state(random)
 
-    def _warm_up(self, times: int) -> None:
-        """Compile kernels, fill caches and build derived matrices before recording, on a side stream."""
-        side = torch.cuda.Stream()
+    def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
+        """Compile kernels, fill caches and build derived matrices before recording, on the stream that records.
+
+        What libraries keep for that stream is then there, and the recording's own pool is spared it.
+        """
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(times):
@@ -85,6 +91,18 @@ class Replay:
             with _waiting_is_an_error():
                 self._fn()
         torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage is collected inside: it may hold an older recording, and to destroy that breaks one under way."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from weft.capture.weave import Table, Woven, weave
 from weft.capture.weave_record import record
 from weft.core.errors import InputError
 from weft.run.stack import Stack
+from weft.run.streams import SIDE_STREAMS, streams_beside
 from weft.run.weave_streams import Streamed
 
-SIDE_STREAMS = 4
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
 SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by another stream
 
@@ -38,13 +38,14 @@ class WovenStep:
         self.stacks = tuple(stacks)
         if side_streams is None:
             side_streams = SIDE_STREAMS if stacks[0].graph.num_edges < SMALL else 0
+        self.side_streams = side_streams
         self.woven: Woven = weave([_recorded(stack) for stack in stacks], walks)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
         self._side: list[torch.cuda.Stream] = []
         if side_streams > 0 and self._device.type == "cuda":
             self._run = Streamed(self.woven, side_streams, self._device)
-            self._side = [torch.cuda.Stream(self._device) for _ in stacks]
+            self._side = streams_beside(len(stacks), self._device)
 
     @property
     def table(self) -> Table:
@@ -84,7 +85,7 @@ class WovenStep:
         self._each(Stack.note, self.train())
 
     def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
-        """What follows the step of every stack, each on a stream of its own where there are streams."""
+        """What follows the step of every stack, on the side streams in turn where there are any."""
         for place, (stack, loss) in enumerate(zip(self.stacks, losses, strict=True)):
             with self._beside(place):
                 finish(stack, loss)

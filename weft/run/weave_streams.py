@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from weft.capture.weave import OWN_STREAM, Woven
+from weft.run.streams import streams_beside
 
 START = -1  # the event of the beginning, on the caller's stream
 
@@ -139,8 +140,7 @@ class Streamed:
         graph = woven.graph
         self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in graph.nodes if node.op == "output").args[0]
-        used = {action.stream for action in self._schedule.actions} - {OWN_STREAM}
-        self._side = {number: torch.cuda.Stream(device) for number in sorted(used)}
+        self._side = dict(enumerate(streams_beside(side_streams, device), 1))
 
     def __call__(self) -> tuple[Any, ...]:
         """One step of every member; the caller's stream comes after all of it."""

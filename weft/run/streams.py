@@ -1,0 +1,36 @@
+"""The streams of a GPU that Weft works on beside the caller's, made once for the whole process.
+
+Libraries keep memory for every stream they have been called on, for good: cuBLAS 32 MiB for each thread and stream on
+an H200. torch hands out 32 streams in turn, so a process that asked for a new one with every recording would come to
+hold a gigabyte of that, outside of anybody's budget.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+SIDE_STREAMS = 4
+
+
+def recording_stream(device: torch.device | None = None) -> torch.cuda.Stream:
+    """The one stream of ``device`` (None: the current one) for every warm-up and every recording."""
+    return _streams(_index(device))[0]
+
+
+def streams_beside(count: int, device: torch.device | None = None) -> list[torch.cuda.Stream]:
+    """``count`` streams for work inside of a step that may overlap: :data:`SIDE_STREAMS` of them, in turn."""
+    side = _streams(_index(device))[1:]
+    return [side[place % SIDE_STREAMS] for place in range(count)]
+
+
+@cache
+def _streams(index: int) -> tuple[torch.cuda.Stream, ...]:
+    # All at once, since what torch hands out in a row is distinct.
+    return tuple(torch.cuda.Stream(index) for _ in range(1 + SIDE_STREAMS))
+
+
+def _index(device: torch.device | None) -> int:
+    index = None if device is None else device.index
+    return torch.cuda.current_device() if index is None else index
