@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.ops import linear
-from weft.ops.linear import linear_backward, weight_grad, weight_grad_torch
+from weft.ops import linear, linear_and_pass
+from weft.ops.linear import linear_backward, needs_gradient, weight_grad, weight_grad_torch
 
 from .bits import row_mask_of
 from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached
@@ -153,3 +153,19 @@ def test_backward_of_a_whole_layer_keeps_the_rules_of_an_operator():
     one = torch.vmap(lambda g, v, w: linear_backward(g, None, v, w, None, "none", None, None, 0, False, True)[1:])
     for found, expected in zip(one(grad, x, weight), linear_backward(*given)[1:], strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_only_an_input_that_wants_a_gradient_is_passed_on_as_a_result():
+    """Under vmap as well: what an autograd function returns always seems to want one."""
+    seen = {}
+
+    def look(weight, x, hidden):
+        seen.update(weight=needs_gradient(weight), x=needs_gradient(x), hidden=needs_gradient(hidden))
+        return linear_and_pass(x, weight)[0]
+
+    weight, x = torch.randn(3, 4, 5, requires_grad=True), torch.randn(7, 5)
+    hidden = torch.randn(3, 7, 5)
+    torch.vmap(look, in_dims=(0, None, 0))(weight, x, hidden)
+    assert seen == {"weight": True, "x": False, "hidden": False}
+    torch.vmap(look, in_dims=(0, None, 0))(weight, x, (hidden * weight[:, :1, :1]))
+    assert seen["hidden"]

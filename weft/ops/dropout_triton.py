@@ -53,7 +53,7 @@ def _backward_kernel(
         # A kept and active element is a positive output: no need to draw the mask again.
         active = tl.load(out + task * N * F + element, mask=inside, other=0.0) > 0.0
         if DROP:
-            value *= (1.0 / (1.0 - tl.load(rate + task * stride_rate).to(tl.float32))).to(ACC)
+            value *= tl.div_rn(1.0, 1.0 - tl.load(rate + task * stride_rate).to(tl.float32)).to(ACC)
         value = tl.where(active, value, 0.0)
     else:
         if DROP:
@@ -130,7 +130,7 @@ def _backward_bias_kernel(
     scale = tl.full([], 1.0, ACC)
     if DROP:
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-        scale = (1.0 / (1.0 - fraction)).to(ACC)
+        scale = tl.div_rn(1.0, 1.0 - fraction).to(ACC)
     total = tl.zeros([BN, BF], ACC)
     for base in range(first, last, BN):
         n = base + tl.arange(0, BN)

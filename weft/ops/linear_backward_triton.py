@@ -52,7 +52,7 @@ def _linear_backward_kernel(
     key = tl.zeros([], tl.uint64)
     if DROP:
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-        scale = 1.0 / (1.0 - fraction)
+        scale = tl.div_rn(1.0, 1.0 - fraction)
         key = mix_key(clock + task * stride_clock, site)
     if WANT_X:
         w = tl.load(weight + o[:, None] * I + i[None, :], mask=(o < O)[:, None] & (i < I)[None, :], other=0.0)

@@ -50,4 +50,4 @@ def keep_scale(key, rate, element):
     """``1 / (1 - rate)`` where the element is kept, 0 where it is dropped."""
     bits = random_bits(key, element).to(tl.int64)
     kept = bits >= (rate * 4294967296.0).to(tl.int64)
-    return tl.where(kept, 1.0 / (1.0 - rate), 0.0)
+    return tl.where(kept, tl.div_rn(1.0, 1.0 - rate), 0.0)
