@@ -198,6 +198,16 @@ def test_a_terminal_gets_a_live_table_and_the_winner(weft, spec, monkeypatch):
     assert "report: o/report.html" in out
 
 
+def test_the_winner_of_every_graph(weft, spec, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "160")
+    code, out, err = weft("run", spec, "--out", "o", "--set", 'graph=["tiny", "demo"]', "--set", "train.epochs=2")
+    assert code == 0
+    assert "2 tasks on 2 graphs" in err
+    assert re.search(r"best on tiny: \S*tiny\S* \(val accuracy \d\.\d+", out)
+    assert re.search(r"best on demo: \S*demo\S* \(val accuracy \d\.\d+", out)
+
+
 def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
     wild = ["--set", "train.optimizer=sgd", "--set", "train.lr=[0.1, 1e30]"]
     code, out, err = weft("run", spec, *wild)

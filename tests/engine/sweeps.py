@@ -16,8 +16,9 @@ def made(sweep: Sweep, score, epochs: int = 12, broken=()) -> SweepResult:
     """A result in which member ``task`` reaches ``score(task)``; members named in ``broken`` diverged at once."""
     tasks = sweep.tasks()
     results = [_diverged(task) if task.name in broken else _finished(task, score(task), epochs) for task in tasks]
-    plan = Plan(tuple(task.label for task in tasks), "stacked" if len(tasks) > 1 else "solo", why=("equal steps",))
-    return SweepResult(sweep, results, (plan,), {"weft": "0", "device": "CPU"}, 1.5, GRAPH)
+    groups = [[task.label for task in tasks if sweep.graph_of(task) == graph] for graph in sweep.graphs]
+    plans = tuple(Plan(tuple(some), "stacked" if len(some) > 1 else "solo", why=("equal steps",)) for some in groups)
+    return SweepResult(sweep, results, plans, {"weft": "0", "device": "CPU"}, 1.5, dict.fromkeys(sweep.graphs, GRAPH))
 
 
 def _finished(task, score, epochs):

@@ -49,6 +49,38 @@ def test_few_members_are_all_there_best_first():
     assert "1,234 task·epochs/s" in text
 
 
+def test_every_graph_has_ranks_of_its_own():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, color_system=None)
+    table = LiveTable(console)
+    graph = {"name": "cora", "nodes": 10, "edges": 20}
+    start = {"tasks": 4, "epochs": 100, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    table(Event("start", "sweep", {**start, "graphs": ["cora", "ppi"]}))
+    plan = {"join": "stacked", "stacks": [], "why": ["equal steps"]}
+    for place, (graph, metric) in enumerate([("cora", "accuracy"), ("ppi", "f1_micro")], 1):
+        names = [f"{graph} lr={index}" for index in (1, 2)]
+        about = {"group": place, "groups": 2, "graph": graph, "metric": metric}
+        table(Event("group", "sweep", {**about, "members": names, "plan": plan}))
+        rows = [
+            {
+                "task": name,
+                "status": "running",
+                "epoch": 5,
+                "epochs": 10,
+                f"best_val_{metric}": place / 10 + index / 100,
+            }
+            for index, name in enumerate(names)
+        ]
+        table(Event("progress", "sweep", {"done": 1, "total": 2, "epochs_per_second": 3.0, "members": rows}))
+    console.print(table._render())
+    text = console.file.getvalue()
+    assert "4 tasks on 2 graphs" in text
+    assert "group 2 of 2 on ppi: 2 tasks" in text
+    assert [row.split()[:3] for row in lines_of(text)] == [
+        ["1", "cora", "lr=2"], ["2", "cora", "lr=1"], ["1", "ppi", "lr=2"], ["2", "ppi", "lr=1"]
+    ]  # fmt: skip
+    assert "0.2100" in lines_of(text)[2]
+
+
 def test_hundreds_are_the_best_and_a_line_for_the_rest():
     members = [(f"lr={index}", index / 1000, "diverged" if index < 4 else "running") for index in range(200)]
     text = show(members, waiting=50)

@@ -73,11 +73,42 @@ class TestMembers:
         with pytest.raises(SpecError, match="not a list whose item 0 is 1"):
             run([1, 2])
 
-    def test_tasks_on_several_graphs(self):
+    def test_tasks_on_several_graphs_are_ranked_apart(self, tmp_path):
         first, second = tiny_graph(), tiny_graph(seed=1)._changed(name="other")
-        result = run(Sweep([first, second], hidden=8, epochs=3, seed=[0, 1]), progress=False)
+        events = []
+        sweep = Sweep([first, second], hidden=8, epochs=3, seed=[0, 1])
+        result = run(sweep, out=tmp_path, on_event=events.append, progress=False)
         assert [member.name for member in result] == ["tiny seed=0", "tiny seed=1", "other seed=0", "other seed=1"]
-        assert len(result.plan) == 2
+        assert [set(plan.members) for plan in result.plan] == [
+            {"tiny seed=0", "tiny seed=1"},
+            {"other seed=0", "other seed=1"},
+        ]
+        assert [event.data["graph"] for event in of_kind(events, "group")] == ["tiny", "other"]
+        with pytest.raises(SpecError, match="has 2 graphs, whose scores do not compare; say which with graph="):
+            result.best()
+        for graph, object_ in (("tiny", first), ("other", second)):
+            assert result.best(graph=graph).task.graph is object_
+            assert result.best(graph=object_) is result.best(graph=graph) is result.on(graph).best()
+            assert [result[i].task.graph for i in result.ranking("test_accuracy", graph)] == [object_] * 2
+        saved = json.loads((tmp_path / "result.json").read_text())
+        assert {name: one["best"] for name, one in saved["graphs"].items()} == {
+            graph: result.best(graph=graph).name for graph in ("tiny", "other")
+        }
+        assert saved["best"] is None
+        assert [row["graph"] for row in saved["tasks"]] == ["tiny", "tiny", "other", "other"]
+        assert of_kind(events, "finish")[0].data["graphs"] == saved["graphs"]
+        assert "4 trainings on tiny, other" in (tmp_path / "report.html").read_text()
+
+    def test_members_are_pruned_among_those_on_their_graph(self):
+        graphs = [tiny_graph(), tiny_graph(seed=1)._changed(name="other")]
+        asked = []
+
+        def policy(epoch, scores, running):
+            asked.append((sorted(scores), sorted(running)))
+
+        run(Sweep(graphs, hidden=8, epochs=11, seed=[0, 1]), prune=policy, progress=False)
+        both = [[f"{graph.name} seed={seed}" for seed in (0, 1)] for graph in graphs]
+        assert asked == [(names, names) for names in both]
 
     def test_a_sweep_of_one_is_a_sweep(self, tmp_path):
         result = run(make_sweep(), progress=False, out=tmp_path)

@@ -137,10 +137,18 @@ def _show_sweep(result: SweepResult, folder: Path) -> None:
     console = Console()
     ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
     console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
-    if any(member.metrics["best_epoch"] for member in result):
-        best = result.best()
-        metric = result.metric.partition("_")[2]
-        values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
-        words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
-        console.print(f"best: [bold]{escape(best.name)}[/] ({words})", highlight=False)
+    parts = result.by_graph()
+    for graph, part in parts.items():
+        where = f" on {escape(graph)}" if len(parts) > 1 else ""
+        console.print(f"best{where}: {_best_words(part)}", highlight=False)
     console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _best_words(result: SweepResult) -> str:
+    """The best member on one graph, and its scores."""
+    if not any(member.metrics["best_epoch"] for member in result):
+        return "none, no member got as far as an evaluation"
+    best, metric = result.best(), result.metric.partition("_")[2]
+    values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
+    words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
+    return f"[bold]{escape(best.name)}[/] ({words})"

@@ -1,4 +1,4 @@
-"""Sweep: many trainings on one graph, written as one. Expands to Tasks, each with a name of its own."""
+"""Sweep: many trainings, mostly on one graph, written as one. Expands to Tasks, each with a name of its own."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Sweep:
         put(self, "sample_seed", Rule(int, low=0).check(label, "sample_seed", sample_seed))
         put(self, "name", Rule(str, optional=True).check(label, "name", name))
         put(self, "_members", tuple(_tasks(self, label)))
+        put(self, "_labels", Labels({"graph": [task.graph for task in self.tasks()]}))
 
     @property
     def label(self) -> str:
@@ -70,6 +71,16 @@ class Sweep:
         members = self.tasks()
         several = (key for key in given if key != "name" and _distinct(getattr(task, key) for task in members) > 1)
         return tuple(several)
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """What the graphs of the members are called, in the order in which they come up."""
+        return tuple(dict.fromkeys(map(self.graph_of, self.tasks())))
+
+    def graph_of(self, task: Task) -> str:
+        """What the graph of a member is called: one of :attr:`graphs`, different for different graphs."""
+        labels: Labels = self._labels  # type: ignore[attr-defined]
+        return labels.word("graph", task.graph)
 
     def tasks(self) -> list[Task]:
         """The members, named by the settings that vary; later settings vary faster, the seed fastest."""

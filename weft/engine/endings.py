@@ -10,6 +10,7 @@ from weft.core.errors import SpecError
 from weft.engine.cancel import Cancel
 from weft.engine.track import Track
 from weft.plan.pruning import Policy, every
+from weft.plan.structure import graph_key
 
 
 @dataclass
@@ -46,8 +47,14 @@ class Endings:
     def _pruned(self, epoch: int, running: dict[str, Track]) -> list[str]:
         if self.policy is None or epoch % every(self.policy) or not running:
             return []
-        scores = {name: track.scores(epoch) for name, track in self.board.items()}
+        one = next(iter(running.values()))
+        scores = {name: track.scores(epoch) for name, track in self.board.items() if _comparable(track, one)}
         return _checked(self.policy(epoch, scores, list(running)), running)
+
+
+def _comparable(one: Track, other: Track) -> bool:
+    """Whether scores of two members say which is better: they are the same measure on the same graph."""
+    return one.watched == other.watched and graph_key(one.task) == graph_key(other.task)
 
 
 def _checked(answer: Any, running: Collection[str]) -> list[str]:

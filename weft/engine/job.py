@@ -59,10 +59,9 @@ class Job:
         self._resuming, self._begun = False, 0
         self.groups: Groups = []
 
-    @property
-    def graph(self) -> GraphStats:
-        """The summary of the first task's graph."""
-        return self._graphs.true_stats(next(iter(self._tasks.values())))
+    def graph_of(self, task: Task) -> GraphStats:
+        """The summary of the graph of ``task``."""
+        return self._graphs.true_stats(task)
 
     def train(self, resume: bool) -> list[Result]:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""

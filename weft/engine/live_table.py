@@ -1,4 +1,7 @@
-"""A live table of a sweep on a terminal, fed by Events alone: members by their best validation metric."""
+"""A live table of a sweep on a terminal, fed by Events alone: members by their best validation metric.
+
+Members on different graphs are ranked apart, since their scores do not compare.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class LiveTable:
         self._console, self._lock = console, threading.Lock()
         self._members: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, Any] = {}
-        self._metric, self._count = "", 0
+        self._metric, self._count, self._graphs = "", 0, ("",)
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> LiveTable:
@@ -60,26 +63,31 @@ class LiveTable:
     def _start(self, event: Event) -> None:
         data, graph = event.data, event.data["graph"]
         self._metric, self._count = data["metric"], data["tasks"]
+        self._graphs = tuple(data.get("graphs", ())) or (graph["name"],)
         self._whole = {"done": 0, "total": data["epochs"]}
         size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
-        who = f"[bold]{escape(event.task)}[/]: {data['tasks']} tasks"
-        self._say(f"{who} on {escape(graph['name'])} ({size}), {data['device']}")
+        where = f"{graph['name']} ({size})" if len(self._graphs) == 1 else f"{len(self._graphs)} graphs"
+        self._say(f"[bold]{escape(event.task)}[/]: {data['tasks']} tasks on {escape(where)}, {data['device']}")
 
     def _group(self, data: Any) -> None:
+        known = {key: data[key] for key in ("graph", "metric") if key in data}
         for name in data["members"]:
-            self._members.setdefault(name, {"status": "running"})
+            self._members.setdefault(name, {"status": "running"}).update(known)
         plan = data["plan"]
         stacks = f" in {len(plan['stacks'])} stacks" if len(plan["stacks"]) > 1 else ""
-        self._say(f"group {data['group']} of {data['groups']}: {len(data['members'])} tasks {plan['join']}{stacks}")
+        where = f" on {escape(data['graph'])}" if len(self._graphs) > 1 else ""
+        count = f"{len(data['members'])} tasks"
+        self._say(f"group {data['group']} of {data['groups']}{where}: {count} {plan['join']}{stacks}")
         for reason in plan["why"][:3] if data["groups"] <= 4 else ():
             self._say(f"  [dim]· {escape(reason)}[/]")
 
     def _end(self, event: Event) -> None:
         metrics = event.data["metrics"]
         found = {"status": event.data["status"], "epoch": metrics["epochs_run"]}
-        score = metrics.get(f"val_{self._metric}")
+        metric = metrics.get("metric", self._metric)
+        score = metrics.get(f"val_{metric}")
         if score is not None:
-            found |= {f"best_val_{self._metric}": score, "best_epoch": metrics["best_epoch"]}
+            found |= {f"best_val_{metric}": score, "best_epoch": metrics["best_epoch"]}
         self._members.setdefault(event.task, {}).update(found)
 
     # ---- drawing -------------------------------------------------------------------------------------
@@ -94,36 +102,50 @@ class LiveTable:
         room = self._console.height - 6 if self._console.is_terminal else MOST_ROWS
         return max(3, min(MOST_ROWS, room, len(self._members)))
 
-    def _ranked(self) -> list[tuple[str, dict[str, Any]]]:
-        key = f"best_val_{self._metric}"
-        return sorted(self._members.items(), key=lambda item: -item[1].get(key, float("-inf")))
+    def _ranked(self) -> list[list[tuple[str, dict[str, Any]]]]:
+        """The members of every graph, best first; those of no known graph are with the first."""
+        found: dict[str, list[tuple[str, dict[str, Any]]]] = {graph: [] for graph in self._graphs}
+        for name, member in self._members.items():
+            found[member["graph"] if member.get("graph") in found else self._graphs[0]].append((name, member))
+        return [sorted(some, key=lambda item: -self._best(item[1])) for some in found.values()]
+
+    def _best(self, member: dict[str, Any]) -> float:
+        return float(member.get(f"best_val_{member.get('metric', self._metric)}", float("-inf")))
+
+    def _shown(self) -> list[list[tuple[str, dict[str, Any]]]]:
+        """As many of every graph as there are rows for."""
+        begun = [some for some in self._ranked() if some]
+        return [some[: max(1, self._rows() // len(begun))] for some in begun]
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
         for heading in HEADINGS:
             left = heading in ("task", "status")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
-        for rank, (name, member) in enumerate(self._ranked()[: self._rows()], 1):
-            table.add_row(*self._cells(rank, name, member))
+        for some in self._shown():
+            for rank, (name, member) in enumerate(some, 1):
+                table.add_row(*self._cells(rank, name, member), end_section=rank == len(some))
         return table
 
     def _cells(self, rank: int, name: str, member: dict[str, Any]) -> list[str]:
         status = member.get("status", "running")
         epochs = f"{member.get('epoch', 0)}/{member['epochs']}" if "epochs" in member else str(member.get("epoch", 0))
-        best = _number(member.get(f"best_val_{self._metric}"))
+        metric = member.get("metric", self._metric)
+        best = _number(member.get(f"best_val_{metric}"))
         return [
             str(rank),
             f"[bold]{escape(name)}[/]" if rank == 1 else escape(name),
             epochs,
             _number(member.get("loss")),
-            _number(member.get(f"val_{self._metric}")),
+            _number(member.get(f"val_{metric}")),
             f"[green]{best}[/]" if rank == 1 else best,
             str(member.get("best_epoch", "")),
             f"[{COLOURS.get(status, 'red')}]{status}[/]",
         ]
 
     def _rest(self) -> list[Text]:
-        hidden = self._ranked()[self._rows() :]
+        shown = {name for some in self._shown() for name, _ in some}
+        hidden = [(name, member) for name, member in self._members.items() if name not in shown]
         waiting = self._count - len(self._members)
         counts = Counter(member.get("status", "running") for _, member in hidden)
         words = [f"{count} {status}" for status, count in counts.most_common()]

@@ -1,9 +1,12 @@
-"""report.html of a sweep: one self-contained page that says which settings won, by how much, and why."""
+"""report.html of a sweep: one self-contained page that says which settings won, by how much, and why.
+
+Every graph has a section of its own, since scores on different graphs do not compare.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from weft.engine.sweep_result import SweepResult
 from weft.engine.sweep_script import SCRIPT, SWEEP_STYLE
 from weft.engine.verdicts import in_common, verdict, what_mattered
 
+MOST_NAMED = 4  # graphs in a title
 ENDS = {"stopped": "stopped early"}
 SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
@@ -33,23 +37,62 @@ def write_sweep_report(result: SweepResult, path: Path) -> None:
 
 
 def render_sweep_report(result: SweepResult) -> str:
-    """The page: the winner, what mattered, parallel coordinates, curves, effects, every member, plan, environment."""
+    """The page: what won on every graph and why, every member, plan, environment."""
+    parts = result.by_graph()
+    title = f"{result.sweep.label}: {_count(len(result), 'training')} on {_where(result)}"
+    sections = [
+        _section(part, name if len(parts) > 1 else "", place) for place, (name, part) in enumerate(parts.items())
+    ]
+    page = [
+        f"<h1>{text(title)}</h1><p>{text(_sentence(result))}</p>",
+        _overview(parts) if len(parts) > 1 else "",
+        *sections,
+        _trouble(result),
+        f'<div class="row">{_plan(result.plan)}{_about(result)}</div>',
+        f'<div id="tip" hidden></div><script>{SCRIPT}</script></body></html>\n',
+    ]
+    return head(title, SWEEP_STYLE) + "\n".join(part for part in page if part)
+
+
+def _where(result: SweepResult) -> str:
+    names = result.sweep.graphs
+    if len(names) == 1:
+        return str(result.graph.get("name", "a graph"))
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} graphs"
+
+
+def _section(result: SweepResult, heading: str, place: int) -> str:
+    """What there is to see of one graph: the winner, what mattered, charts, every member."""
     ranked = standings(result)
     best = ranked[0].members if ranked else ()
-    title = f"{result.sweep.label}: {_count(len(result), 'training')} on {result.graph.get('name', 'a graph')}"
     parts = [
-        f"<h1>{text(title)}</h1><p>{text(_sentence(result))}</p>",
+        f'<h1 class="graph">{text(heading)} <span class="small">{text(_size(result))}</span></h1>' if heading else "",
         _winner(result, ranked),
         _card("parallel", "Settings and score", _legend(result), parallel(result, best)),
         f'<div class="row">{_curves(result, best)}</div>',
         _effects(result, best),
         _members(result, best),
-        _trouble(result),
-        f'<div class="row">{_plan(result.plan)}{_about(result)}</div>',
-        f'<div id="tip" hidden></div><script id="data" type="application/json">{_data(result)}</script>',
-        f"<script>{SCRIPT}</script></body></html>\n",
+        f'<script class="data" type="application/json">{_data(result)}</script>',
     ]
-    return head(title, SWEEP_STYLE) + "\n".join(part for part in parts if part)
+    return f'<section id="graph-{place}">' + "\n".join(part for part in parts if part) + "</section>"
+
+
+def _size(result: SweepResult) -> str:
+    return ", ".join(f"{result.graph[key]:,} {key}" for key in ("nodes", "edges") if key in result.graph)
+
+
+def _overview(parts: Mapping[str, SweepResult]) -> str:
+    """A row a graph: the best settings there, and the way to its section."""
+    rows = []
+    for place, (name, part) in enumerate(parts.items()):
+        first = next(iter(standings(part)), None)
+        link = f'<a href="#graph-{place}">{text(name)}</a>'
+        best = "no member got as far as an evaluation" if first is None else first.name
+        score = "–" if first is None else f"{part.metric.replace('_', ' ')} {first.score:.4f}"
+        rows.append(f"<tr><td>{link}</td><td>{len(part)}</td><td>{text(best)}</td><td>{text(score)}</td></tr>")
+    heads = "<tr><th>graph</th><th>trainings</th><th>best settings</th><th>score</th></tr>"
+    title = 'Graphs <span class="small">scores on different graphs do not compare</span>'
+    return f'<div class="card graphs"><h2>{title}</h2><table>{heads}{"".join(rows)}</table></div>'
 
 
 def _count(number: int, word: str) -> str:
@@ -155,7 +198,7 @@ def _members(result: SweepResult, best: Collection[int]) -> str:
     heads = "".join(f'<th tabindex="0">{text(column.replace("_", " "))}</th>' for column in columns)
     return (
         '<div class="card members"><h2>Every training <span class="small">click a heading to sort, a row to mark it'
-        f'</span></h2><div class="scroll"><table id="members"><thead><tr>{heads}</tr></thead>'
+        f'</span></h2><div class="scroll"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div></div>"
     )
 
@@ -224,6 +267,8 @@ def _group_words(plan: Plan) -> str:
 
 def _about(result: SweepResult) -> str:
     graph = {f"graph {key}" if key != "name" else "graph": value for key, value in result.graph.items()}
+    if not graph:
+        graph = {f"graph {name}": _size(part) for name, part in result.by_graph().items()}
     return f'<div class="card"><h2>Environment</h2>{table({**result.environment, **graph})}</div>'
 
 

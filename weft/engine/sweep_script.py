@@ -43,15 +43,19 @@ svg polyline.m.best.on { stroke: var(--pick); } circle.on, circle.pin { fill: va
 .members tbody tr { cursor: pointer; } .members tr.on td { background: var(--pale); } .members tr.pin td { background: var(--pale); }
 .score { background: linear-gradient(90deg, color-mix(in oklab, var(--high) 22%, transparent) var(--s), transparent var(--s)); }
 .diverged, .failed { color: var(--pick); } .pruned, .cancelled { color: var(--soft); }
+h1.graph { font-size: 21px; margin: 34px 0 12px; } h1.graph .small { font-size: 14px; font-weight: 400; margin-left: 8px; }
+.graphs th { text-align: left; color: var(--soft); font-weight: 600; } .graphs td, .graphs th { padding-right: 16px; }
+.graphs th:last-child { text-align: right; padding-right: 0; } .graphs td:last-child { padding-right: 0; white-space: nowrap; }
+a { color: var(--val); }
 #tip { position: fixed; pointer-events: none; background: var(--ink); color: var(--page); border-radius: 6px;
        padding: 5px 9px; font-size: 13px; max-width: 380px; z-index: 9; }
 """
 
 SCRIPT = r"""
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+document.querySelectorAll("section").forEach((section) => {
+  const data = JSON.parse(section.querySelector(".data").textContent);
   const tip = document.getElementById("tip");
-  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const all = (selector, root = section) => [...root.querySelectorAll(selector)];
   const of = new Map();
   all("[data-i]").forEach((node) => {
     const list = of.get(node.dataset.i) || [];
@@ -63,7 +67,7 @@ SCRIPT = r"""
     if (i !== lit) {
       (of.get(lit) || []).forEach((node) => node.classList.remove("on"));
       (of.get(i) || []).forEach((node) => node.classList.add("on"));
-      document.body.classList.toggle("lit", i !== null || document.querySelector(".pin") !== null);
+      section.classList.toggle("lit", i !== null || section.querySelector(".pin") !== null);
       lit = i;
     }
     tip.hidden = i === null || !event;
@@ -77,7 +81,7 @@ SCRIPT = r"""
   };
   const pin = (i) => {
     (of.get(i) || []).forEach((node) => node.classList.toggle("pin"));
-    document.body.classList.toggle("lit", document.querySelector(".pin") !== null || lit !== null);
+    section.classList.toggle("lit", section.querySelector(".pin") !== null || lit !== null);
   };
 
   // The line nearest to the pointer: every line goes from left to right, so its height there is known.
@@ -121,7 +125,7 @@ SCRIPT = r"""
     node.addEventListener("click", () => pin(node.dataset.i));
   });
 
-  const table = document.getElementById("members");
+  const table = section.querySelector(".members table");
   const body = table.tBodies[0];
   all("tr", body).forEach((row) => {
     row.addEventListener("mouseenter", () => light(row.dataset.i));
@@ -148,5 +152,5 @@ SCRIPT = r"""
     heading.addEventListener("click", sort);
     heading.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
   });
-})();
+});
 """

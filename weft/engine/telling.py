@@ -120,6 +120,7 @@ class SweepTelling:
                 epochs=self._total,
                 device=device_name(group.device),
                 graph=about_graph(group),
+                graphs=list(self._sweep.graphs),
                 metric=described["metric"],
                 varying=list(self._sweep.varying),
                 settings=self._sweep.to_dict(),
@@ -127,7 +128,8 @@ class SweepTelling:
             )
         self._group = {"group": position, "groups": len(plans)}
         names = [task.label for task in group.tasks]
-        self.event("group", **self._group, epochs=group.epochs, members=names, plan=group.plan.to_dict())
+        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
+        self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
     def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
         self._begun |= {track.name: track for track in tracks}

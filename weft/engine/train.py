@@ -14,6 +14,7 @@ import torch
 from weft.core.amounts import parse_bytes
 from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
 from weft.core.event import Event
+from weft.core.stats import GraphStats
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.cancel import Cancel
@@ -124,7 +125,7 @@ def _run_sweep(
         found = job.train(resume)
         plans = tuple(plan for _, plan in job.groups)
         seconds = time.perf_counter() - begin
-        result = SweepResult(sweep, found, plans, environment(device), seconds, _about_graph(job))
+        result = SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
         if folder is not None and folder.opened:
             folder.save_sweep(result)
     except TrainingError as error:
@@ -139,15 +140,19 @@ def _report(folder: RunFolder | None) -> dict[str, str]:
 
 
 def _summary(result: SweepResult) -> dict[str, Any]:
-    summary = {
-        key: value for key, value in result.to_dict().items() if key in ("best", "metric", "statuses", "seconds")
-    }
+    whole = result.to_dict()
+    several = ("graphs",) if len(whole["graphs"]) > 1 else ()
+    summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
     best = result[summary["best"]].metrics if summary["best"] is not None else {}
     return {"status": "finished", **summary, "metrics": best}
 
 
-def _about_graph(job: Job) -> dict[str, Any]:
-    stats = job.graph
+def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
+    first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
+    return {name: _about_graph(job.graph_of(first[name])) for name in sweep.graphs}
+
+
+def _about_graph(stats: GraphStats) -> dict[str, Any]:
     sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
     sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
     return {"name": stats.name, **sizes}

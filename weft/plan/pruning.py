@@ -1,8 +1,9 @@
 """Pruning: which members of a sweep are not worth training on.
 
 A policy is a callable ``policy(epoch, scores, running) -> names``. ``scores`` has the validation metric (higher is
-better) of every member that has begun, one value an evaluated epoch up to ``epoch``; members that ended earlier keep
-what they had. ``running`` are the names that may be returned. It is asked every ``policy.every`` epochs.
+better) of every member that has begun on the same graph, one value an evaluated epoch up to ``epoch``; members that
+ended earlier keep what they had. ``running`` are the names that may be returned. It is asked every ``policy.every``
+epochs.
 """
 
 from __future__ import annotations
