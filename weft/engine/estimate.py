@@ -136,9 +136,9 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         # A model that asks its data for sizes waits for the answers, and what waits cannot be recorded.
-        replay = plan.replay and not steps.step.note
-        setting = Setting(first.precision, replay, plan.threads, first.eval_every)
-        held = memory(steps.step, self.machine, replay=plan.replay, preparation=steps.preparation)
+        recorded = not steps.step.note
+        setting = Setting(first.precision, plan.replay and recorded, plan.threads, first.eval_every)
+        held = memory(steps.step, self.machine, plan.replay, steps.preparation, recorded)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(
             cost,

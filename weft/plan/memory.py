@@ -76,16 +76,26 @@ class Memory:
         return {**asdict(self), "total": self.total, "safe": self.safe}
 
 
-def memory(program: Program, machine: Machine, replay: bool = True, preparation: Program | None = None) -> Memory:
+def memory(
+    program: Program,
+    machine: Machine,
+    replay: bool = True,
+    preparation: Program | None = None,
+    recorded: bool = True,
+) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
-    ``replay``: whether the step is recorded as a CUDA graph. ``preparation``: what is done once before, if known.
+    ``replay``: whether the step is to be recorded as a CUDA graph; ``recorded``: whether that will work, else it runs
+    as it is after the attempt. ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)
     alive = [sum(sizes) for sizes in zip(*timeline.values(), strict=True)]
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
-    held = _held(program, machine, replay, preparation, max(alive, default=program.resident_bytes))
+    if machine.device == "cuda":
+        held = follow(program, preparation, replay, machine.workspace_bytes, recorded)
+    else:
+        held = _plain(preparation, max(alive, default=program.resident_bytes))
     kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))
     return Memory(
         peak=held.allocated,
@@ -142,10 +152,8 @@ def largest(program: Program, position: int) -> tuple[Alive, ...]:
     )
 
 
-def _held(program: Program, machine: Machine, replay: bool, preparation: Program | None, most: int) -> Held:
-    """What is allocated and held; a CPU hands out what it is asked for."""
-    if machine.device == "cuda":
-        return follow(program, preparation, replay, machine.workspace_bytes)
+def _plain(preparation: Program | None, most: int) -> Held:
+    """What is held where memory is handed out as it is asked for: on a CPU."""
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
     return Held(*[max(most, before)] * 3)
 

@@ -3,17 +3,23 @@
 Blocks belong to the stream they were asked for on, and to nobody else until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
-* a recorded run first warms up on a side stream, :data:`WARMUPS` times; what the first time builds for good stays in
-  that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever asked for;
+* a recorded run first warms up on the stream that it is recorded on, :data:`WARMUPS` times; what the first time builds
+  for good stays in that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever
+  asked for;
 * then the cache is emptied: segments with nothing in them go back to the device;
 * the recording fills a private pool, which is kept for the replays.
 
+A run that is not to be recorded does everything in one pool. One that turns out to be impossible to record has warmed
+up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
+
 A woven step runs on several streams, each with a share of the pool to itself.
 
-cuBLAS keeps a workspace for each thread that calls it and each stream it is called on: autograd's thread has one
-beside the main thread's (seen on an H200: five of 32 MiB in a recorded run that multiplies when it sets up, and in both
-directions after that). cuBLASLt has one more wherever it is called. A run that is not recorded does everything in one
-pool.
+cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one beside
+the main thread's. The warm-up leaves them in its stream's pool, and the recording, on the same stream, finds them
+there: none is in the private pool. The default stream has its own where the set-up multiplies. cuBLASLt has one more
+wherever it is called. They stay for as long as the process lives, and streams are the same for every run of a process:
+a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are an upper
+bound for it, unless the earlier one was on streams that the later one does not use (those of a woven step).
 """
 
 from __future__ import annotations
@@ -25,6 +31,8 @@ from weft.plan.allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
+EAGER = 2  # steps after which the allocator has all that it will ask for
+DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
 GENERATOR = 2  # numbers on the device, seed and offset, that a recording reads torch's generator from
 LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
 
@@ -43,23 +51,29 @@ class Held:
     library: int = 0
 
 
-def follow(program: Program, preparation: Program | None, replay: bool, workspace: int) -> Held:
-    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream."""
+def follow(program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True) -> Held:
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
+
+    ``replay``: the run is to be recorded; ``recorded``: that will work.
+    """
     run = _Run(workspace)
-    default = run.pool()
-    side = run.pool() if replay else default
+    default = run.pool(DEFAULT)
+    side = run.pool(SIDE) if replay else default
     if preparation is None:
         run.keep(program, default)
     else:
         run.play(preparation, default, side)
     for _ in range(WARMUPS - (preparation is not None)):
         run.play(program, side, side)
-    if replay:
+    if replay and recorded:
         run.trim()
         for _ in range(GENERATOR):
             run.take(default, 8)
-        private = run.pool()
+        private = run.pool(SIDE)
         run.play(program, private, private)
+    elif replay:
+        for _ in range(EAGER):
+            run.play(program, default, default)
     return Held(run.allocated, run.reserved, run.needed, run.library)
 
 
@@ -69,14 +83,16 @@ class _Run:
     def __init__(self, workspace: int) -> None:
         self._workspace = workspace
         self._pools: list[Allocator] = []
+        self._streams: list[int] = []  # of the pools
         self._shares: dict[tuple[int, int], Allocator] = {}
-        self._called: set[tuple[int, bool, int]] = set()  # streams (or pools, for the caller's), threads, workspaces
+        self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
         self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
         self.allocated = self.reserved = self.needed = self.library = 0
 
-    def pool(self) -> Allocator:
-        """A new one."""
+    def pool(self, stream: int) -> Allocator:
+        """A new one, for what is asked for on ``stream``."""
         self._pools.append(Allocator())
+        self._streams.append(stream)
         return self._pools[-1]
 
     def trim(self) -> None:
@@ -122,12 +138,11 @@ class _Run:
             return pool
         key = (self._pools.index(pool), stream)
         if key not in self._shares:
-            self._shares[key] = self.pool()
+            self._shares[key] = self.pool(stream)
         return self._shares[key]
 
     def _call(self, pool: Allocator, op: Operator) -> None:
-        # Side streams are the same ones in warm-up and recording; the caller's is another one in each.
-        where = op.stream or -1 - self._pools.index(pool)
+        where = self._streams[self._pools.index(pool)]
         sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
         for size in sizes if self._workspace else ():
             key = (where, op.engine, size)
