@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from weft.capture.weave_record import Captured, is_random, written_arguments
 from weft.capture.weave_rounds import Lane, Place, Round, in_order, match
 from weft.core.errors import InputError
-from weft.ops.multi import Call, flatten, results
+from weft.ops.multi import Call, flatten, is_mutable, results
 
 # The argument that holds the walk an operator takes, by name.
 WALKED = {
@@ -52,6 +52,15 @@ FAMILY = {
     "graph_attention_v2": "attention v2",
     "graph_attention_v2_backward": "attention v2 backward",
 }
+# On small graphs everything that is launched may: what counts there is how many launches follow one another. Products
+# keep to themselves, since their tiles lie in shared memory, which every program of a launch is given.
+SMALL_FAMILY = FAMILY | dict.fromkeys(
+    (
+        "spmm", "spmm_max", "spmm_max_backward", "bias_act_dropout", "bias_act_dropout_backward",
+        "bias_act_dropout_backward_bias_parts", "column_sum_parts", "cross_entropy_rows_parts",
+        "cross_entropy_rows_backward", "add_parts", "copied", "side_by_side",
+    ), "light",
+) | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products") | {"adam_": "update"}  # fmt: skip
 WALKS = ("same", "any", "best")
 OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
@@ -64,7 +73,7 @@ class Entry:
     node: str
     operator: str
     direction: str  # "forward" or "backward"
-    walk: int  # number of the structure that it walks
+    walk: int | None  # number of the structure that it walks; None: it walks none
     shape: tuple[int, ...]  # of its result
     results: tuple[int, ...]
 
@@ -87,6 +96,7 @@ class Table:
     fused: tuple[Fused, ...]
     single: int  # matchable operators that found nobody to run with
     rounds: int
+    kind: str = "sparse"  # operators that were looked at: "sparse" ones, or "launched" ones
 
     @property
     def matched(self) -> int:
@@ -94,16 +104,21 @@ class Table:
         return sum(len(fused.entries) for fused in self.fused)
 
     def __str__(self) -> str:
-        head = f"{self.matched + self.single} sparse operators of {len(self.members)} members in {self.rounds} launches"
+        count = self.matched + self.single
+        head = f"{count} {self.kind} operators of {len(self.members)} members in {self.rounds} launches"
         lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
         for fused in self.fused:
             lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
             lines += [
-                f"  {self.members[e.member]}: {e.operator} ({e.direction}, walk {e.walk}) -> "
+                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_walk_text(e.walk)}) -> "
                 f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
                 for e in fused.entries
             ]
         return "\n".join(lines)
+
+
+def _walk_text(walk: int | None) -> str:
+    return "" if walk is None else f", walk {walk}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,7 @@ class Woven:
         return self.graph_module(*self.inputs)
 
 
-def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False) -> Woven:
+def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False, small: bool = False) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
     ``walks`` says which operators may meet in a launch: ``"same"``, those that walk the same structure in the same
@@ -139,19 +154,22 @@ def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False)
     ``push`` lets a backward sum that meets forward sums over its own structure send its rows along that structure
     instead of walking the transpose. Such sums are added atomically, in another order on every run: the members'
     numbers then agree with separate runs to rounding only.
+
+    ``small`` is for small graphs, and steps recorded with ``apart``: operators that walk no graph are matched too, and
+    ``walks`` is not asked for.
     """
     if walks not in WALKS:
         raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
-    members = [_Member(one) for one in captured]
+    members = [_Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
     _check_apart(captured, members)
     structures: dict[Hashable, int] = {}
     for member in members:
         member.number_walks(structures)
-    kinds = ("same", "any") if walks == "best" else (walks,)
+    kinds = ("any",) if small else ("same", "any") if walks == "best" else (walks,)
     plans = {kind: _matched(members, kind) for kind in kinds}
     chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
     lanes, rounds = plans[chosen]
-    return _Merge(captured, members, lanes, rounds, chosen, push).done()
+    return _Merge(captured, members, lanes, rounds, chosen, push, small).done()
 
 
 def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
@@ -162,8 +180,8 @@ def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[R
 class _Member:
     """One member's nodes, what they depend on, and what they can be matched by."""
 
-    def __init__(self, captured: Captured) -> None:
-        self.name = captured.name
+    def __init__(self, captured: Captured, families: Mapping[str, str]) -> None:
+        self.name, self._families = captured.name, families
         self.nodes = [node for node in captured.graph.nodes if node.op not in ("placeholder", "output")]
         self.position = {node: place for place, node in enumerate(self.nodes)}
         given = [node for node in captured.graph.nodes if node.op == "placeholder"]
@@ -172,6 +190,7 @@ class _Member:
         self.written: set[Any] = set()
         self.before = tuple(self._dependencies())
         self.walk_of: dict[int, int] = {}
+        self.family_of: dict[int, str] = {}
 
     def _dependencies(self) -> Iterator[tuple[int, ...]]:
         """For every node, the nodes that it comes after, as sorted positions."""
@@ -196,10 +215,13 @@ class _Member:
         self.structures = structures
         for place, node in enumerate(self.nodes):
             name = operator_name(node)
+            if name in self._families and name not in WALKED:
+                self.family_of[place] = self._families[name]
             if name in WALKED and all(isinstance(arg, fx.Node) for arg in node.args[WALKED[name]]):
                 indices = self.inputs.get(node.args[WALKED[name]][1])
                 if indices is not None:
                     self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
+                    self.family_of[place] = self._families[name]
 
     def pushable(self, place: int) -> int | None:
         """The structure along which the sum at ``place`` could be sent instead; None where it could not."""
@@ -216,9 +238,8 @@ class _Member:
     def lane(self, walks: str) -> Lane:
         """The member as matching sees it."""
         keys: list[Hashable | None] = [None] * len(self.nodes)
-        for place, walk in self.walk_of.items():
-            family = FAMILY[operator_name(self.nodes[place])]
-            keys[place] = (family, walk) if walks == "same" else family
+        for place, family in self.family_of.items():
+            keys[place] = (family, self.walk_of.get(place)) if walks == "same" else family
         return Lane(tuple(keys), self.before)
 
 
@@ -261,8 +282,9 @@ class _Merge:
         rounds: Sequence[Round],
         walks: str,
         push: bool,
+        small: bool,
     ) -> None:
-        self.captured, self.members, self.walks, self.push = captured, members, walks, push
+        self.captured, self.members, self.walks, self.push, self.small = captured, members, walks, push, small
         self.lanes, self.rounds = lanes, rounds
         self.graph = fx.Graph()
         self.inputs: list[Tensor] = []
@@ -282,7 +304,8 @@ class _Merge:
         self.graph.output(tuple(self._map(place, member.output) for place, member in enumerate(self.members)))
         names = tuple(captured.name for captured in self.captured)
         single = sum(len(round_) == 1 for round_ in self.rounds)
-        table = Table(names, tuple(self.fused), single, len(self.rounds))
+        kind = "launched" if self.small else "sparse"
+        table = Table(names, tuple(self.fused), single, len(self.rounds), kind)
         return Woven(self.graph, tuple(self.inputs), table, self.walks)
 
     def _share_inputs(self) -> None:
@@ -323,30 +346,32 @@ class _Merge:
             for (member, place), node in zip(places, nodes, strict=True)
         ]
         flat = flatten(calls)
+        in_place = is_mutable(calls[0].name)
         fused = self.graph.call_function(
-            torch.ops.weft.together.default, (flat.names, flat.tensors, flat.counts, flat.numbers)
+            torch.ops.weft.together_.default if in_place else torch.ops.weft.together.default,
+            (flat.names, flat.tensors, flat.counts, flat.numbers, flat.words),
         )
         fused.meta |= {"stream": OWN_STREAM, "after": self._after(places)}
         entries, first = [], 0
         for place, node, call in zip(places, nodes, calls, strict=True):
             mine = tuple(range(first, first + results(call.name)))
-            first = mine[-1] + 1
+            first += len(mine)
             parts = tuple(self._part(fused, result) for result in mine)
-            self.values[place[0]][node] = parts if len(parts) > 1 else parts[0]
+            self.values[place[0]][node] = parts[0] if len(parts) == 1 else parts
             self.placed[place[0]][place[1]] = fused
             if "storage" in node.meta:
                 parts[0].meta["storage"] = (place[0], node.meta["storage"])
             entries.append(self._entry(place, node, call.name, mine))
-        family = FAMILY[operator_name(nodes[0])]
+        family = self.members[places[0][0]].family_of[places[0][1]]
         self.fused.append(Fused(fused.name, number, family, tuple(entries)))
 
     def _pushed(self, places: Round) -> set[Place]:
         """The sums over a transpose among ``places`` whose original structure others there walk forward."""
-        walked = {self.members[member].walk_of[place] for member, place in places}
+        walked = {self.members[member].walk_of.get(place) for member, place in places} - {None}
         return {
             (member, place)
             for member, place in places
-            if self.members[member].pushable(place) in walked - {self.members[member].walk_of[place]}
+            if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
         }
 
     def _call(self, member: int, node: fx.Node, push: bool) -> Call:
@@ -364,9 +389,10 @@ class _Merge:
 
     def _entry(self, place: Place, node: fx.Node, name: str, mine: tuple[int, ...]) -> Entry:
         member = self.members[place[0]]
-        shape = node.meta.get("shape") or next(user.meta["shape"] for user in node.users)
+        described = (given.meta["shape"] for given in (node, *node.users) if "shape" in given.meta)
+        shape = next(described, ())
         direction = "backward" if node.meta.get("backward") else "forward"
-        return Entry(place[0], node.name, name, direction, member.walk_of[place[1]], shape, mine)
+        return Entry(place[0], node.name, name, direction, member.walk_of.get(place[1]), shape, mine)
 
 
 def count_launches(woven: Woven) -> Counter[str]:

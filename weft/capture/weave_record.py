@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from weft.capture.weave_apart import rule_for
 from weft.core.errors import InputError
 from weft.ops.multi_launch import intercepted
 
@@ -31,7 +32,8 @@ class Captured:
     """A step: ``graph`` has a placeholder for each of ``inputs`` and returns what the step returned.
 
     Nodes that stand for a tensor have ``meta["storage"]``, the number of its storage within this step, and its
-    ``meta["shape"]`` and ``meta["dtype"]``; ``meta["backward"]``: whether a node ran inside autograd's backward pass.
+    ``meta["shape"]``, ``meta["dtype"]`` and ``meta["contiguous"]``; ``meta["backward"]``: whether a node ran inside
+    autograd's backward pass.
     """
 
     name: str
@@ -43,13 +45,15 @@ class Captured:
         return fx.GraphModule(torch.nn.Module(), self.graph)
 
 
-def record(step: Callable[[], Any], name: str = "step", changed: Iterable[Tensor] = ()) -> Captured:
+def record(
+    step: Callable[[], Any], name: str = "step", changed: Iterable[Tensor] = (), apart: bool = False
+) -> Captured:
     """What ``step()`` does, found out by running it; the tensors ``changed`` are put back as they were.
 
     It runs twice: what is built once (forms of the adjacency, compiled kernels) is built by the first run and not
-    recorded.
+    recorded. ``apart`` writes operators of several stages down stage by stage: see ``weave_apart.py``.
     """
-    recorder = Recorder(name)
+    recorder = Recorder(name, apart)
     with _put_back(changed):
         step()
         with recorder:
@@ -95,11 +99,11 @@ def is_random(node: fx.Node) -> bool:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every operator that runs while it is entered."""
+    """Writes down every operator that runs while it is entered; ``apart`` as in :func:`record`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, apart: bool = False) -> None:
         super().__init__()
-        self.name, self.graph = name, fx.Graph()
+        self.name, self.apart, self.graph = name, apart, fx.Graph()
         self.inputs: list[Tensor] = []
         self._nodes = WeakTensorKeyDictionary()
         self._storages: dict[int, tuple[int, StorageWeakRef]] = {}  # address to number
@@ -137,8 +141,20 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
         finally:
             self._depth -= 1
-        self._register(self._call(func, known_args, known_kwargs), out)
+        rule = rule_for(func, args, out) if self.apart else None
+        if rule is None:
+            self._register(self._call(func, known_args, known_kwargs), out)
+        else:
+            rule(self, known_args, out)
         return out
+
+    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> fx.Node:
+        """A new node; with ``like``, one that stands for a tensor of its type with memory that nobody else knows."""
+        node = self._call(function, args)
+        if like is not None:
+            node.meta |= {"storage": self._numbers, "shape": tuple(like.shape), "dtype": like.dtype, "contiguous": True}
+            self._numbers += 1
+        return node
 
     def _call(self, function: Any, args: tuple, kwargs: dict | None = None) -> fx.Node:
         node = self.graph.call_function(function, args, kwargs)
@@ -148,14 +164,16 @@ class Recorder(TorchDispatchMode):
 
     def _register(self, node: fx.Node, out: Any) -> None:
         if isinstance(out, Tensor):
-            self._describe(node, out)
+            self.describe(node, out)
         elif isinstance(out, (tuple, list)):
             for place, part in enumerate(out):
                 if isinstance(part, Tensor):
-                    self._describe(self._call(operator.getitem, (node, place)), part)
+                    self.describe(self._call(operator.getitem, (node, place)), part)
 
-    def _describe(self, node: fx.Node, tensor: Tensor) -> None:
-        node.meta |= {"storage": self._number(tensor), "shape": tuple(tensor.shape), "dtype": tensor.dtype}
+    def describe(self, node: fx.Node, tensor: Tensor) -> None:
+        """``node`` stands for ``tensor`` from here on."""
+        node.meta["storage"] = self._number(tensor)
+        node.meta |= {"shape": tuple(tensor.shape), "dtype": tensor.dtype, "contiguous": tensor.is_contiguous()}
         self._nodes[tensor] = node
 
     def _number(self, tensor: Tensor) -> int:
@@ -183,5 +201,5 @@ class Recorder(TorchDispatchMode):
             node = self.graph.placeholder(f"input_{len(self.inputs)}")
         self.inputs.append(tensor)
         self._given.add(number)
-        self._describe(node, tensor)
+        self.describe(node, tensor)
         return node

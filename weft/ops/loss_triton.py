@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -53,15 +55,26 @@ def _launch(logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor 
     return losses
 
 
+def cross_entropy_parts_triton(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    """Shares of the loss of ``logits [..., N, C]``, to be added up: ``[T, programs, 1]``."""
+    logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
+    return _launch(logits_TNC, labels, rows, None, None)[..., None]
+
+
 def cross_entropy_rows_triton(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
     """Loss ``[...]`` of ``logits [..., N, C]``."""
-    logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
-    return _launch(logits_TNC, labels, rows, None, None).sum(1).reshape(logits.shape[:-2])
+    return cross_entropy_parts_triton(logits, labels, rows).sum(1).reshape(logits.shape[:-2])
 
 
-def cross_entropy_rows_backward_triton(grad_loss: Tensor, logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-    """Gradient ``[..., N, C]``; rows that are not listed get 0."""
+def cross_entropy_rows_backward_triton(
+    grad_loss: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    rows: Tensor,
+    zeros: Callable[[Tensor], Tensor] = torch.zeros_like,
+) -> Tensor:
+    """Gradient ``[..., N, C]``; rows that are not listed get 0, from a matrix that ``zeros`` makes like the logits."""
     logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
-    grad = torch.zeros_like(logits_TNC)
+    grad = zeros(logits_TNC)
     _launch(logits_TNC, labels, rows, grad_loss.contiguous(), grad)
     return grad.reshape(logits.shape)

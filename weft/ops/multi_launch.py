@@ -34,7 +34,9 @@ from weft.ops.backend import have_triton, next_power_of_2
 from weft.ops.lang import InertKernel, tl, triton
 
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
-OPTIONS = ("num_warps", "num_stages")
+USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
+OPTIONS = tuple(USUAL)
+SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
 IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
@@ -143,12 +145,13 @@ def launch_parts(parts: Sequence[Part]) -> None:
     """Run all parts, in one launch (several where the arguments would not fit into one)."""
     for batch in _batches([part for part in parts if part.programs]):
         if len(batch) == 1:
-            _launch_alone(batch[0])
+            launch_alone(batch[0])
         else:
             _launch_together(batch)
 
 
-def _launch_alone(part: Part) -> None:
+def launch_alone(part: Part) -> None:
+    """Make the launch that ``part`` stands for."""
     given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
     part.kernel[part.grid](**given)
 
@@ -160,9 +163,19 @@ def _launch_together(parts: list[Part]) -> None:
     ends = list(accumulate(part.programs for part in ordered))
     sizes = [value for part, end in zip(ordered, ends, strict=True) for value in (end, *part.grid)]
     arguments = [value for branch, members in zip(branches, kinds, strict=True) for value in _flat(branch, members)]
-    given = [dict(part.options) for part in ordered]
-    options = {name: max(have[name] for have in given if name in have) for name in {k for have in given for k in have}}
-    generate(branches)[(ends[-1],)](*sizes, *arguments, **options)
+    generate(branches)[(ends[-1],)](*sizes, *arguments, **options_of(parts))
+
+
+def options_of(parts: Sequence[Part]) -> dict[str, int]:
+    """What the parts ask for at most, those aside that are small beside the largest.
+
+    Warps share a tile: sums over edges that were given more of them for the sake of a few additions of parts would do
+    less each.
+    """
+    most = max(part.programs for part in parts)
+    counted = [dict(part.options) for part in parts if part.programs * SMALL_SHARE >= most]
+    names = {name for part in parts for name, _ in part.options}
+    return {name: max(have.get(name, USUAL[name]) for have in counted) for name in sorted(names)}
 
 
 def _batches(parts: list[Part]) -> list[list[Part]]:

@@ -16,8 +16,14 @@ from weft.ops.attention_backward_triton import attention_backward_triton, attent
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2_triton import attention_v2_backward_launches, attention_v2_forward_triton
+from weft.ops.linear import HALF, NARROW
+from weft.ops.linear_triton import linear_triton
+from weft.ops.loss_triton import cross_entropy_rows_backward_triton
+from weft.ops.multi import Call
+from weft.ops.multi_copies import zeros_triton
 from weft.ops.multi_edge_softmax_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.ops.multi_spmm_triton import push_triton
+from weft.ops.optimizer_triton import adam_triton
 from weft.ops.sddmm_triton import sddmm_triton
 from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 from weft.ops.spmm_triton import spmm_triton
@@ -82,6 +88,36 @@ def _attention_v2_backward(
     return attention_v2_backward_launches(*given, unpack(walk), unpack(back))
 
 
+def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:
+    if not _multiplies(x, weight):
+        return Call("linear", (x, weight, bias, add, act, rate, clock, site))()
+    return (linear_triton(x, weight, bias, add, act, rate, clock, site),)
+
+
+def _product(x, weight) -> Tensors:
+    return (linear_triton(x, weight),) if _multiplies(x, weight) else Call("product", (x, weight))()
+
+
+def _multiplies(x: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel of ours takes the product; alone, one of few rows is left to the library."""
+    return x.dtype in (torch.float32, *HALF) and max(weight.shape[-2:]) <= NARROW
+
+
+def _cross_entropy_backward(grad_loss, logits, labels, rows) -> Tensors:
+    return (cross_entropy_rows_backward_triton(grad_loss, logits, labels, rows, zeros=zeros_triton),)
+
+
+def _adam(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask) -> Tensors:
+    adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
+    return ()
+
+
+def _as_it_is(name: str) -> Callable[..., Tensors]:
+    """An operator that launches and does nothing else, by its own code."""
+    return lambda *arguments: Call(name, arguments)()
+
+
+AT_ONCE = frozenset({"side_by_side"})  # operators whose launches do not wait for each other
 LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "spmm": _spmm,
     "spmm_push": _push,
@@ -94,4 +130,23 @@ LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "graph_attention_packed_backward": _attention_packed_backward,
     "graph_attention_v2": _attention_v2,
     "graph_attention_v2_backward": _attention_v2_backward,
+    "linear": _linear,
+    "product": _product,
+    "cross_entropy_rows_backward": _cross_entropy_backward,
+    "adam_": _adam,
+    **{
+        name: _as_it_is(name)
+        for name in (
+            "bias_act_dropout",
+            "bias_act_dropout_backward",
+            "bias_act_dropout_backward_bias_parts",
+            "linear_backward_parts",
+            "weight_grad_parts",
+            "column_sum_parts",
+            "cross_entropy_rows_parts",
+            "add_parts",
+            "copied",
+            "side_by_side",
+        )
+    },
 }

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 from weft.capture.weave import Table, Woven, weave
-from weft.capture.weave_record import record
+from weft.capture.weave_record import Captured, record
 from weft.core.errors import InputError
+from weft.ops.backend import on_gpu
 from weft.run.stack import Stack
 from weft.run.streams import SIDE_STREAMS, streams_beside
 from weft.run.weave_streams import Streamed
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
-SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by another stream
+SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by whatever runs beside it
 
 
 class WovenStep:
@@ -36,10 +37,12 @@ class WovenStep:
 
     def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int | None = None) -> None:
         self.stacks = tuple(stacks)
+        small = stacks[0].graph.num_edges < SMALL
         if side_streams is None:
-            side_streams = SIDE_STREAMS if stacks[0].graph.num_edges < SMALL else 0
+            side_streams = SIDE_STREAMS if small else 0
         self.side_streams = side_streams
-        self.woven: Woven = weave([_recorded(stack) for stack in stacks], walks)
+        small &= on_gpu(stacks[0].state.flat)  # a CPU launches nothing
+        self.woven: Woven = weave([_recorded(stack, small) for stack in stacks], walks, small=small)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
         self._side: list[torch.cuda.Stream] = []
@@ -99,8 +102,8 @@ class WovenStep:
         return torch.cuda.stream(self._side[place])
 
 
-def _recorded(stack: Stack) -> Any:
+def _recorded(stack: Stack, apart: bool) -> Captured:
     """The recording of a stack's step; the stack is as it was."""
     names = [task.label for task in stack.tasks]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return record(stack.train_step, name, stack.state.tensors().values())
+    return record(stack.train_step, name, stack.state.tensors().values(), apart)
