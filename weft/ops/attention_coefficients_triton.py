@@ -3,7 +3,8 @@
 Scores, exponentials and the bits of dropout cost as much for a head of 16 features as for one of 1; inside the loop that
 gathers rows every thread along the features would repeat them. Here a thread has an edge and a head to itself. What
 comes out is ``[E, H]``, small beside the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's argument (the
-leaky slope takes two values, and both directions need to know which).
+leaky slope takes two values, and both directions need to know which). They are kept in the type of the rows that they
+weigh: in half precision they are rounded as those are, and the sums are float32's.
 
 Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that what it
 reads and writes of them lies side by side; in a heavy row all lanes take edges of the same row (see ``worklist.py``).
@@ -118,7 +119,7 @@ def _write(
     at = edge[:, :, None] * H + h[None, None, :]
     if DROP:
         kept *= keep_scale(key, rate, at).to(ACC)
-    tl.store(out + at, tl.where(argument > 0, kept, -kept), mask=seen)
+    tl.store(out + at, tl.where(argument > 0, kept, -kept).to(out.dtype.element_ty), mask=seen)
 
 
 @triton.jit
@@ -245,7 +246,8 @@ def _write_back(
     if DROP:
         position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
         kept = alpha * keep_scale(key, rate, position[:, :, None] * H + h[None, None, :]).to(ACC)
-    tl.store(out + edge[:, :, None] * H + h[None, None, :], tl.where(argument > 0, kept, -kept), mask=seen)
+    signed = tl.where(argument > 0, kept, -kept).to(out.dtype.element_ty)
+    tl.store(out + edge[:, :, None] * H + h[None, None, :], signed, mask=seen)
     return total + tl.where(seen, tl.where(argument > 0, alpha, alpha * slope) * delta, 0.0)
 
 
@@ -354,7 +356,7 @@ def softmax_coefficients(
     M, H = a_src.shape[-2:]
     tasks = a_src.shape[:-2].numel()
     (a_src, s_src), (a_dst, s_dst) = spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
-    out = log_sum.new_empty(tasks, walk.num_edges, H)
+    out = a_src.new_empty(tasks, walk.num_edges, H)
     partials = work.hub_of_partial.numel()
     part = log_sum.new_empty(3, tasks, max(partials, 1), H)
     counts = (work.heavy_row.numel(), work.light_row.numel(), partials, M, walk.num_rows)
@@ -390,7 +392,7 @@ def coefficients_back(
     M, H = a_src.shape[-2:]
     N, tasks = stats.shape[-3], a_src.shape[:-2].numel()
     a_src, s_src = spaced_rows(a_src, 1)
-    out, loss = stats.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
+    out, loss = a_src.new_empty(tasks, back.num_edges, H), stats.new_empty(tasks, M, H)
     partials = work.hub_of_partial.numel()
     part = stats.new_empty(tasks, max(partials, 1), H)
     tile = choose_coefficient_launch(H, "backward").tile
