@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.recorder import print_table
 from benchmarks.scatter import Point, write_scatter
 from weft.plan.calibration import Calibration, Observation
-from weft.plan.memory import MARGIN
+from weft.plan.memory import MARGIN, SEGMENT, upper_bound
 
 Cell = dict[str, Any]
 COLUMNS = (
@@ -97,6 +97,7 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "groups": found,
         "margin": MARGIN,
+        "segment": SEGMENT,
         "does_not_fit": sum(cell["status"] == "ok" and not cell["fits"] for cell in cells),
         "unknown": sorted({name for cell in usable(cells) for name in cell["unknown"]}),
         "estimate_seconds": {"median": median(takes), "worst": max(takes)} if takes else None,
@@ -108,7 +109,7 @@ def _group(cells: list[Cell], after: dict[int, float | None]) -> dict[str, Any]:
     for name in ("allocated", "reserved"):
         errors = [e for e in (error(cell, name) for cell in cells) if e is not None]
         if errors:
-            below = sum(cell[name] > cell[f"estimated_{name}"] * MARGIN for cell in cells)
+            below = sum(cell[name] > upper_bound(cell[f"estimated_{name}"]) for cell in cells)
             found[name] = {"worst": max(map(abs, errors)), "median": median(map(abs, errors)),
                            "lowest": min(errors), "below_with_margin": below}  # fmt: skip
     measured = [cell["seconds"] for cell in cells]
@@ -143,7 +144,8 @@ def print_summary(found: dict[str, Any]) -> None:
          "below with margin", "time median %", "Spearman", "calibrated median %", "Spearman"],
         rows,
     )  # fmt: skip
-    print(f"margin {found['margin']}; {found['does_not_fit']} were not run because they do not fit")
+    print(f"margin {found['margin']} and {found['segment'] >> 20} MiB")
+    print(f"{found['does_not_fit']} were not run because they do not fit")
     if found["estimate_seconds"]:
         takes = found["estimate_seconds"]
         print(f"an estimate takes {takes['median']:.2f} s (median), {takes['worst']:.2f} s at worst")

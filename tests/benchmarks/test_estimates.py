@@ -41,10 +41,14 @@ def test_modules_are_estimated_and_run(kind, graph):
     assert found["seconds"] > 0
 
 
+MB = 10**6
+
+
 def made(**more):
     cell = {
         "set": "queues", "queue": "gcn", "name": "gcn-4", "shape": "cora", "layers": 4, "tasks": 1, "status": "ok",
-        "fits": True, "allocated": 100, "estimated_allocated": 99, "reserved": 200, "estimated_reserved": 190,
+        "fits": True, "allocated": 100 * MB, "estimated_allocated": 99 * MB, "reserved": 2000 * MB,
+        "estimated_reserved": 1850 * MB,
         "seconds": 2.0, "estimated_seconds": 1.0, "families": {"spmm": 0.5, "matmul": 0.5}, "unknown": [], "note": "",
         "estimate_seconds": 0.1,
     }  # fmt: skip
@@ -52,7 +56,7 @@ def made(**more):
 
 
 def test_errors_and_what_is_below_the_truth():
-    cells = [made(), made(estimated_allocated=104), made(fits=False, allocated=None), made(status="failed")]
+    cells = [made(), made(estimated_allocated=104 * MB), made(fits=False, allocated=None), made(status="failed")]
     found = estimates_report.summary(cells)
     group = found["groups"]["queues T=1"]
     assert group["cells"] == 2
@@ -64,7 +68,7 @@ def test_errors_and_what_is_below_the_truth():
 
 
 def test_opaque_modules_do_not_count_among_the_others():
-    found = estimates_report.summary([made(), made(set="opaque", estimated_allocated=500)])
+    found = estimates_report.summary([made(), made(set="opaque", estimated_allocated=500 * MB)])
     assert found["groups"]["all but opaque"]["cells"] == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.core.machine import Machine
 from weft.core.program import KEPT, Operator, Program, Value
-from weft.plan.memory import live_bytes, memory
+from weft.plan.memory import live_bytes, memory, upper_bound
 
 MIB = 2**20
 NUMBERS = 2 * 512  # blocks that a recording reads torch's generator from
@@ -115,6 +115,30 @@ def test_the_default_stream_has_a_workspace_where_the_set_up_multiplies():
         memory(chain(frees=True), machine(workspace_bytes=32 * MIB), replay=False, preparation=first).kinds["workspace"]
         == 32 * MIB
     )
+
+
+def test_a_library_is_asked_once_there_is_room_for_the_result():
+    # The result of 32 MiB takes the free block of that size; the workspace then needs a segment.
+    values = (Value(MIB, "weight"), Value(32 * MIB, "temporary"), Value(32 * MIB, "activation"))
+    one = Operator("fill", "forward", (0,), (1,), frees=(1,))
+    two = Operator("mm", "forward", (0,), (2,), frees=(2,), library=True)
+    found = memory(Program(values, (one, two), (0,)), machine(workspace_bytes=20 * MIB), replay=False)
+    assert found.reserved == (2 + 32 + 20) * MIB
+
+
+def test_what_a_recording_has_is_kept_also_where_it_is_idle():
+    values = (Value(MIB, "weight"), Value(20 * MIB, "temporary"), Value(30 * MIB, "temporary"))
+    calls = (Operator("a", "forward", (0,), (1,), frees=(1,)), Operator("b", "forward", (0,), (2,), frees=(2,)))
+    program = Program(values, calls, (0,))
+    assert memory(program, machine(), replay=False).needed == (2 + 30) * MIB
+    assert memory(program, machine()).needed == (2 + 20 + 30) * MIB
+
+
+def test_the_upper_bound_has_a_share_and_a_segment_of_a_gpu():
+    assert upper_bound(100 * MIB) == 125 * MIB
+    assert upper_bound(100 * MIB, "cpu") == 105 * MIB
+    found = memory(chain(frees=True), machine())
+    assert found.safe == upper_bound(found.needed) + found.context
 
 
 def test_what_could_not_be_recorded_has_warmed_up_and_goes_on_beside_that():

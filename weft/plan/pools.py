@@ -41,7 +41,8 @@ LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions sha
 class Held:
     """Most bytes at any time of a run: that were allocated, and that the allocator held.
 
-    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up.
+    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
+    save those of a recording.
     ``library``: bytes of the workspaces that libraries keep, all in all.
     """
 
@@ -69,7 +70,7 @@ def follow(program: Program, preparation: Program | None, replay: bool, workspac
         run.trim()
         for _ in range(GENERATOR):
             run.take(default, 8)
-        private = run.pool(SIDE)
+        private = run.pool(SIDE, private=True)
         run.play(program, private, private)
     elif replay:
         for _ in range(EAGER):
@@ -84,15 +85,17 @@ class _Run:
         self._workspace = workspace
         self._pools: list[Allocator] = []
         self._streams: list[int] = []  # of the pools
+        self._private: list[bool] = []
         self._shares: dict[tuple[int, int], Allocator] = {}
         self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
         self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
         self.allocated = self.reserved = self.needed = self.library = 0
 
-    def pool(self, stream: int) -> Allocator:
-        """A new one, for what is asked for on ``stream``."""
+    def pool(self, stream: int, private: bool = False) -> Allocator:
+        """A new one, for what is asked for on ``stream``; one of a recording's own keeps what it has."""
         self._pools.append(Allocator())
         self._streams.append(stream)
+        self._private.append(private)
         return self._pools[-1]
 
     def trim(self) -> None:
@@ -113,10 +116,10 @@ class _Run:
             if op.name == KEPT:
                 continue
             pool = self._share(setup if op.phase == SETUP else steps, op.stream)
-            self._call(pool, op)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.take(pool, program.values[value].bytes)
+            self._call(pool, op)  # the library is asked once there is room for the result
             inside = [self.take(pool, size) for size in op.pieces or (op.workspace,)]
             for block in inside:
                 pool.give(block)
@@ -138,7 +141,7 @@ class _Run:
             return pool
         key = (self._pools.index(pool), stream)
         if key not in self._shares:
-            self._shares[key] = self.pool(stream)
+            self._shares[key] = self.pool(stream, self._private[key[0]])
         return self._shares[key]
 
     def _call(self, pool: Allocator, op: Operator) -> None:
@@ -156,5 +159,6 @@ class _Run:
         block = pool.take(size)
         self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
         self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
-        self.needed = max(self.needed, sum(one.reserved - one.idle for one in self._pools))
+        idle = sum(one.idle for one, private in zip(self._pools, self._private, strict=True) if not private)
+        self.needed = max(self.needed, sum(one.reserved for one in self._pools) - idle)
         return block
