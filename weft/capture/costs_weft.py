@@ -83,7 +83,7 @@ def _attention(call: Call, packed: bool = False) -> Work:
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 40 + 4 * edges * width * tasks,
-        stream=3 * edges * INDEX * tasks + 2 * coefficients * 4 + bytes_out(call),
+        stream=3 * edges * INDEX * tasks + 2 * coefficients * x.itemsize + bytes_out(call),
         gather=edges * tasks * x.itemsize * (width + 2 * heads),
     )
 
@@ -100,7 +100,7 @@ def _attention_backward(call: Call) -> Work:
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 60 + 4 * edges * width * tasks,
-        stream=3 * edges * INDEX * tasks + 2 * coefficients * 4 + _plain_in(call) + bytes_out(call),
+        stream=3 * edges * INDEX * tasks + 2 * coefficients * grad.itemsize + _plain_in(call) + bytes_out(call),
         gather=edges * tasks * (width * grad.itemsize + 3 * heads * 4),
     )
 
@@ -185,7 +185,7 @@ def _spmm_push(call: Call) -> Work:
 
 def _together(call: Call) -> Work:
     """Several operators in one launch: the sum of what each costs."""
-    parts, outs = unflatten(Flat(*call.args)), iter(call.outs)
+    parts, outs = unflatten(Flat(*call.args)), iter(call.outs or ())
     total = Work()
     for part in parts:
         name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
@@ -223,5 +223,14 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.cross_entropy_rows_backward": _cross_entropy,
     "weft.adam_": _adam,
     "weft.spmm_push": _spmm_push,
+    "weft.weight_grad_parts": _weight_grad,
+    "weft.linear_backward_parts": _linear_backward,
+    "weft.column_sum_parts": _pass,
+    "weft.bias_act_dropout_backward_bias_parts": _pass,
+    "weft.cross_entropy_rows_parts": _cross_entropy,
+    "weft.add_parts": _pass,
+    "weft.copied": _pass,
+    "weft.side_by_side": _pass,
     "weft.together": _together,
+    "weft.together_": _together,
 }

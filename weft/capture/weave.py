@@ -54,13 +54,16 @@ FAMILY = {
 }
 # On small graphs everything that is launched may: what counts there is how many launches follow one another. Products
 # keep to themselves, since their tiles lie in shared memory, which every program of a launch is given.
-SMALL_FAMILY = FAMILY | dict.fromkeys(
-    (
-        "spmm", "spmm_max", "spmm_max_backward", "bias_act_dropout", "bias_act_dropout_backward",
-        "bias_act_dropout_backward_bias_parts", "column_sum_parts", "cross_entropy_rows_parts",
-        "cross_entropy_rows_backward", "add_parts", "copied", "side_by_side",
-    ), "light",
-) | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products") | {"adam_": "update"}  # fmt: skip
+SUMS = "sums"  # what nobody waits for before the update
+SMALL_FAMILY = (
+    FAMILY
+    | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
+    | dict.fromkeys(("spmm", "spmm_max", "spmm_max_backward", "bias_act_dropout"), "light")
+    | dict.fromkeys(("bias_act_dropout_backward", "bias_act_dropout_backward_bias_parts"), "light")
+    | dict.fromkeys(("cross_entropy_rows_backward", "copied", "side_by_side"), "light")
+    | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
+    | {"adam_": "update"}
+)
 WALKS = ("same", "any", "best")
 OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
@@ -125,8 +128,9 @@ def _walk_text(walk: int | None) -> str:
 class Woven:
     """The merged step: ``graph`` takes ``inputs`` and returns what each member's step returned, in a tuple.
 
-    Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest; ``meta["after"]``:
-    the operators that must have run before it; ``meta["storage"]``: equal for tensors that share memory.
+    Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest, and one after those
+    for fused ones that nobody waits for; ``meta["after"]``: the operators that must have run before it;
+    ``meta["storage"]``: equal for tensors that share memory.
     """
 
     graph: fx.Graph
@@ -174,7 +178,7 @@ def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False,
 
 def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
     lanes = [member.lane(walks) for member in members]
-    return lanes, match(lanes)
+    return lanes, match(lanes, (SUMS,))
 
 
 class _Member:
@@ -351,7 +355,9 @@ class _Merge:
             torch.ops.weft.together_.default if in_place else torch.ops.weft.together.default,
             (flat.names, flat.tensors, flat.counts, flat.numbers, flat.words),
         )
-        fused.meta |= {"stream": OWN_STREAM, "after": self._after(places)}
+        family = self.members[places[0][0]].family_of[places[0][1]]
+        stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
+        fused.meta |= {"stream": stream, "after": self._after(places)}
         entries, first = [], 0
         for place, node, call in zip(places, nodes, calls, strict=True):
             mine = tuple(range(first, first + results(call.name)))
@@ -362,7 +368,6 @@ class _Merge:
             if "storage" in node.meta:
                 parts[0].meta["storage"] = (place[0], node.meta["storage"])
             entries.append(self._entry(place, node, call.name, mine))
-        family = self.members[places[0][0]].family_of[places[0][1]]
         self.fused.append(Fused(fused.name, number, family, tuple(entries)))
 
     def _pushed(self, places: Round) -> set[Place]:
@@ -384,7 +389,7 @@ class _Merge:
 
     def _part(self, fused: fx.Node, result: int) -> fx.Node:
         part = self.graph.call_function(operator.getitem, (fused, result))
-        part.meta |= {"stream": OWN_STREAM, "after": (fused,)}
+        part.meta |= {"stream": fused.meta["stream"], "after": (fused,)}
         return part
 
     def _entry(self, place: Place, node: fx.Node, name: str, mine: tuple[int, ...]) -> Entry:

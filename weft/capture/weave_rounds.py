@@ -8,13 +8,14 @@ order, and merging the nodes of a round can close no cycle.
 Which key goes next decides how many rounds there are. A key that no lane would still bring later is taken at once:
 nothing is gained by waiting. While another lane could still bring one, its lanes wait and other keys go first: four
 models of 2, 2, 3 and 4 layers meet in 4 forward and 4 backward rounds. Where every key has somebody to wait for, the
-one with the most work left behind it goes. Nothing here knows tensors.
+one with the most work left behind it goes. A *lazy* key has nobody in a hurry for it, and goes when nothing else can.
+Nothing here knows tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +47,16 @@ class Lane:
             above.append(mask)
         return {node: above[node] for node in self.keyed}
 
+    @cached_property
+    def chain(self) -> dict[int, int]:
+        """For every keyed node, how many keyed nodes follow one another from it on, itself included."""
+        longest = [0] * len(self.keys)
+        for node in reversed(range(len(self.keys))):
+            longest[node] += self.keys[node] is not None
+            for before in self.before[node]:
+                longest[before] = max(longest[before], longest[node])
+        return {node: longest[node] for node in self.keyed}
+
 
 class _Progress:
     """How far the rounds have come in one lane."""
@@ -72,18 +83,34 @@ class _Progress:
             self.done |= self._bit[node]
 
 
-def match(lanes: Sequence[Lane]) -> list[Round]:
+def match(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list[Round]:
     """The rounds, as few as can be found: every keyed node of every lane in exactly one of them."""
-    return min(waiting(lanes), levels(lanes), key=len)
+    found = [waiting(lanes, lazy), longest_first(lanes, lazy)]
+    return min([*found, levels(lanes)] if not lazy else found, key=len)
 
 
-def waiting(lanes: Sequence[Lane]) -> list[Round]:
+Rank = Callable[[Hashable, Sequence[_Progress], Sequence[dict[Hashable, list[int]]]], tuple[int, ...]]
+
+
+def waiting(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list[Round]:
     """Rounds by waiting for whoever can still come."""
+    return _one_by_one(lanes, lazy, _fewest_missed)
+
+
+def longest_first(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list[Round]:
+    """Rounds by the longest chain of nodes still to come: whoever has it never waits."""
+    return _one_by_one(lanes, lazy, _longest_chain)
+
+
+def _one_by_one(lanes: Sequence[Lane], lazy: Container[Hashable], rank: Rank) -> list[Round]:
+    """Rounds, the key of each the one that ranks highest among those that are ready."""
     progress = [_Progress(lane) for lane in lanes]
     rounds: list[Round] = []
     while any(lane.left for lane in progress):
         ready = [lane.ready() for lane in progress]
-        key = _next_key(progress, ready)
+        keys = dict.fromkeys(key for found in ready for key in found)
+        hurried = [key for key in keys if key not in lazy]
+        key = max(hurried or keys, key=lambda key: rank(key, progress, ready))
         taken = tuple((place, node) for place, found in enumerate(ready) for node in found.get(key, ()))
         for place, found in enumerate(ready):
             progress[place].take(found.get(key, ()))
@@ -91,16 +118,21 @@ def waiting(lanes: Sequence[Lane]) -> list[Round]:
     return rounds
 
 
-def _next_key(progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list[int]]]) -> Hashable:
-    """The key that has the fewest lanes to wait for; the most work behind it, then the most nodes, break ties."""
-    keys = dict.fromkeys(key for found in ready for key in found)
+def _fewest_missed(
+    key: Hashable, progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list[int]]]
+) -> tuple[int, ...]:
+    """Highest where no lane would still bring the key later; the most work behind it, then the most nodes, break ties."""
+    missed = sum(lane.count[key] > 0 and key not in found for lane, found in zip(progress, ready, strict=True))
+    behind = sum(len(lane.left) for lane, found in zip(progress, ready, strict=True) if key in found)
+    return missed == 0, behind, sum(len(found.get(key, ())) for found in ready)
 
-    def rank(key: Hashable) -> tuple[bool, int, int]:
-        missed = sum(lane.count[key] > 0 and key not in found for lane, found in zip(progress, ready, strict=True))
-        behind = sum(len(lane.left) for lane, found in zip(progress, ready, strict=True) if key in found)
-        return missed == 0, behind, sum(len(found.get(key, ())) for found in ready)
 
-    return max(keys, key=rank)
+def _longest_chain(
+    key: Hashable, progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list[int]]]
+) -> tuple[int, ...]:
+    """The most nodes in a row behind the key; the most nodes of it break ties."""
+    nodes = [(lane.lane, node) for lane, found in zip(progress, ready, strict=True) for node in found.get(key, ())]
+    return max(lane.chain[node] for lane, node in nodes), len(nodes)
 
 
 def levels(lanes: Sequence[Lane]) -> list[Round]:

@@ -10,7 +10,7 @@ same bits.
 Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
 apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
 launch, not a table in memory: a recorded launch replays without a copy. A kernel takes seconds to compile, so groups
-that differ little share one: branches stand in a fixed order, and have room for 1, 2, 4, 8, ... parts.
+that differ little share one: branches stand in a fixed order, and have room for 1, 4, 8, 16, ... parts.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from weft.ops.lang import InertKernel, tl, triton
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
 USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
 OPTIONS = tuple(USUAL)
+LEAST_ROOM = 4  # of a branch for several parts
 SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
 IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
@@ -201,9 +202,9 @@ def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def filled_up(members: list[Part]) -> list[Part]:
-    """As many parts as the next power of two, those at the end without a program."""
-    nothing = replace(members[-1], grid=(0, 1, 1))
-    return members + [nothing] * (next_power_of_2(len(members)) - len(members))
+    """As many parts as there is room for in a branch, those at the end without a program."""
+    room = 1 if len(members) == 1 else max(LEAST_ROOM, next_power_of_2(len(members)))
+    return members + [replace(members[-1], grid=(0, 1, 1))] * (room - len(members))
 
 
 def branch_of(members: list[Part]) -> Branch:

@@ -16,12 +16,21 @@ from weft.ops.attention_backward_triton import attention_backward_triton, attent
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2_triton import attention_v2_backward_launches, attention_v2_forward_triton
+from weft.ops.dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.linear import HALF, NARROW
 from weft.ops.linear_triton import linear_triton
 from weft.ops.loss_triton import cross_entropy_rows_backward_triton
 from weft.ops.multi import Call
-from weft.ops.multi_copies import zeros_triton
+from weft.ops.multi_copies import copied_triton, side_by_side_triton, zeros_triton
 from weft.ops.multi_edge_softmax_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
+from weft.ops.multi_phases import (
+    add_parts,
+    backward_bias_parts,
+    column_sum_parts,
+    cross_entropy_parts,
+    linear_backward_parts,
+    weight_grad_parts,
+)
 from weft.ops.multi_spmm_triton import push_triton
 from weft.ops.optimizer_triton import adam_triton
 from weft.ops.sddmm_triton import sddmm_triton
@@ -112,9 +121,9 @@ def _adam(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask) -> Tensors:
     return ()
 
 
-def _as_it_is(name: str) -> Callable[..., Tensors]:
-    """An operator that launches and does nothing else, by its own code."""
-    return lambda *arguments: Call(name, arguments)()
+def _one(launcher: Callable[..., Tensor]) -> Callable[..., Tensors]:
+    """A launcher of one result."""
+    return lambda *arguments: (launcher(*arguments),)
 
 
 AT_ONCE = frozenset({"side_by_side"})  # operators whose launches do not wait for each other
@@ -134,19 +143,14 @@ LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "product": _product,
     "cross_entropy_rows_backward": _cross_entropy_backward,
     "adam_": _adam,
-    **{
-        name: _as_it_is(name)
-        for name in (
-            "bias_act_dropout",
-            "bias_act_dropout_backward",
-            "bias_act_dropout_backward_bias_parts",
-            "linear_backward_parts",
-            "weight_grad_parts",
-            "column_sum_parts",
-            "cross_entropy_rows_parts",
-            "add_parts",
-            "copied",
-            "side_by_side",
-        )
-    },
+    "bias_act_dropout": _one(bias_act_dropout_triton),
+    "bias_act_dropout_backward": _one(bias_act_dropout_backward_triton),
+    "bias_act_dropout_backward_bias_parts": backward_bias_parts,
+    "linear_backward_parts": linear_backward_parts,
+    "weight_grad_parts": _one(weight_grad_parts),
+    "column_sum_parts": _one(column_sum_parts),
+    "cross_entropy_rows_parts": _one(cross_entropy_parts),
+    "add_parts": add_parts,
+    "copied": _one(copied_triton),
+    "side_by_side": _one(side_by_side_triton),
 }

@@ -64,7 +64,8 @@ def _flat(value: Tensor, keep: int) -> Tensor:
 # ---- weight_grad -------------------------------------------------------------------------------------------
 
 
-def _weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
+def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
+    """Parts of ``grad^T x``, ``[T, P, O * I]``; not ``make``: their place alone, without the launches."""
     if not use_triton(x):
         return _flat(weight_grad_torch(grad, x), 2)[:, None]
     # Alone, a result much smaller than a tile is left to the library; beside others the tile costs nothing.
@@ -75,18 +76,19 @@ def _weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
 
 @torch.library.custom_op("weft::weight_grad_parts", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
 def _weight_grad_op(grad, x):
-    return _weight_grad_parts(grad, x)
+    return weight_grad_parts(grad, x)
 
 
 @_weight_grad_op.register_fake
 def _weight_grad_fake(grad, x):
-    return _weight_grad_parts(grad, x, make=False)
+    return weight_grad_parts(grad, x, make=False)
 
 
 # ---- column_sum --------------------------------------------------------------------------------------------
 
 
-def _column_sum_parts(x: Tensor, make: bool = True) -> Tensor:
+def column_sum_parts(x: Tensor, make: bool = True) -> Tensor:
+    """Parts of the sums over the rows of ``x [..., N, F]``, ``[T, P, F]``; ``make`` as above."""
     if not use_triton(x):
         return _flat(column_sum_torch(x), 1)[:, None]
     return _taken(lambda: column_sum_triton(x), lambda out: _flat(out, 1), make)[1]
@@ -94,18 +96,19 @@ def _column_sum_parts(x: Tensor, make: bool = True) -> Tensor:
 
 @torch.library.custom_op("weft::column_sum_parts", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _column_sum_op(x):
-    return _column_sum_parts(x)
+    return column_sum_parts(x)
 
 
 @_column_sum_op.register_fake
 def _column_sum_fake(x):
-    return _column_sum_parts(x, make=False)
+    return column_sum_parts(x, make=False)
 
 
 # ---- bias_act_dropout_backward_bias --------------------------------------------------------------------------
 
 
-def _backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make: bool = True):
+def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make: bool = True):
+    """The gradient to what the epilogue was given, and parts of that to its bias, ``[T, P, F]``; ``make`` as above."""
     serve = bias_act_dropout_backward_bias_triton if use_triton(grad) else bias_act_dropout_backward_bias_torch
     given = grad, out, torch.Size(bias_shape), act, rate, clock, site, parts
     (grad_x, _), partial = _taken(lambda: serve(*given), lambda made: _flat(made[1], 1), make)
@@ -121,18 +124,19 @@ def _backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, m
     ),
 )
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
-    return _backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts)
+    return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts)
 
 
 @_backward_bias_op.register_fake
 def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site, parts=1):
-    return _backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make=False)
+    return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make=False)
 
 
 # ---- linear_backward -----------------------------------------------------------------------------------------
 
 
-def _linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """``(g, grad_x)`` and parts of ``(grad_W, grad_b)``, ``[T, P, O * I + O]``; ``make`` as above."""
     serve = linear_backward_triton if use_triton(given[2]) else linear_backward_torch
 
     def summed(made: tuple[Tensor, ...]) -> Tensor:
@@ -151,19 +155,20 @@ def _linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tens
     ),
 )
 def _linear_backward_op(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
-    return _linear_backward_parts(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
+    return linear_backward_parts(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
 
 
 @_linear_backward_op.register_fake
 def _linear_backward_fake(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     given = grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x
-    return _linear_backward_parts(*given, make=False)
+    return linear_backward_parts(*given, make=False)
 
 
 # ---- cross_entropy_rows --------------------------------------------------------------------------------------
 
 
-def _cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, make: bool = True) -> Tensor:
+def cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, make: bool = True) -> Tensor:
+    """Parts of the mean loss, ``[T, P, 1]``; ``make`` as above."""
     if not use_triton(logits):
         return _flat(cross_entropy_rows_torch(logits, labels, rows)[..., None], 1)[:, None]
     parts, partial = _noted(lambda: cross_entropy_parts_triton(logits, labels, rows))
@@ -176,12 +181,12 @@ def _cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, make: boo
     "weft::cross_entropy_rows_parts", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor"
 )
 def _cross_entropy_op(logits, labels, rows):
-    return _cross_entropy_parts(logits, labels, rows)
+    return cross_entropy_parts(logits, labels, rows)
 
 
 @_cross_entropy_op.register_fake
 def _cross_entropy_fake(logits, labels, rows):
-    return _cross_entropy_parts(logits, labels, rows, make=False)
+    return cross_entropy_parts(logits, labels, rows, make=False)
 
 
 # ---- the sum -------------------------------------------------------------------------------------------------
@@ -197,7 +202,11 @@ def add_parts_torch(partial: Tensor, first: int, second: int, dtype: torch.dtype
 @torch.library.custom_op(
     "weft::add_parts", mutates_args=(), schema="(Tensor partial, int first, int second, str dtype) -> (Tensor, Tensor)"
 )
-def add_parts(partial, first, second, dtype):
+def _add_parts_op(partial, first, second, dtype):
+    return add_parts(partial, first, second, dtype)
+
+
+def add_parts(partial: Tensor, first: int, second: int, dtype: str) -> tuple[Tensor, Tensor]:
     """``partial [T, P, first + second]`` summed over P: ``[T, first]`` and ``[T, second]`` of the type ``dtype``."""
     kind = getattr(torch, dtype)
     if use_triton(partial) and partial.numel():
@@ -205,6 +214,6 @@ def add_parts(partial, first, second, dtype):
     return add_parts_torch(partial, first, second, kind)
 
 
-@add_parts.register_fake
+@_add_parts_op.register_fake
 def _add_parts_fake(partial, first, second, dtype):
     return tuple(partial.new_empty(partial.shape[0], size, dtype=getattr(torch, dtype)) for size in (first, second))
