@@ -20,28 +20,9 @@ from weft.ops.backend import next_power_of_2
 from weft.ops.lanes_triton import spaced_rows
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride, triton_acc
+from weft.ops.pieces_triton import heavy_owner, heavy_piece, light_rows
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
-
-
-@triton.jit
-def _piece(
-    piece, start, length, row, hub_row, hub_of_partial, num_partial,
-):  # fmt: skip
-    """``(first edge, edges, row)`` of a heavy piece; a chunk of a hub answers with the hub's row."""
-    owner = tl.load(row + piece).to(tl.int64)
-    if piece < num_partial:
-        owner = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
-    return tl.load(start + piece).to(tl.int64), tl.load(length + piece), owner
-
-
-@triton.jit
-def _light_rows(item, start, length, row, num_light):
-    """``(first edge, edges, row, valid)`` of the light rows ``item [L]``."""
-    valid = item < num_light
-    first = tl.load(start + item, mask=valid, other=0).to(tl.int64)
-    edges = tl.load(length + item, mask=valid, other=0)
-    return first, edges, tl.load(row + item, mask=valid, other=0).to(tl.int64), valid
 
 
 @triton.jit
@@ -144,9 +125,8 @@ def _statistics_kernel(
     total = tl.zeros([L, U, BH], ACC)
     plus = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
-        start_one, length_one, row_one = _piece(
-            piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
-        )
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
+        row_one = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
         dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
         for first in range(0, length_one, L * U):
             place = first + lane[:, None] * U + u[None, :]
@@ -166,7 +146,7 @@ def _statistics_kernel(
             _store_statistics(log_sum, alpha_plus, row_one * H + h, h < H, best, total_one, plus_one)
     else:
         item = (piece - num_heavy) * L + lane
-        start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         seen = valid[:, None] & (h < H)[None, :]
         dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=seen, other=0.0).to(ACC)[:, None, :]
         for step in range(0, tl.max(length, 0), U):
@@ -203,9 +183,8 @@ def _coefficients_kernel(
         key = mix_key(clock + task * stride_clock, site)
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
     if piece < num_heavy:
-        start_one, length_one, row_one = _piece(
-            piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
-        )
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
+        row_one = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
         dst_one = tl.load(a_dst + row_one * S_DST + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
         lse_one = tl.load(log_sum + row_one * H + h, mask=h < H, other=0.0)[None, None, :]
         for first in range(0, length_one, L * U):
@@ -216,7 +195,7 @@ def _coefficients_kernel(
             )  # fmt: skip
     else:
         item = (piece - num_heavy) * L + lane
-        start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         seen = valid[:, None] & (h < H)[None, :]
         dst = tl.load(a_dst + row[:, None] * S_DST + h[None, :], mask=seen, other=0.0).to(ACC)[:, None, :]
         lse = tl.load(log_sum + row[:, None] * H + h[None, :], mask=seen, other=0.0)[:, None, :]
@@ -276,9 +255,8 @@ def _coefficients_back_kernel(
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
     total = tl.zeros([L, U, BH], ACC)
     if piece < num_heavy:
-        start_one, length_one, row_one = _piece(
-            piece, heavy_start, heavy_len, heavy_row, hub_row, hub_of_partial, num_partial
-        )
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
+        row_one = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
         src_one = tl.load(a_src + row_one * S_SRC + h, mask=h < H, other=0.0).to(ACC)[None, None, :]
         for first in range(0, length_one, L * U):
             place = first + lane[:, None] * U + u[None, :]
@@ -293,7 +271,7 @@ def _coefficients_back_kernel(
             tl.store(loss + row_one * H + h, total_one, mask=h < H)
     else:
         item = (piece - num_heavy) * L + lane
-        start, length, row, valid = _light_rows(item, light_start, light_len, light_row, num_light)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         seen = valid[:, None] & (h < H)[None, :]
         src = tl.load(a_src + row[:, None] * S_SRC + h[None, :], mask=seen, other=0.0).to(ACC)[:, None, :]
         for step in range(0, tl.max(length, 0), U):

@@ -21,6 +21,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import triton_acc
+from weft.ops.pieces_triton import heavy_piece, light_rows
 from weft.ops.walk import Walk
 
 
@@ -98,8 +99,7 @@ def _gather_kernel(
     plus = tl.zeros([BR, BG, BD], ACC)
     lane = tl.arange(0, BR)
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
         for first_edge in range(0, length_one, BR * UNROLL):
             for one_more in tl.static_range(UNROLL):
                 place = first_edge + one_more * BR + lane
@@ -125,10 +125,7 @@ def _gather_kernel(
             )  # fmt: skip
     else:
         item = (piece - num_heavy) * BR + lane
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         for first_step in range(0, tl.max(length, 0), UNROLL):
             for more in tl.static_range(UNROLL):
                 step = first_step + more

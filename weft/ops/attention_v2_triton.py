@@ -19,6 +19,7 @@ from weft.ops.lanes_triton import (
 )
 from weft.ops.lang import tl, triton
 from weft.ops.launch import flatten_tasks, per_task_stride, triton_acc
+from weft.ops.pieces_triton import heavy_owner, heavy_piece, light_rows
 from weft.ops.random_triton import keep_scale, mix_key
 from weft.ops.walk import Walk
 
@@ -79,11 +80,8 @@ def _forward_kernel(
     total = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
-        row_one = tl.load(heavy_row + piece).to(tl.int64)
-        if piece < num_partial:
-            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
+        row_one = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
         dst_one = tl.load(x_dst + (row_one * H + h)[:, None] * D + d[None, :], mask=mask_hd, other=0.0).to(ACC)[
             None, :, :
         ]
@@ -92,7 +90,7 @@ def _forward_kernel(
                 x_src, indices, start_one + first + lane, first + lane < length_one, dst_one, vector, h, d, H, D, slope, key,
                 fraction, top, total, acc, DROP, ACC,
             )  # fmt: skip
-        top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total, acc, acc, False)
+        top1, total1, acc1 = merge_lanes(top, total, acc)
         if piece < num_partial:
             at_h_one = (task * num_partial + piece) * H + h
             size_h = tl.num_programs(2).to(tl.int64) * num_partial * H
@@ -102,15 +100,11 @@ def _forward_kernel(
         else:
             one = tl.zeros([1], tl.int64)
             finish_rows(
-                out, out, log_sum, log_sum, one + row_one, one == 0, h, d, H, D, top1[None, :], total1[None, :],
-                plus1[None, :], acc1[None, :, :], acc_plus1[None, :, :], True, False,
+                out, log_sum, one + row_one, one == 0, h, d, H, D, top1[None, :], total1[None, :], acc1[None, :, :],
             )  # fmt: skip
     else:
         item = (piece - num_heavy) * L + lane
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         at_d = (row[:, None] * H + h[None, :])[:, :, None] * D + d[None, None, :]
         dst = tl.load(x_dst + at_d, mask=valid[:, None, None] & mask_hd[None, :, :], other=0.0).to(ACC)
         for step in range(tl.max(length, 0)):
@@ -118,7 +112,7 @@ def _forward_kernel(
                 x_src, indices, start + step, step < length, dst, vector, h, d, H, D, slope, key, fraction,
                 top, total, acc, DROP, ACC,
             )  # fmt: skip
-        finish_rows(out, out, log_sum, log_sum, row, valid, h, d, H, D, top, total, total, acc, acc, True, False)
+        finish_rows(out, log_sum, row, valid, h, d, H, D, top, total, acc)
 
 
 @triton.jit
@@ -191,11 +185,8 @@ def _backward_kernel(
     sum_near = tl.zeros([L, BH, BD], ACC)
     sum_att = tl.zeros([L, BH, BD], ACC)
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
-        row_one = tl.load(heavy_row + piece).to(tl.int64)
-        if piece < num_partial:
-            row_one = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
+        row_one = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
         at_h_one = row_one * H + h
         at_d_one = at_h_one[:, None] * D + d[None, :]
         near_one = tl.load(near_x + at_d_one, mask=mask_hd, other=0.0).to(ACC)[None, :, :]
@@ -219,10 +210,7 @@ def _backward_kernel(
             tl.store(grad_near + at_d_one, summed.to(grad_near.dtype.element_ty), mask=mask_hd)
     else:
         item = (piece - num_heavy) * L + lane
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         mask_h = valid[:, None] & (h < H)[None, :]
         mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
         at_h = row[:, None] * H + h[None, :]
@@ -276,8 +264,8 @@ def attention_v2_forward_triton(
         )  # fmt: skip
         if partials:
             merge_hubs_kernel[(work.hub_row.numel(), heads, tasks)](
-                part_stats, part_acc, work.hub_ptr, work.hub_row, out, out, log_sum, log_sum, partials, N,
-                H=H, D=D, LOG=True, PLUS=False, ACC=triton_acc(x_src.dtype),
+                part_stats, part_acc, work.hub_ptr, work.hub_row, out, log_sum, partials, N,
+                H=H, D=D, ACC=triton_acc(x_src.dtype),
                 L=launch.lanes, BH=launch.block_heads, BD=launch.block_width, num_warps=launch.num_warps,
             )  # fmt: skip
     return out.reshape(x_dst.shape), log_sum.reshape(x_dst.shape[:-1])

@@ -19,49 +19,32 @@ from weft.ops.worklist import WorkList
 
 
 @triton.jit
-def merge_lanes(top, total, total_plus, acc, acc_plus, PLUS: tl.constexpr):
+def merge_lanes(top, total, acc):
     """Merge the lanes of one row: ``[L, ...]`` to ``[1, ...]`` in effect, returned without the lane axis."""
     best = tl.max(top, 0)
     shift = tl.where(best == float("-inf"), 0.0, best)
     fade = tl.exp(top - shift[None, :])
-    total = tl.sum(total * fade, 0)
-    acc = tl.sum(acc * fade[:, :, None], 0)
-    if PLUS:
-        total_plus = tl.sum(total_plus * fade, 0)
-        acc_plus = tl.sum(acc_plus * fade[:, :, None], 0)
-    else:
-        total_plus = total
-        acc_plus = acc
-    return best, total, total_plus, acc, acc_plus
+    return best, tl.sum(total * fade, 0), tl.sum(acc * fade[:, :, None], 0)
 
 
 @triton.jit
-def finish_rows(
-    out, out_plus, alpha_plus, log_sum, row, valid, h, d, H, D, top, total, total_plus, acc, acc_plus,
-    LOG: tl.constexpr, PLUS: tl.constexpr,
-):  # fmt: skip
+def finish_rows(out, log_sum, row, valid, h, d, H, D, top, total, acc):
     """Normalise and store rows: ``row, valid [L]``, sums ``[L, BH]`` and ``[L, BH, BD]``."""
     mask_h = valid[:, None] & (h < H)[None, :]
     mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
-    share = 1.0 / tl.where(total > 0, total, 1.0)
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
     at_h = row[:, None] * H + h[None, :]
     at_d = at_h[:, :, None] * D + d[None, None, :]
+    share = 1.0 / safe
     tl.store(out + at_d, (acc * share[:, :, None]).to(out.dtype.element_ty), mask=mask_d)
-    if PLUS:
-        tl.store(out_plus + at_d, (acc_plus * share[:, :, None]).to(out.dtype.element_ty), mask=mask_d)
-        tl.store(alpha_plus + at_h, total_plus * share, mask=mask_h)
-    if LOG:
-        tl.store(
-            log_sum + at_h,
-            tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), 0.0),
-            mask=mask_h,
-        )
+    tl.store(log_sum + at_h, tl.where(some, top + tl.log(safe), 0.0), mask=mask_h)
 
 
 @triton.jit
 def merge_hubs_kernel(
-    part_stats, part_acc, hub_ptr, hub_row, out, out_plus, alpha_plus, log_sum, num_partial, N, H: tl.constexpr, D: tl.constexpr,
-    LOG: tl.constexpr, PLUS: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    part_stats, part_acc, hub_ptr, hub_row, out, log_sum, num_partial, N,
+    H: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Merge the chunks of one hub, L at a time and always in the same order."""
     hub = tl.program_id(0)
@@ -71,9 +54,7 @@ def merge_hubs_kernel(
     size_h = tl.num_programs(2).to(tl.int64) * num_partial * H
     top = tl.full([L, BH], float("-inf"), ACC)
     total = tl.zeros([L, BH], ACC)
-    total_plus = tl.zeros([L, BH], ACC)
     acc = tl.zeros([L, BH, BD], ACC)
-    acc_plus = tl.zeros([L, BH, BD], ACC)
     last = tl.load(hub_ptr + hub + 1)
     for first in range(tl.load(hub_ptr + hub), last, L):
         part = first + tl.arange(0, L)
@@ -87,18 +68,13 @@ def merge_hubs_kernel(
         fade, gain = tl.exp(top - shift), tl.exp(new_top - shift)
         total = total * fade + gain * tl.load(part_stats + size_h + at_h, mask=mask_h, other=0.0)
         acc = acc * fade[:, :, None] + gain[:, :, None] * tl.load(part_acc + at_d, mask=mask_d, other=0.0)
-        if PLUS:
-            total_plus = total_plus * fade + gain * tl.load(part_stats + 2 * size_h + at_h, mask=mask_h, other=0.0)
-            plus = tl.load(part_acc + size_h * D + at_d, mask=mask_d, other=0.0)
-            acc_plus = acc_plus * fade[:, :, None] + gain[:, :, None] * plus
         top = higher
-    top1, total1, plus1, acc1, acc_plus1 = merge_lanes(top, total, total_plus, acc, acc_plus, PLUS)
+    top_one, total_one, acc_one = merge_lanes(top, total, acc)
     one = tl.zeros([1], tl.int64)
     row = tl.load(hub_row + hub).to(tl.int64)
     finish_rows(
-        out + task * N * H * D, out_plus + task * N * H * D, alpha_plus + task * N * H, log_sum + task * N * H,
-        one + row, one == 0, h, d, H, D, top1[None, :], total1[None, :], plus1[None, :], acc1[None, :, :],
-        acc_plus1[None, :, :], LOG, PLUS,
+        out + task * N * H * D, log_sum + task * N * H, one + row, one == 0, h, d, H, D,
+        top_one[None, :], total_one[None, :], acc_one[None, :, :],
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lanes_triton import add_hub_parts
 from weft.ops.lang import tl, triton
 from weft.ops.launch import flatten_tasks, triton_acc
+from weft.ops.pieces_triton import heavy_piece, light_rows
 from weft.ops.walk import Walk
 
 NO_EDGE = tl.constexpr(2**62) if hasattr(tl, "constexpr") else 2**62
@@ -63,8 +64,7 @@ def _forward_kernel(
     best = tl.full([L, BF], float("-inf"), ACC)
     winner = tl.full([L, BF], NO_EDGE, tl.int64)
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
         for first in range(0, length_one, L):
             best, winner = _meet_edge(
                 x,
@@ -90,10 +90,7 @@ def _forward_kernel(
             _store(out, winners, (task * N + row_one) * F + f, top, top_winner, in_f)
     else:
         item = (piece - num_heavy) * L + lane
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         for step in range(tl.max(length, 0)):
             best, winner = _meet_edge(x, w, indices, start + step, step < length, f, in_f, F, best, winner, HAS_W, ACC)
         at = (task * N + row)[:, None] * F + f[None, :]
@@ -158,8 +155,7 @@ def _backward_kernel(
     winners += task * N * F
     total = tl.zeros([L, BF], ACC)
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
         for first in range(0, length_one, L):
             total = _collect_edge(
                 grad, winners, w, indices, perm, start_one + first + lane, first + lane < length_one, f, in_f, F, total,
@@ -173,10 +169,7 @@ def _backward_kernel(
             tl.store(grad_x + (task * M + row_one) * F + f, summed.to(grad_x.dtype.element_ty), mask=in_f)
     else:
         item = (piece - num_heavy) * L + lane
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         for step in range(tl.max(length, 0)):
             total = _collect_edge(
                 grad, winners, w, indices, perm, start + step, step < length, f, in_f, F, total, HAS_W, ACC

@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import triton_acc
+from weft.ops.pieces_triton import heavy_piece, light_rows
 from weft.ops.walk import Walk
 
 
@@ -56,8 +57,7 @@ def _spmm_kernel(
     out += task * N * F
     partial += task * num_partial * F
     if piece < num_heavy:
-        start_one = tl.load(heavy_start + piece).to(tl.int64)
-        length_one = tl.load(heavy_len + piece)
+        start_one, length_one = heavy_piece(piece, heavy_start, heavy_len)
         row_one = tl.load(heavy_row + piece).to(tl.int64)
         lane = tl.arange(0, BE)
         total_one = tl.zeros([BE, BF], ACC)
@@ -77,10 +77,7 @@ def _spmm_kernel(
             tl.store(out + row_one * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
     else:
         item = (piece - num_heavy) * BR + tl.arange(0, BR)
-        valid = item < num_light
-        start = tl.load(light_start + item, mask=valid, other=0).to(tl.int64)
-        length = tl.load(light_len + item, mask=valid, other=0)
-        row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
+        start, length, row, valid = light_rows(item, light_start, light_len, light_row, num_light)
         longest = tl.max(length, 0)
         total = tl.zeros([BR, BF], ACC)
         for first in range(0, longest, UNROLL):
