@@ -47,9 +47,9 @@ def launches(matrix: Adjacency, num_features: int) -> list[SpmmLaunch]:
     return list(dict.fromkeys(found))
 
 
-def other_worklists(num_edges: int) -> list[tuple[int, int]]:
+def other_worklists(num_edges: int, num_rows: int) -> list[tuple[int, int]]:
     """``(light, chunk)`` pairs beside the default."""
-    default = thresholds(num_edges)
+    default = thresholds(num_edges, num_rows)
     return [(light, chunk) for light in LIGHTS for chunk in CHUNKS if (light, chunk) != default]
 
 
@@ -83,11 +83,11 @@ class Trial:
 def explore(recorder: Recorder, trial: Trial, num_features: int) -> dict[str, Any]:
     """The best candidates of one cell, and how the default did."""
     matrix = trial.matrix
-    light, chunk = thresholds(matrix.num_edges)
+    light, chunk = thresholds(matrix.num_edges, matrix.num_rows)
     first: list[Candidate] = [(one, light, chunk) for one in launches(matrix, num_features)]
     times = _times(recorder, trial, first)
     best = sorted(times, key=times.__getitem__)[:2]
-    second = [(one, *pair) for one, _, _ in best for pair in other_worklists(matrix.num_edges)]
+    second = [(one, *pair) for one, _, _ in best for pair in other_worklists(matrix.num_edges, matrix.num_rows)]
     times |= _times(recorder, trial, second)
     ranked = sorted(times.items(), key=lambda item: item[1])
     return {

@@ -106,7 +106,7 @@ class StandIn(Adjacency):
         return super().derived(key, build)
 
     def _work_list(self) -> WorkList:
-        small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges))
+        small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
         self._sort_rows(small)
 

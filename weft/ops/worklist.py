@@ -44,7 +44,7 @@ class WorkList:
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
 
-def thresholds(num_edges: int) -> tuple[int, int]:
+def thresholds(num_edges: int, num_rows: int) -> tuple[int, int]:
     """Degree up to which a row is light, and edges in one chunk of a hub, by the size of the graph.
 
     Measured on an H200 over F = 16..1024: a small graph is bound by its longest piece, so pieces are short; a large
@@ -53,13 +53,14 @@ def thresholds(num_edges: int) -> tuple[int, int]:
     if num_edges < 1 << 18:
         return 16, 256
     if num_edges < 1 << 22:
-        return 64, 1024
+        # Few long rows (sparse features transposed): a thousand pieces leave most of the device waiting for memory.
+        return 64, 256 if num_edges > 64 * num_rows else 1024
     return 64, 4096
 
 
 def worklist(adj: Adjacency) -> WorkList:
     """The work list of an adjacency, built once per structure."""
-    light, chunk = thresholds(adj.num_edges)
+    light, chunk = thresholds(adj.num_edges, adj.num_rows)
     return adj.structure.derived("worklist", lambda: build_worklist(adj.indptr, light, chunk))
 
 
