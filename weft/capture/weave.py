@@ -15,12 +15,13 @@ import operator
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from weft.capture.weave_nodes import Graph, Node, map_nodes
 from weft.capture.weave_record import Captured, is_random, written_arguments
 from weft.capture.weave_rounds import Lane, Place, Round, in_order, match
 from weft.core.errors import InputError
@@ -133,7 +134,7 @@ class Woven:
     ``meta["storage"]``: equal for tensors that share memory.
     """
 
-    graph: fx.Graph
+    graph: Graph
     inputs: tuple[Tensor, ...]
     table: Table
     walks: str
@@ -141,7 +142,7 @@ class Woven:
     @cached_property
     def graph_module(self) -> fx.GraphModule:
         """The graph as a function; writing its code takes longer than all the matching, so it waits to be asked."""
-        return fx.GraphModule(torch.nn.Module(), self.graph)
+        return self.graph.module()
 
     def __call__(self) -> tuple[Any, ...]:
         """Run one step of every member, in order, on the current stream."""
@@ -186,11 +187,11 @@ class _Member:
 
     def __init__(self, captured: Captured, families: Mapping[str, str]) -> None:
         self.name, self._families = captured.name, families
-        self.nodes = [node for node in captured.graph.nodes if node.op not in ("placeholder", "output")]
+        self.nodes = captured.graph.calls
         self.position = {node: place for place, node in enumerate(self.nodes)}
-        given = [node for node in captured.graph.nodes if node.op == "placeholder"]
-        self.inputs = dict(zip(given, captured.inputs, strict=True))
-        self.output = next(node for node in captured.graph.nodes if node.op == "output").args[0]
+        self.inputs = dict(zip(captured.graph.inputs, captured.inputs, strict=True))
+        assert captured.graph.returns is not None
+        self.output = captured.graph.returns.args[0]
         self.written: set[Any] = set()
         self.before = tuple(self._dependencies())
         self.walk_of: dict[int, int] = {}
@@ -221,7 +222,7 @@ class _Member:
             name = operator_name(node)
             if name in self._families and name not in WALKED:
                 self.family_of[place] = self._families[name]
-            if name in WALKED and all(isinstance(arg, fx.Node) for arg in node.args[WALKED[name]]):
+            if name in WALKED and all(isinstance(arg, Node) for arg in node.args[WALKED[name]]):
                 indices = self.inputs.get(node.args[WALKED[name]][1])
                 if indices is not None:
                     self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
@@ -251,9 +252,14 @@ def _identity(tensor: Tensor) -> Hashable:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.device
 
 
-def operator_name(node: fx.Node) -> str:
+def operator_name(node: Node) -> str:
     """``"spmm"`` for a call of ``weft::spmm``; empty for other nodes."""
-    schema = getattr(node.target, "_schema", None)
+    return _weft_name(node.target)
+
+
+@cache
+def _weft_name(target: Any) -> str:
+    schema = getattr(target, "_schema", None)
     space, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
     return name if space == "weft" else ""
 
@@ -290,10 +296,10 @@ class _Merge:
     ) -> None:
         self.captured, self.members, self.walks, self.push, self.small = captured, members, walks, push, small
         self.lanes, self.rounds = lanes, rounds
-        self.graph = fx.Graph()
+        self.graph = Graph()
         self.inputs: list[Tensor] = []
-        self.values: list[dict[fx.Node, Any]] = [{} for _ in members]
-        self.placed: list[dict[int, fx.Node]] = [{} for _ in members]  # by position in the member
+        self.values: list[dict[Node, Any]] = [{} for _ in members]
+        self.placed: list[dict[int, Node]] = [{} for _ in members]  # by position in the member
         self.fused: list[Fused] = []
 
     def done(self) -> Woven:
@@ -314,7 +320,7 @@ class _Merge:
 
     def _share_inputs(self) -> None:
         """One placeholder for every tensor, whoever reads it."""
-        known: dict[int, fx.Node] = {}
+        known: dict[int, Node] = {}
         for place, member in enumerate(self.members):
             for node, tensor in member.inputs.items():
                 if id(tensor) not in known:
@@ -323,20 +329,21 @@ class _Merge:
                 self.values[place][node] = known[id(tensor)]
 
     def _map(self, member: int, value: Any) -> Any:
-        return fx.node.map_arg(value, lambda node: self.values[member][node])
+        return map_nodes(value, self.values[member].__getitem__)
 
     def _copy(self, member: int, place: int) -> None:
         node, values = self.members[member].nodes[place], self.values[member]
         if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
             values[node] = values[node.args[0]][node.args[1]]  # a part of what a fused kernel returned
         else:
-            values[node] = self.graph.node_copy(node, lambda given: values[given])
-            values[node].meta |= {"stream": 1 + member, "after": self._after([(member, place)])}
+            args, kwargs = map_nodes(node.args, values.__getitem__), map_nodes(node.kwargs, values.__getitem__)
+            values[node] = self.graph.call_function(node.target, args, kwargs)
+            values[node].meta = node.meta | {"stream": 1 + member, "after": self._after([(member, place)])}
         if "storage" in node.meta:
             values[node].meta["storage"] = (member, node.meta["storage"])
         self.placed[member][place] = values[node]
 
-    def _after(self, places: Sequence[Place]) -> tuple[fx.Node, ...]:
+    def _after(self, places: Sequence[Place]) -> tuple[Node, ...]:
         """The nodes of the merged graph that those at ``places`` come after."""
         found = {self.placed[m][before]: None for m, place in places for before in self.members[m].before[place]}
         return tuple(found)
@@ -379,7 +386,7 @@ class _Merge:
             if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
         }
 
-    def _call(self, member: int, node: fx.Node, push: bool) -> Call:
+    def _call(self, member: int, node: Node, push: bool) -> Call:
         arguments = self._map(member, node.args)
         if not push:
             return Call(operator_name(node), arguments)
@@ -387,12 +394,12 @@ class _Merge:
         rows = self.members[member].inputs[node.args[4][0]].numel() - 1
         return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
 
-    def _part(self, fused: fx.Node, result: int) -> fx.Node:
+    def _part(self, fused: Node, result: int) -> Node:
         part = self.graph.call_function(operator.getitem, (fused, result))
         part.meta |= {"stream": fused.meta["stream"], "after": (fused,)}
         return part
 
-    def _entry(self, place: Place, node: fx.Node, name: str, mine: tuple[int, ...]) -> Entry:
+    def _entry(self, place: Place, node: Node, name: str, mine: tuple[int, ...]) -> Entry:
         member = self.members[place[0]]
         described = (given.meta["shape"] for given in (node, *node.users) if "shape" in given.meta)
         shape = next(described, ())

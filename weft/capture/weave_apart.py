@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
+from weft.capture.weave_nodes import Node
 from weft.ops import multi_copies, multi_phases  # noqa: F401  they register the operators that are written down
 
 weft, aten = torch.ops.weft, torch.ops.aten
@@ -23,14 +24,14 @@ weft, aten = torch.ops.weft, torch.ops.aten
 class Writer(Protocol):
     """Whoever takes a step down."""
 
-    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> fx.Node:
+    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> Node:
         """A new node; with ``like``, one that stands for a tensor of memory of its own that nobody else knows."""
 
-    def describe(self, node: fx.Node, tensor: Tensor) -> None:
+    def describe(self, node: Node, tensor: Tensor) -> None:
         """``node`` stands for ``tensor`` from here on."""
 
 
-def _sums(writer: Writer, partial: fx.Node, outs: Sequence[Tensor], tasks: int) -> None:
+def _sums(writer: Writer, partial: Node, outs: Sequence[Tensor], tasks: int) -> None:
     """The sum over ``partial [T, P, K]``, and the node of each of the one or two results that it is cut into."""
     sizes = [out.numel() // max(tasks, 1) for out in outs]
     dtype = str(outs[0].dtype).removeprefix("torch.")
@@ -41,7 +42,7 @@ def _sums(writer: Writer, partial: fx.Node, outs: Sequence[Tensor], tasks: int) 
         writer.describe(writer.write(aten.view.default, (part, list(out.shape))), out)
 
 
-def _results(writer: Writer, node: fx.Node, outs: Sequence[Tensor]) -> None:
+def _results(writer: Writer, node: Node, outs: Sequence[Tensor]) -> None:
     for place, out in enumerate(outs):
         writer.describe(writer.write(operator.getitem, (node, place)), out)
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.capture.weave_apart import rule_for
+from weft.capture.weave_nodes import Graph, Node, map_nodes
 from weft.core.errors import InputError
 from weft.ops.multi_launch import intercepted
 
-HOST_QUESTIONS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
+aten = torch.ops.aten
+HOST_QUESTIONS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,8 @@ class Captured:
     """
 
     name: str
-    graph: fx.Graph
+    graph: Graph
     inputs: tuple[Tensor, ...]
-
-    def module(self) -> fx.GraphModule:
-        """The graph, ready to be called with ``inputs``."""
-        return fx.GraphModule(torch.nn.Module(), self.graph)
 
 
 def record(
@@ -58,8 +56,8 @@ def record(
         step()
         with recorder:
             result = step()
-        recorder.graph.output(tree_map(recorder.node_of, result))
-    recorder.graph.eliminate_dead_code(is_impure_node=_counts_unread)
+        recorder.graph.output(recorder.nodes_of(result))
+    recorder.graph.drop_unread(kept=_counts_unread)
     return Captured(name, recorder.graph, tuple(recorder.inputs))
 
 
@@ -75,27 +73,38 @@ def _put_back(changed: Iterable[Tensor]) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def _counts_unread(node: fx.Node) -> bool:
-    """Whether a node counts though nobody reads it: it writes to a tensor, draws numbers, or is part of the frame."""
-    return node.op in ("placeholder", "output") or bool(written_arguments(node)) or is_random(node)
+def _counts_unread(node: Node) -> bool:
+    """Whether an operator counts though nobody reads it: it writes to a tensor, or draws numbers."""
+    return bool(written_arguments(node)) or is_random(node)
 
 
-def written_arguments(node: fx.Node) -> list[fx.Node]:
+def written_arguments(node: Node) -> list[Node]:
     """The arguments that a node writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    found: list[fx.Node] = []
-    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
-    for argument in schema.arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            fx.node.map_arg(given.get(argument.name), found.append)
+    found: list[Node] = []
+    for place, name in _written(node.target):
+        map_nodes(node.args[place] if place < len(node.args) else node.kwargs.get(name), found.append)
     return found
 
 
-def is_random(node: fx.Node) -> bool:
+@cache
+def _written(target: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names of the arguments that ``target`` writes to."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return ()
+    written = (argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+    pairs = zip(enumerate(schema.arguments), written, strict=True)
+    return tuple((place, argument.name) for (place, argument), writes in pairs if writes)
+
+
+def is_random(node: Node) -> bool:
     """Whether a node draws from torch's own generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return _is_random(node.target)
+
+
+@cache
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 class Recorder(TorchDispatchMode):
@@ -103,13 +112,12 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, name: str, apart: bool = False) -> None:
         super().__init__()
-        self.name, self.apart, self.graph = name, apart, fx.Graph()
+        self.name, self.apart, self.graph = name, apart, Graph()
         self.inputs: list[Tensor] = []
         self._nodes = WeakTensorKeyDictionary()
         self._storages: dict[int, tuple[int, StorageWeakRef]] = {}  # address to number
         self._numbers = 0
         self._given: set[int] = set()  # numbers of storages that were there before
-        self._first: fx.Node | None = None  # the first operator: inputs go before it
         self._depth = 0  # operators that are running
         self._stack = ExitStack()
 
@@ -133,9 +141,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if str(func) in HOST_QUESTIONS:
+        if func in HOST_QUESTIONS:
             raise InputError(f"{self.name}: the step asks the host for a number ({func}); such a step cannot be woven")
-        known_args, known_kwargs = tree_map(self.node_of, (tuple(args), kwargs))
+        known_args, known_kwargs = self.nodes_of(args), self.nodes_of(kwargs)
         self._depth += 1
         try:
             out = func(*args, **kwargs)
@@ -148,7 +156,7 @@ class Recorder(TorchDispatchMode):
             rule(self, known_args, out)
         return out
 
-    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> fx.Node:
+    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> Node:
         """A new node; with ``like``, one that stands for a tensor of its type with memory that nobody else knows."""
         node = self._call(function, args)
         if like is not None:
@@ -156,13 +164,12 @@ class Recorder(TorchDispatchMode):
             self._numbers += 1
         return node
 
-    def _call(self, function: Any, args: tuple, kwargs: dict | None = None) -> fx.Node:
+    def _call(self, function: Any, args: tuple, kwargs: dict | None = None) -> Node:
         node = self.graph.call_function(function, args, kwargs)
         node.meta["backward"] = torch._C._current_graph_task_id() != -1
-        self._first = self._first or node
         return node
 
-    def _register(self, node: fx.Node, out: Any) -> None:
+    def _register(self, node: Node, out: Any) -> None:
         if isinstance(out, Tensor):
             self.describe(node, out)
         elif isinstance(out, (tuple, list)):
@@ -170,7 +177,7 @@ class Recorder(TorchDispatchMode):
                 if isinstance(part, Tensor):
                     self.describe(self._call(operator.getitem, (node, place)), part)
 
-    def describe(self, node: fx.Node, tensor: Tensor) -> None:
+    def describe(self, node: Node, tensor: Tensor) -> None:
         """``node`` stands for ``tensor`` from here on."""
         node.meta["storage"] = self._number(tensor)
         node.meta |= {"shape": tuple(tensor.shape), "dtype": tensor.dtype, "contiguous": tensor.is_contiguous()}
@@ -185,20 +192,24 @@ class Recorder(TorchDispatchMode):
             self._storages[storage._cdata] = number, StorageWeakRef(storage)
         return number
 
-    def node_of(self, value: Any) -> Any:
-        """The node that made a tensor, a new input where none did; other values as they are."""
-        if not isinstance(value, Tensor):
-            return value
-        node = self._nodes.get(value)
-        return self._input(value) if node is None else node
+    def nodes_of(self, value: Any) -> Any:
+        """``value``, a nest of lists and the like, with a node in the place of every tensor.
 
-    def _input(self, tensor: Tensor) -> fx.Node:
+        It is the one that made the tensor, and a new input where none did.
+        """
+        if isinstance(value, Tensor):
+            node = self._nodes.get(value)
+            return self._input(value) if node is None else node
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self.nodes_of, value)) if value else value
+        return {name: self.nodes_of(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+    def _input(self, tensor: Tensor) -> Node:
         before = self._numbers
         number = self._number(tensor)
         if number < before and number not in self._given:
             raise InputError(f"{self.name}: a tensor was made out of the recorder's sight; such a step cannot be woven")
-        with nullcontext() if self._first is None else self.graph.inserting_before(self._first):
-            node = self.graph.placeholder(f"input_{len(self.inputs)}")
+        node = self.graph.placeholder(f"input_{len(self.inputs)}")
         self.inputs.append(tensor)
         self._given.add(number)
         self.describe(node, tensor)

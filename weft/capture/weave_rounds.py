@@ -121,7 +121,7 @@ def _one_by_one(lanes: Sequence[Lane], lazy: Container[Hashable], rank: Rank) ->
 def _fewest_missed(
     key: Hashable, progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list[int]]]
 ) -> tuple[int, ...]:
-    """Highest where no lane would still bring the key later; the most work behind it, then the most nodes, break ties."""
+    """Highest where no lane would still bring the key later; the most work behind it, then the most nodes, decide."""
     missed = sum(lane.count[key] > 0 and key not in found for lane, found in zip(progress, ready, strict=True))
     behind = sum(len(lane.left) for lane, found in zip(progress, ready, strict=True) if key in found)
     return missed == 0, behind, sum(len(found.get(key, ())) for found in ready)

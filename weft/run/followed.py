@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import fx
-
 from weft.capture.observer import Observer
 from weft.capture.weave import OWN_STREAM, Woven
+from weft.capture.weave_nodes import Graph, Node, map_nodes
 from weft.run.streams import SIDE_STREAMS
 from weft.run.weave import WovenStep
 from weft.run.weave_streams import run_node, schedule
@@ -34,14 +33,14 @@ class Followed:
         """Run it; what comes after it is evaluation."""
         graph, observer = self._woven.graph, self._observer
         given = [node for node in graph.nodes if node.op == "placeholder"]
-        values: dict[fx.Node, Any] = dict(zip(given, self._woven.inputs, strict=True))
+        values: dict[Node, Any] = dict(zip(given, self._woven.inputs, strict=True))
         for node, stream, drops in self._actions:
             observer.phase, observer.stream = "backward" if node.meta.get("backward") else "forward", stream
             run_node(node, values)
             for done in drops:
                 del values[done]
         observer.phase, observer.stream = "evaluation", OWN_STREAM
-        return fx.node.map_arg(_output(graph), lambda node: values[node])
+        return map_nodes(_output(graph), lambda node: values[node])
 
     @contextmanager
     def beside(self, place: int) -> Iterator[None]:
@@ -62,21 +61,21 @@ def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
         step._beside = followed.beside
 
 
-def _output(graph: fx.Graph) -> Any:
+def _output(graph: Graph) -> Any:
     return next(node for node in graph.nodes if node.op == "output").args[0]
 
 
-def _in_order(graph: fx.Graph) -> Iterator[tuple[fx.Node, int, list[fx.Node]]]:
+def _in_order(graph: Graph) -> Iterator[tuple[Node, int, list[Node]]]:
     """Every operator with the results that nobody needs after it."""
-    last: dict[fx.Node, fx.Node] = {}
+    last: dict[Node, Node] = {}
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     for node in nodes:
         last[node] = node
         for used in node.all_input_nodes:
             last[used] = node
-    kept: set[fx.Node] = set()
-    fx.node.map_arg(_output(graph), kept.add)
-    drops: dict[fx.Node, list[fx.Node]] = {}
+    kept: set[Node] = set()
+    map_nodes(_output(graph), kept.add)
+    drops: dict[Node, list[Node]] = {}
     for used, by in last.items():
         if used.op == "call_function" and used not in kept:
             drops.setdefault(by, []).append(used)

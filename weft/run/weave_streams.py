@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from weft.capture.weave import OWN_STREAM, Woven
+from weft.capture.weave_nodes import Node, map_nodes
 from weft.run.streams import streams_beside
 
 START = -1  # the event of the beginning, on the caller's stream
@@ -30,11 +31,11 @@ class Action:
     """One node: the stream it runs on, the actions it waits for (START or places), whether others wait for it, and
     the nodes whose results nobody needs after it."""
 
-    node: fx.Node
+    node: Node
     stream: int
     waits: list[int] = field(default_factory=list)
     event: bool = False
-    drops: list[fx.Node] = field(default_factory=list)
+    drops: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def schedule(woven: Woven, side_streams: int) -> Schedule:
     return Schedule(tuple(actions), tuple(joins.values()))
 
 
-def _stream(node: fx.Node, side_streams: int) -> int:
+def _stream(node: Node, side_streams: int) -> int:
     own = node.meta["stream"]
     return own if own == OWN_STREAM else 1 + (own - 1) % side_streams
 
@@ -100,15 +101,15 @@ class _Clocks:
 class _Lifetimes:
     """When the result of each node may be dropped."""
 
-    def __init__(self, woven: Woven, nodes: Sequence[fx.Node], streams: Sequence[int]) -> None:
+    def __init__(self, woven: Woven, nodes: Sequence[Node], streams: Sequence[int]) -> None:
         place = {node: number for number, node in enumerate(nodes)}
         output = next(node for node in woven.graph.nodes if node.op == "output")
         kept = set(output.all_input_nodes)
         home: dict[Any, int] = {}  # the stream that a storage was allocated on
-        self._home: dict[fx.Node, int] = {}
-        self._readers: dict[fx.Node, dict[int, int]] = {}
-        self._due: dict[int, list[fx.Node]] = defaultdict(list)
-        self._held: list[fx.Node] = []
+        self._home: dict[Node, int] = {}
+        self._readers: dict[Node, dict[int, int]] = {}
+        self._due: dict[int, list[Node]] = defaultdict(list)
+        self._held: list[Node] = []
         for number, node in enumerate(nodes):
             storage = node.meta.get("storage", node)
             self._home[node] = home.setdefault(storage, streams[number])
@@ -118,14 +119,14 @@ class _Lifetimes:
             if node not in kept:
                 self._due[max([number, *users])].append(node)
 
-    def after(self, number: int, clocks: _Clocks) -> list[fx.Node]:
+    def after(self, number: int, clocks: _Clocks) -> list[Node]:
         """The nodes to be dropped after action ``number``: read for the last time, and their own stream knows it."""
         self._held += self._due.pop(number, [])
         free = [node for node in self._held if self._settled(node, clocks)]
         self._held = [node for node in self._held if node not in set(free)]
         return free
 
-    def _settled(self, node: fx.Node, clocks: _Clocks) -> bool:
+    def _settled(self, node: Node, clocks: _Clocks) -> bool:
         home = self._home[node]
         seen = clocks.seen.get(home, {})
         return all(stream == home or seen.get(stream, START) >= last for stream, last in self._readers[node].items())
@@ -146,7 +147,7 @@ class Streamed:
         """One step of every member; the caller's stream comes after all of it."""
         own = torch.cuda.current_stream(self._device)
         streams = {OWN_STREAM: own, **self._side}
-        values: dict[fx.Node, Any] = dict(zip(self._inputs, self._woven.inputs, strict=True))
+        values: dict[Node, Any] = dict(zip(self._inputs, self._woven.inputs, strict=True))
         events: dict[int, torch.cuda.Event] = {START: own.record_event()}
         for number, action in enumerate(self._schedule.actions):
             stream = streams[action.stream]
@@ -160,12 +161,12 @@ class Streamed:
                 del values[node]
         for number in self._schedule.joins:
             own.wait_event(events[number])
-        return fx.node.map_arg(self._output, lambda node: values[node])
+        return map_nodes(self._output, lambda node: values[node])
 
 
-def run_node(node: fx.Node, values: dict[fx.Node, Any]) -> None:
+def run_node(node: Node, values: dict[Node, Any]) -> None:
     """Run one node on the results so far."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: values[given])
+    args, kwargs = map_nodes((node.args, node.kwargs), lambda given: values[given])
     values[node] = node.target(*args, **kwargs)
 
 
@@ -174,10 +175,10 @@ def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
     plan = schedule(woven, side_streams)
     graph = woven.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[fx.Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
+    values: dict[Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
     for action in plan.actions:
         run_node(action.node, values)
         for node in action.drops:
             del values[node]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
-    return fx.node.map_arg(output, lambda node: values[node])
+    return map_nodes(output, lambda node: values[node])
