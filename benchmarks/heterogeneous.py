@@ -31,7 +31,7 @@ from weft.core.task import Task
 from weft.graph.graph import Graph
 from weft.plan.grouping import together
 from weft.run.group import GroupRun
-from weft.run.weave import WovenStep
+from weft.run.weave import merged
 
 SIDES = ("woven", "stacks", "sequence", "mps")
 COMMON: dict[str, Any] = {"hidden": 64, "heads": 4, "out_heads": 4, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
@@ -113,7 +113,7 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
         stack.train_step()  # what is built once is built, and kernels are compiled
     synchronize(graph.device)
     start = time.perf_counter()
-    WovenStep(run.stacks)
+    merged(run.stacks)
     synchronize(graph.device)
     return time.perf_counter() - start
 

@@ -44,16 +44,23 @@ class Captured:
 
 
 def record(
-    step: Callable[[], Any], name: str = "step", changed: Iterable[Tensor] = (), apart: bool = False
+    step: Callable[[], Any],
+    name: str = "step",
+    changed: Iterable[Tensor] = (),
+    *,
+    apart: bool = False,
+    has_run: bool = False,
 ) -> Captured:
     """What ``step()`` does, found out by running it; the tensors ``changed`` are put back as they were.
 
-    It runs twice: what is built once (forms of the adjacency, compiled kernels) is built by the first run and not
-    recorded. ``apart`` writes operators of several stages down stage by stage: see ``weave_apart.py``.
+    It runs twice unless it ``has_run`` before: what is built once (forms of the adjacency, compiled kernels) is
+    built by the first run and not recorded. ``apart`` writes operators of several stages down stage by stage: see
+    ``weave_apart.py``.
     """
     recorder = Recorder(name, apart)
-    with _put_back(changed):
-        step()
+    with put_back(changed):
+        if not has_run:
+            step()
         with recorder:
             result = step()
         recorder.graph.output(recorder.nodes_of(result))
@@ -62,7 +69,7 @@ def record(
 
 
 @contextmanager
-def _put_back(changed: Iterable[Tensor]) -> Iterator[None]:
+def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
     """Tensors hold afterwards what they held before."""
     saved = [(tensor, tensor.clone()) for tensor in changed]
     try:

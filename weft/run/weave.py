@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.weave import Table, Woven, weave
-from weft.capture.weave_record import Captured, record
+from weft.capture.weave_record import Captured, put_back, record
 from weft.core.errors import InputError
 from weft.ops.backend import on_gpu
 from weft.run.stack import Stack
@@ -37,12 +37,11 @@ class WovenStep:
 
     def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int | None = None) -> None:
         self.stacks = tuple(stacks)
-        small = stacks[0].graph.num_edges < SMALL
         if side_streams is None:
-            side_streams = SIDE_STREAMS if small else 0
+            side_streams = SIDE_STREAMS if _is_small(stacks) else 0
         self.side_streams = side_streams
-        small &= on_gpu(stacks[0].state.flat)  # a CPU launches nothing
-        self.woven: Woven = weave([_recorded(stack, small) for stack in stacks], walks, small=small)
+        self._apart = self._losses(lambda: [stack.train_step() for stack in stacks])
+        self.woven: Woven = merged(stacks, walks)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
         self._side: list[torch.cuda.Stream] = []
@@ -56,24 +55,22 @@ class WovenStep:
         return self.woven.table
 
     def check(self) -> None:
-        """Train one epoch both ways from where the stacks stand, and put their states back.
+        """Train one epoch from where the stacks stood when this was made, and put their states back.
 
-        Raises :class:`InputError` where the losses differ: kernels generated for a group are trusted once they have
-        given what the stacks' own steps give. Tensors without data have nothing to compare.
+        Raises :class:`InputError` where the losses differ from those of the stacks' own steps: kernels generated for a
+        group are trusted once they have given what those give. Tensors without data have nothing to compare.
         """
         if self._device.type == "meta":
             return
-        changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
-        before = [tensor.clone() for tensor in changed]
-        outcomes = []
-        for way in (self.train, lambda: tuple(stack.train_step() for stack in self.stacks)):
-            outcomes.append(torch.cat([loss.detach().float().clone() for loss in way()]))
-            for tensor, value in zip(changed, before, strict=True):
-                tensor.copy_(value)
-        woven, apart = outcomes
+        woven, apart = self._losses(self.train), self._apart
         if not torch.allclose(woven, apart, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
             worst = int((woven - apart).abs().nan_to_num(nan=torch.inf).argmax())
             raise InputError(f"a loss of the merged step is {woven[worst]:g} where it should be {apart[worst]:g}")
+
+    def _losses(self, train: Callable[[], Sequence[Tensor]]) -> Tensor:
+        """Losses of all members by one way to train an epoch, ``[sum of T]``; the stacks are as they were."""
+        with put_back(tensor for stack in self.stacks for tensor in stack.state.tensors().values()):
+            return torch.cat([loss.detach().float().clone() for loss in train()])
 
     def train(self) -> tuple[Tensor, ...]:
         """Forward, loss, backward and update of every stack; their losses ``[T]``."""
@@ -102,8 +99,18 @@ class WovenStep:
         return torch.cuda.stream(self._side[place])
 
 
+def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
+    """The steps of ``stacks``, which have run before, recorded and merged into one; the stacks are as they were."""
+    small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
+    return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
+
+
+def _is_small(stacks: Sequence[Stack]) -> bool:
+    return stacks[0].graph.num_edges < SMALL
+
+
 def _recorded(stack: Stack, apart: bool) -> Captured:
-    """The recording of a stack's step; the stack is as it was."""
+    """The recording of a stack's step."""
     names = [task.label for task in stack.tasks]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return record(stack.train_step, name, stack.state.tensors().values(), apart)
+    return record(stack.train_step, name, stack.state.tensors().values(), apart=apart, has_run=True)
