@@ -1,9 +1,11 @@
-"""weave: the recorded steps of several members as one step, whose sparse operators share launches.
+"""weave: the recorded steps of several members as one step, whose operators share launches.
 
-Members' graphs are laid side by side. Operators that walk a graph are matched in rounds (``weave_rounds.py``), and
-those of a round become one :func:`weft.ops.multi.together`; everything else is copied as it is. A :class:`Table`
+Members' graphs are laid side by side. Operators that walk a graph (on small graphs: everything that has a kernel of
+ours) are matched in rounds (``weave_rounds.py``), and those of a round become one
+:func:`weft.ops.multi.together`; everything else is copied as it is. A :class:`Table`
 records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so an order
-that respects every member's own dependencies is an order of the whole, and every member gets the numbers it gets alone.
+that respects every member's own dependencies is an order of the whole, and every member gets the numbers it gets alone
+(on a GPU to rounding: see :mod:`weft.ops.multi`).
 
 Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
 touched that storage before it in its own step, and before everything after.
@@ -410,3 +412,32 @@ class _Merge:
 def count_launches(woven: Woven) -> Counter[str]:
     """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
     return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))
+
+
+FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
+
+
+def launches_something(node: Node) -> bool:
+    """Whether a node is work for a device: it neither looks at memory another way nor only reserves it."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.name in FREE:
+        return False
+    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
+    return not is_view
+
+
+def longest_chain(woven: Woven) -> int:
+    """How many operators follow one another at most, each after the one before: what bounds a step on a small graph.
+
+    Fused ones follow one another in the order in which they are issued, as they do on the stream that they share.
+    """
+    length: dict[Node, int] = {}
+    last: dict[int, int] = {}  # by stream, of the fused ones
+    for node in woven.graph.calls:
+        before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
+        stream = node.meta["stream"]
+        fused = not 0 < stream <= len(woven.table.members)
+        length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
+        if fused:
+            last[stream] = length[node]
+    return max(length.values(), default=0)

@@ -202,4 +202,4 @@ def _tensors(call: Call) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (list, tuple)):
-            yield from value
+            yield from (one for one in value if isinstance(one, Tensor))

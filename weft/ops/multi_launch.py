@@ -4,8 +4,8 @@ Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but noted
 that launches an operator's kernels alone also says what it would launch. :func:`launch_parts` lays the grids of many
 parts end to end in one grid, and writes the kernel that finds, from its program id, the part it belongs to and its ids
 there. The body of each kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments:
-every part runs the code that its operator runs alone, on the same tiles and in the same order, and its numbers are the
-same bits.
+every part runs the code that its operator runs alone, on the same tiles. Its numbers are the same bits where it would
+have had as many warps alone; with more or fewer of them the lanes of a tile are added up in another order.
 
 Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
 apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the

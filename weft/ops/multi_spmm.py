@@ -151,7 +151,8 @@ def multi_spmm(adj: Adjacency, sources: Sequence[Source]) -> list[Tensor]:
     """Aggregate every source over the structure of ``adj``: ``[..., N, F_s]`` each, in one launch.
 
     Factors are the sources' own; those of ``adj`` are not looked at. Differentiable in ``x`` and ``weight``; the
-    gradients of all sources share launches as well. Each result is bit for bit what :func:`weft.ops.spmm` gives.
+    gradients of all sources share launches as well. Each result is what :func:`weft.ops.spmm` gives: bit for bit on a
+    CPU, and on a GPU among sources of one width; otherwise to rounding (see :mod:`weft.ops.multi`).
     """
     return [outputs[0] for outputs in differentiable([_call(adj, source) for source in sources])]
 
