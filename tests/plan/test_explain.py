@@ -97,3 +97,15 @@ def test_it_is_data():
     assert data["groups"][1]["plan"]["why"] == ["because"]
     assert data["tasks"][3]["group"] == 1
     assert data["groups"][0]["cost"]["epoch_seconds"] == 0.002
+
+
+def test_many_groups_are_summed_up():
+    whole = report(groups=30, members=1, budget=40 * GIB)
+    groups = tuple(
+        replace(group, cost=replace(COST, total_bytes=(index + 1) << 30)) for index, group in enumerate(whole.groups)
+    )
+    text = str(replace(whole, groups=groups))
+    assert [line for line in text.splitlines() if line.startswith("group ")] == [
+        f"group {index}: 1 task, stacked, on cuda" for index in range(19, 31)
+    ]
+    assert "... and 18 smaller groups of 18 tasks: 1.00 GiB to 18.0 GiB each" in text

@@ -91,15 +91,20 @@ class Estimator:
         """What ``tasks`` take as the group that ``plan`` describes: captured as it will be run."""
         if len(tasks) == 1:
             return self.alone(tasks[0])
-        key = (
-            plan.join,
-            plan.first_layer,
-            *(self._stack_key([tasks[i] for i in seats]) for seats in plan.stack_members),
-        )
+        key = self._group_key(tasks, plan)
         if key not in self._estimates:
             steps = captured(tasks, self._graph(tasks[0]), plan)
             self._estimates[key] = self._estimate(steps, tasks, plan)
         return self._estimates[key]
+
+    def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
+        """Whether :meth:`alone` or :meth:`together` would answer at once."""
+        key = self._key(tasks[0]) if plan is None or len(tasks) == 1 else self._group_key(tasks, plan)
+        return key in self._estimates
+
+    def _group_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
+        stacks = (self._stack_key([tasks[i] for i in seats]) for seats in plan.stack_members)
+        return (plan.join, plan.first_layer, *stacks)
 
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator
+from weft.engine.following import group_estimates
 from weft.plan.grouping import group
 from weft.plan.throughput import Throughput
 
@@ -23,10 +24,10 @@ def fitting_groups(
     They are made smaller where a captured group takes more than grouping had reckoned with; a task that does not fit
     alone is a group all the same.
     """
-    budget = room
+    budget, by_name = room, {task.label: task for task in tasks}
     for _ in range(ATTEMPTS):
         plans = grouped(tasks, estimator, budget, throughput)
-        found = [(plan, estimator.together(members_of(plan, tasks), plan)) for plan in plans]
+        found = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
         if not over:
             break
@@ -46,9 +47,3 @@ def grouped(tasks: Sequence[Task], estimator: Estimator, budget: int, throughput
         throughput=throughput,
         budget=budget,
     )
-
-
-def members_of(plan: Plan, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that ``plan`` names, in its order."""
-    by_name = {task.label: task for task in tasks}
-    return [by_name[name] for name in plan.members]

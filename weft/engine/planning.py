@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from weft.core.amounts import parse_bytes, show_bytes
@@ -12,7 +12,8 @@ from weft.core.stats import GraphStats
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
-from weft.engine.fitting import fitting_groups, members_of
+from weft.engine.fitting import fitting_groups
+from weft.engine.following import alone_estimates
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.options import not_work
 from weft.plan.advice import nearest, roomy_machines
@@ -43,22 +44,24 @@ def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str
 def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     there, calibration = estimator.machine, estimator.calibration
-    alone = [estimator.alone(task) for task in tasks]
+    alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
-        check_budget(estimate, task, room)
+        if estimate is not None:
+            check_budget(estimate, task, room)
     found = fitting_groups(tasks, estimator, room, load_throughput(there.name))
-    plans = [plan for plan, _ in found]
-    groups = [_group(plan, estimate, tasks, room) for plan, estimate in found]
-    suggestions = _nearest(tasks, groups, estimator, room)
+    by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
+    place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
+    groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
+    suggestions = _nearest(by_name, groups, estimator, room)
     return PlanReport(
         name=name,
         machine=there,
         budget=room,
-        tasks=tuple(_task(task, estimate, plans) for task, estimate in zip(tasks, alone, strict=True)),
+        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, alone, strict=True)),
         groups=tuple(groups),
         nearest=tuple(suggestions),
         notes=tuple(_notes(there, calibration, groups, suggestions)),
-        graphs=tuple(dict.fromkeys(_graph_words(estimator.stats(task), task) for task in tasks)),
+        graphs=tuple(_graph_words(estimator.stats(task), task) for task in one_a_graph.values()),
     )
 
 
@@ -73,11 +76,11 @@ def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
     return tasks, f"{len(tasks)} tasks"
 
 
-def _group(plan: Plan, estimate: Estimate, tasks: Sequence[Task], room: int) -> GroupEstimate:
+def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int) -> GroupEstimate:
     return GroupEstimate(
         plan=replace(plan, cost=estimate.cost.to_dict()),
         cost=estimate.cost,
-        epochs=max(task.epochs for task in members_of(plan, tasks)),
+        epochs=max(tasks[name].epochs for name in plan.members),
         fits=estimate.cost.total_bytes <= room,
         at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
         unknown=estimate.program.unknown,
@@ -88,31 +91,30 @@ def _group(plan: Plan, estimate: Estimate, tasks: Sequence[Task], room: int) -> 
     )
 
 
-def _task(task: Task, estimate: Estimate, plans: Sequence[Plan]) -> TaskEstimate:
+def _task(task: Task, estimate: Estimate | None, group: int) -> TaskEstimate:
     return TaskEstimate(
         name=task.label,
         model=task.model_name,
         graph=task.graph_name,
         epochs=task.epochs,
-        parameters=estimate.parameters[0],
-        cost=estimate.cost,
-        group=next(i for i, plan in enumerate(plans) if task.label in plan.members),
+        parameters=None if estimate is None else estimate.parameters[0],
+        cost=None if estimate is None else estimate.cost,
+        group=group,
     )
 
 
 def _nearest(
-    tasks: Sequence[Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
+    tasks: Mapping[str, Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
 ) -> list[Suggestion]:
     """A suggestion for every structure that does not fit even alone."""
     found: dict[str, Suggestion] = {}
     for one in groups:
         if one.fits:
             continue
-        for task in members_of(one.plan, tasks):
-            suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
-            if suggestion is not None:
-                found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
-            break
+        task = tasks[one.plan.members[0]]
+        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
+        if suggestion is not None:
+            found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
     return list(found.values())
 
 

@@ -11,6 +11,7 @@ from weft.plan.report import GroupEstimate, PlanReport, TaskEstimate
 WIDTH = 118
 MARGIN = " " * 10
 MOST_TASKS = 12  # lines of the table of tasks
+MOST_GROUPS = 12  # groups that are described
 LONGEST = 60  # name of a task
 SMALL = 0.02  # parts below this share are left out of a sentence
 KINDS = {
@@ -39,8 +40,11 @@ FAMILY_WORDS = {
 def explain(report: PlanReport) -> str:
     """The text that ``weft plan`` prints."""
     lines = [*_headline(report), "", *_tasks(report.tasks)]
-    for alike in _runs(report.groups):
+    shown, rest = _chosen(_runs(report.groups), report)
+    for alike in shown:
         lines += ["", *_group(alike, report)]
+    if rest:
+        lines += ["", _others([report.groups[index] for alike in rest for index in alike])]
     if report.nearest:
         lines += ["", "nearest plan that fits"]
         lines += [line for one in report.nearest for line in _wrapped("  - ", one.words)]
@@ -74,18 +78,22 @@ def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:
     """A line for every task, or for several that take the same in the same group."""
     alike: dict[object, list[TaskEstimate]] = {}
     for task in tasks:
-        key = (task.parameters, task.group, task.cost.total_bytes, task.cost.epoch_seconds)
-        alike.setdefault(key, []).append(task)
+        cost = (task.cost.total_bytes, task.cost.epoch_seconds) if task.cost is not None else task.name
+        alike.setdefault((task.parameters, task.group, cost), []).append(task)
     rows = [(_names(some), some[0]) for some in alike.values()]
     width = max(len(name) for name, _ in [*rows[:MOST_TASKS], ("task", None)])
     lines = [f"{'task':<{width}}  {'parameters':>10}  {'alone: peak':>11}  {'epoch':>8}  group"]
     for name, task in rows[:MOST_TASKS]:
-        lines.append(
-            f"{name:<{width}}  {task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  "
-            f"{show_seconds(task.cost.epoch_seconds):>8}  {task.group + 1}"
-        )
+        lines.append(f"{name:<{width}}  {_figures(task)}  {task.group + 1}")
     rest = sum(len(some) for some in list(alike.values())[MOST_TASKS:])
     return [*lines, f"... and {rest} more"] if rest else lines
+
+
+def _figures(task: TaskEstimate) -> str:
+    if task.cost is None or task.parameters is None:
+        return f"{'-':>10}  {'-':>11}  {'-':>8}"
+    seconds = show_seconds(task.cost.epoch_seconds)
+    return f"{task.parameters:>10,}  {show_bytes(task.cost.peak_bytes):>11}  {seconds:>8}"
 
 
 def _names(tasks: list[TaskEstimate]) -> str:
@@ -101,6 +109,21 @@ def _runs(groups: tuple[GroupEstimate, ...]) -> list[list[int]]:
         key = (plan.join, len(plan.members), plan.stacks, group.epochs, cost.total_bytes, cost.epoch_seconds)
         runs.setdefault(key, []).append(index)
     return list(runs.values())
+
+
+def _chosen(runs: list[list[int]], report: PlanReport) -> tuple[list[list[int]], list[list[int]]]:
+    """The groups to describe and those to sum up, each in order: of many, what does not fit, then the largest."""
+    ranked = sorted(runs, key=lambda alike: -report.groups[alike[0]].cost.total_bytes)
+    shown = ranked[:MOST_GROUPS]
+    return [alike for alike in runs if alike in shown], [alike for alike in runs if alike not in shown]
+
+
+def _others(groups: list[GroupEstimate]) -> str:
+    sizes = [group.cost.total_bytes for group in groups]
+    span = f"{show_bytes(min(sizes))} to {show_bytes(max(sizes))}"
+    seconds = show_seconds(sum(group.run_seconds for group in groups))
+    count = _plural(sum(len(group.plan.members) for group in groups), "task")
+    return f"... and {_plural(len(groups), 'smaller group')} of {count}: {span} each, {seconds}; --json has them all"
 
 
 def _group(alike: list[int], report: PlanReport) -> list[str]:

@@ -13,14 +13,17 @@ from weft.core.plan import Plan
 
 @dataclass(frozen=True)
 class TaskEstimate:
-    """One task: what it would take alone, and in which group it trains (counted from 0)."""
+    """One task: what it would take alone, and in which group it trains (counted from 0).
+
+    ``parameters`` and ``cost`` are None where that was not looked into: of thousands of tasks with many structures.
+    """
 
     name: str
     model: str
     graph: str
     epochs: int
-    parameters: int
-    cost: Cost
+    parameters: int | None
+    cost: Cost | None
     group: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -32,7 +35,7 @@ class TaskEstimate:
             "epochs": self.epochs,
             "parameters": self.parameters,
             "group": self.group,
-            "cost": self.cost.to_dict(),
+            "cost": None if self.cost is None else self.cost.to_dict(),
         }
 
 
