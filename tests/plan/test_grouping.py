@@ -205,6 +205,24 @@ def test_memory_cuts_groups_evenly():
     assert "10 tasks cut into stacks of at most 4: 5 of them need" in text(plans)
 
 
+def test_reasons_speak_of_the_group_they_stand_in():
+    widths = [*sweep(1, hidden=64), *sweep(1, start=1, hidden=60)]
+    assert "padded with zeros" in text(group(widths, CORA, "cuda"))
+    alone = group(widths, CORA, "cuda", memory_of=lambda tasks: 100.0 * len(tasks), budget=150)
+    assert [len(plan.members) for plan in alone] == [1, 1]
+    for plan in alone:
+        assert "2 tasks cut into groups of one: 2 of them need" in text([plan])
+        assert "stacked" not in text([plan])
+        assert "padded with zeros" not in text([plan])
+    for plan in group(sweep(10), CORA, "cuda", memory_of=lambda tasks: 100.0 * len(tasks), budget=450):
+        assert f"{len(plan.members)} tasks stacked" in text([plan])
+
+
+def test_many_widths_are_summed_up():
+    many = [task for width in range(8, 40) for task in sweep(1, start=width, hidden=width, norm="layer")]
+    assert "widths from 8 to 39 (32 of them) apart" in text(group(many, CORA, "cuda"))
+
+
 def test_a_task_that_does_not_fit_says_so():
     plans = group(sweep(2), CORA, "cuda", memory_of=lambda tasks: 3 * 2.0**30 * len(tasks), budget=2**30)
     assert [plan.join for plan in plans] == ["solo", "solo"]

@@ -31,6 +31,7 @@ from weft.plan.work import Rates, memory, rates_of, work
 
 ALIKE = 0.4  # similarity from which on stacks are woven
 SURELY = 4.0  # times the rule of thumb for memory: no known model takes more
+MOST_LISTED = 8  # widths in a sentence
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
 
 MemoryOf = Callable[[Sequence[Task]], float]
@@ -133,7 +134,8 @@ def together(tasks: Iterable[Task], stats: GraphStats, device: str, machine: Mac
     bundles = []
     for alike in _by_structure(listed, places):
         for inside, why in _padded(listed, alike, limits):
-            bundles.append(_bundle(listed, inside, Size(len(inside), ""), why))
+            reasons = [*why, *_padding_reason([listed[place] for place in inside], limits)]
+            bundles.append(_bundle(listed, inside, Size(len(inside), ""), reasons))
     return _plan(listed, places, bundles, [], limits)
 
 
@@ -202,7 +204,7 @@ def _by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
 
 
 def _stacks(tasks: list[Task], places: list[int], limits: Limits) -> list[Bundle]:
-    """The stacks of tasks with one structure: widths padded or apart, then cut to size."""
+    """The stacks of tasks with one structure: widths padded or apart, then cut to size, each with its reasons."""
     return [b for inside, why in _padded(tasks, places, limits) for b in _cut(tasks, inside, why, limits)]
 
 
@@ -214,7 +216,7 @@ def _padded(tasks: list[Task], places: list[int], limits: Limits) -> list[tuple[
     result = []
     for run in runs:
         inside = [place for place in places if width(tasks[place]) in run]
-        result.append((inside, [*why, *_padding_reason(sample, {w: counts[w] for w in run}, limits)]))
+        result.append((inside, why))
     return result
 
 
@@ -246,7 +248,8 @@ def _overhead(sample: Task, limits: Limits) -> float:
     return work(sample, limits.stats).launches * limits.rates(sample).launch
 
 
-def _padding_reason(sample: Task, counts: dict[int, int], limits: Limits) -> list[str]:
+def _padding_reason(tasks: list[Task], limits: Limits) -> list[str]:
+    counts, sample = Counter(width(task) for task in tasks), tasks[0]
     if len(counts) < 2:
         return []
     cost = _cost(sample, limits)
@@ -265,13 +268,21 @@ def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -
     sample = tasks[order[0]]
     size = fitting_size(sample, limits.stats, limits.device, limits.rates(sample), limits.throughput)
     most, memory_reason = _most_that_fit([tasks[place] for place in order], limits)
-    reasons = [*why, *_stack_reason([tasks[place] for place in order])]
     least = min(size.tasks, most)
+    cut = []
     if len(order) > least:
         cause = memory_reason if most < size.tasks else size.why
-        reasons.append(f"{len(order)} tasks cut into stacks of at most {least}: {cause}")
-    pieces = _even(order, least)
-    return [_bundle(tasks, piece, size, reasons) for piece in pieces]
+        cut.append(f"{len(order)} tasks cut into {_stacks_of(least)}: {cause}")
+    bundles = []
+    for piece in _even(order, least):
+        own = [tasks[place] for place in sorted(piece)]
+        reasons = [*why, *_padding_reason(own, limits), *_stack_reason(own), *cut]
+        bundles.append(_bundle(tasks, piece, size, reasons))
+    return bundles
+
+
+def _stacks_of(most: int) -> str:
+    return f"stacks of at most {most}" if most > 1 else "groups of one"
 
 
 def _most_that_fit(tasks: list[Task], limits: Limits) -> tuple[int, str]:
@@ -394,7 +405,11 @@ def _called(bundle: Bundle) -> str:
 
 
 def _listed(values: Iterable[int]) -> str:
-    return ", ".join(str(value) for value in sorted(values))
+    """The values, or how many there are between which; ``MOST_LISTED`` of them can be read."""
+    found = sorted(values)
+    if len(found) > MOST_LISTED:
+        return f"from {found[0]} to {found[-1]} ({len(found)} of them)"
+    return ", ".join(map(str, found))
 
 
 def _size(count: float) -> str:
