@@ -259,6 +259,22 @@ class TestEnds:
         alone = run(make_sweep(epochs=5000).tasks()[0], progress=False, cancel=_after_a_look(Cancel()))
         assert alone.status == "cancelled"
 
+    def test_a_name_that_nobody_has_is_told(self):
+        early = Cancel()
+        early("seed=7")
+        with pytest.raises(SpecError, match=r"cancel\('seed=7'\): no member has that name; did you mean 'seed=.'"):
+            run(make_sweep(seed=range(2)), progress=False, cancel=early)
+        late, told = Cancel(), []
+
+        def listen(event):
+            if event.kind == "group":
+                with pytest.raises(SpecError, match="no member has that name; they are: seed=0, seed=1") as error:
+                    late("gcn", "seed=1")
+                told.append(str(error.value))
+
+        assert run(make_sweep(seed=range(2)), progress=False, cancel=late, on_event=listen).statuses == {"finished": 2}
+        assert len(told) == 1
+
     def test_ended_members_leave(self, monkeypatch):
         left = []
         real = GroupRun.leave
@@ -326,9 +342,29 @@ class TestTrouble:
         result = run(make_sweep(seed=range(5)), progress=False, on_event=events.append, out=tmp_path)
         assert result.statuses == {"finished": 5}
         assert sorted(len(plan.members) for plan in result.plan) == [1, 2, 2]
+        assert all("one of two halves of a group of" in plan.why[0] for plan in result.plan)
+        assert not any(
+            "tasks stacked" in reason for plan in result.plan if len(plan.members) == 1 for reason in plan.why
+        )
         assert any("5 tasks ('seed=0', ...): the memory" in event.data.get("message", "") for event in events)
         assert {path.name for path in (tmp_path / "groups").iterdir()} == {"1a", "1ba", "1bb"}
         assert len(run(make_sweep(seed=range(5)), progress=False, out=tmp_path, resume=True)) == 5
+
+    def test_a_member_that_fails_on_the_way_keeps_its_history(self, monkeypatch, tmp_path):
+        real = GroupRun.advance
+
+        def scarce(group, *rest):
+            if group.epoch > 2 and any(task.seed for task in group.tasks):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return real(group, *rest)
+
+        monkeypatch.setattr(GroupRun, "advance", scarce)
+        result = run(make_sweep(seed=range(2)), progress=False, out=tmp_path)
+        assert result.statuses == {"finished": 1, "failed": 1}
+        saved = json.loads((tmp_path / "tasks" / "seed=1" / "result.json").read_text())
+        assert saved["status"] == "failed"
+        assert "memory" in saved["message"]
+        assert 2 < saved["metrics"]["epochs_run"] == len(saved["history"]["loss"]) < 12
 
     def test_a_member_that_does_not_fit_at_all(self, monkeypatch):
         real = GroupRun.__init__
@@ -352,6 +388,8 @@ class TestTrouble:
         assert result.statuses == {"failed": 1, "finished": 1}
         assert "No module named" in (tmp_path / "some" / "report.html").read_text()
         assert "No module named" in result[0].message
+        saved = json.loads((tmp_path / "some" / "tasks" / "no.such.package_Net" / "result.json").read_text())
+        assert (saved["status"], saved["message"], saved["history"]) == ("failed", result[0].message, {})
         with pytest.raises(InputError, match="No module named"):
             run(make_sweep(model="no.such.package:Net", seed=[0, 1]), progress=False, out=tmp_path / "new")
         assert not (tmp_path / "new").exists(), "nothing is written for what cannot begin"

@@ -25,6 +25,7 @@ from weft.engine.room import memory_taken, walled, watch_memory
 from weft.engine.session import CHECKPOINT_SECONDS, Session
 from weft.engine.telling import Telling
 from weft.engine.throughput import learn
+from weft.plan.grouping import together
 from weft.run.checkpoint import Checkpoint
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
@@ -82,6 +83,7 @@ class Job:
                     waiting = self._group(key, plan, interruption, afresh) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
+        self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
         return [self._results[name] for name in self._tasks]
@@ -180,7 +182,9 @@ class Job:
             self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
             self._never_begun(plan.members[0], plan, "failed", str(error))
             return []
-        halves = [(f"{key}{letter}", half) for letter, half in zip("ab", plan.halves(), strict=True)]
+        halves = [
+            (f"{key}{letter}", self._explained(half, plan)) for letter, half in zip("ab", plan.halves(), strict=True)
+        ]
         place = self.groups.index((key, plan))
         self.groups[place : place + 1] = halves
         if self._begun:
@@ -189,8 +193,25 @@ class Job:
                 self._folder.save_groups(self.groups)
         return halves
 
+    def _explained(self, half: Plan, whole: Plan) -> Plan:
+        """Half of a group with reasons that are true of it."""
+        reason = f"one of two halves of a group of {len(whole.members)} that could not be trained as a whole"
+        if len(half.members) > 1:
+            return replace(half, why=(reason, *whole.why))
+        task = self._tasks[half.members[0]]
+        return replace(half, why=(reason, *together([task], self._graphs.stats(task), half.device).why))
+
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
         metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        result = Result(self._tasks[name], plan, metrics, {}, None, environment(self._device), status, message)
+        track = self._habits.endings.board.get(name)  # there is one where memory ran out on the way
+        history = {} if track is None else track.history()
+        metrics |= {"epochs_run": 0 if track is None else track.epoch}
+        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
         self._results[name] = result
         self._telling.never_begun(result)
+
+    def _save_lost(self) -> None:
+        """Members without weights leave a file as well, once it is known that somebody began."""
+        lost = [result for result in self._results.values() if result.model is None]
+        if lost and self._folder is not None and self._folder.opened:
+            self._folder.save_members(lost)

@@ -66,6 +66,8 @@ def run(
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
     limit = None if budget is None else parse_bytes(budget)
     habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit)
+    if cancel is not None:
+        cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
     target = choose_device(device)
     with ExitStack() as stack:
         listeners = [listener for listener in (on_event,) if listener is not None]
