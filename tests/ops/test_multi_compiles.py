@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,8 +54,22 @@ def launches(monkeypatch):
     return made
 
 
-def compile_all(launches) -> list[str]:
-    """The PTX of every launch."""
+def resources(ptx: str, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes that did not fit into them, as NVIDIA's assembler says."""
+    target = re.search(r"\.target (\w+)", ptx)[1]
+    (folder / "kernel.ptx").write_text(ptx)
+    for assembler in sorted((Path(triton.__file__).parent / "backends" / "nvidia" / "bin").glob("ptxas*")):
+        command = [assembler, "-v", f"--gpu-name={target}", "-o", folder / "kernel.cubin", folder / "kernel.ptx"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        if said.returncode == 0:  # an older one does not know what Triton wrote
+            text = said.stdout + said.stderr
+            registers, spilled = (re.search(f, text)[1] for f in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
+            return int(registers), int(spilled)
+    pytest.skip("no assembler that comes with this Triton reads what it writes")
+
+
+def compile_all(launches, most_shared: int = 232448) -> list[str]:
+    """The PTX of every launch; a block of each has at most so much shared memory."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -62,6 +79,7 @@ def compile_all(launches) -> list[str]:
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert ".target sm_90" in compiled.asm["ptx"]
+        assert compiled.metadata.shared <= most_shared
         found.append(compiled.asm["ptx"])
     return found
 
@@ -143,3 +161,77 @@ def test_loads_of_alike_sources_stay_wide(launches):
     x = numbers(adj.num_cols, 64)
     together_triton([Call("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
     assert "ld.global.v4" in compile_all(launches)[0]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    from weft.ops import backend
+
+    monkeypatch.setattr(backend.on_gpu, "__code__", (lambda tensor: True).__code__)
+
+
+def random_numbers():
+    return torch.full((2,), 0.5), torch.zeros(2, 2, dtype=torch.int64)
+
+
+def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
+    """Forward, backward and weight gradients of hidden layers and of the last one: three blocks to a multiprocessor."""
+    from weft.ops.multi import Call, together_triton
+
+    rate, clock = random_numbers()
+    x, grad, narrow = numbers(2, 640, 64), numbers(2, 640, 64, seed=1), numbers(2, 640, 3, seed=2)
+    square, last = numbers(2, 64, 64), numbers(2, 3, 64)
+    together_triton(
+        [
+            Call("linear", (x, square, numbers(2, 64), None, "relu", rate, clock, 1)),
+            Call("linear", (x, last, None, None, "none", None, None, 0)),
+            Call("product", (grad, square)),
+            Call("product", (narrow, last.transpose(1, 2).contiguous())),
+            Call("weight_grad_parts", (grad, x)),
+            Call("weight_grad_parts", (narrow, x)),
+        ]
+    )
+    assert len(launches) == 1
+    registers, spilled = resources(compile_all(launches, most_shared=232448 // 3)[0], tmp_path)
+    assert registers <= 168  # of 65,536 for 3 blocks of 128 threads
+    assert spilled == 0
+
+
+def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
+    """What a step does besides multiplying costs the sums over edges no occupancy to speak of."""
+    from weft.ops.multi import Call, together_triton
+
+    adj = small()
+    walk = packed(walks(adj)[0])
+    rate, clock = random_numbers()
+    x = numbers(2, adj.num_cols, 64)
+    scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
+    together_triton(
+        [
+            Call("spmm", (x, None, *scales, walk, [], None)),
+            Call("bias_act_dropout", (x, numbers(2, 64), "relu", rate, clock, 1)),
+            Call("bias_act_dropout_backward_bias_parts", (x, x, [2, 64], "relu", rate, clock, 1)),
+            Call("copied", (numbers(64, 500).t(),)),
+        ]
+    )
+    registers, spilled = resources(compile_all(launches)[0], tmp_path)
+    assert registers <= 128
+    assert spilled == 0
+
+
+def test_sums_and_updates(launches, as_on_a_gpu):
+    from weft.ops.multi import Call, together_triton
+
+    logits, labels, rows = numbers(2, 40, 3), torch.zeros(40, dtype=torch.int64), torch.arange(30)
+    together_triton(
+        [
+            Call("add_parts", (numbers(2, 9, 70), 64, 6, "float32")),
+            Call("column_sum_parts", (logits,)),
+            Call("cross_entropy_rows_parts", (logits, labels, rows)),
+            Call("side_by_side", ([numbers(2, 5), numbers(2, 7)],)),
+        ]
+    )
+    together_triton([Call("cross_entropy_rows_backward", (torch.ones(2), logits, labels, rows))] * 2)
+    state = [torch.zeros(2, 30) for _ in range(4)]
+    together_triton([Call("adam_", (*state, torch.zeros(2, 8), None))] * 2)
+    compile_all(launches)
