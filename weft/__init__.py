@@ -5,37 +5,77 @@
 >>> result.metrics["test_accuracy"], result.model
 """
 
-from weft import nn, ops
-from weft.core.errors import (
-    DivergedError,
-    GraphError,
-    InputError,
-    OutOfMemoryError,
-    SpecError,
-    TrainingError,
-    WeftError,
-)
-from weft.core.event import Event
-from weft.core.machine import Machine
-from weft.core.plan import Plan
-from weft.core.sampling import choice, loguniform, uniform
-from weft.core.spec import read_spec
-from weft.core.sweep import Sweep
-from weft.core.task import Task
-from weft.core.version import __version__
-from weft.engine.cancel import Cancel
-from weft.engine.planning import plan
-from weft.engine.result import Result
-from weft.engine.sweep_result import SweepResult
-from weft.engine.train import run
-from weft.graph.catalog import load
-from weft.graph.features import SparseFeatures
-from weft.graph.graph import Graph
-from weft.graph.readers import read as open
-from weft.plan.pruning import MedianPruner
-from weft.plan.report import PlanReport
+from __future__ import annotations
 
-# ``run`` and ``plan`` are the functions from here on; ``from weft.run.stack import ...`` still finds the packages.
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from weft.core.version import __version__
+
+if TYPE_CHECKING:
+    from weft import nn, ops
+    from weft.core.errors import (
+        DivergedError,
+        GraphError,
+        InputError,
+        OutOfMemoryError,
+        SpecError,
+        TrainingError,
+        WeftError,
+    )
+    from weft.core.event import Event
+    from weft.core.machine import Machine
+    from weft.core.plan import Plan
+    from weft.core.sampling import choice, loguniform, uniform
+    from weft.core.spec import read_spec
+    from weft.core.sweep import Sweep
+    from weft.core.task import Task
+    from weft.engine.cancel import Cancel
+    from weft.engine.planning import plan
+    from weft.engine.result import Result
+    from weft.engine.sweep_result import SweepResult
+    from weft.engine.train import run
+    from weft.graph.catalog import load
+    from weft.graph.features import SparseFeatures
+    from weft.graph.graph import Graph
+    from weft.graph.readers import read as open
+    from weft.plan.pruning import MedianPruner
+    from weft.plan.report import PlanReport
+
+# Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
+# answer at once.
+_PLACES = {
+    "Cancel": ("weft.engine.cancel", "Cancel"),
+    "DivergedError": ("weft.core.errors", "DivergedError"),
+    "Event": ("weft.core.event", "Event"),
+    "Graph": ("weft.graph.graph", "Graph"),
+    "GraphError": ("weft.core.errors", "GraphError"),
+    "InputError": ("weft.core.errors", "InputError"),
+    "Machine": ("weft.core.machine", "Machine"),
+    "MedianPruner": ("weft.plan.pruning", "MedianPruner"),
+    "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
+    "Plan": ("weft.core.plan", "Plan"),
+    "PlanReport": ("weft.plan.report", "PlanReport"),
+    "Result": ("weft.engine.result", "Result"),
+    "SparseFeatures": ("weft.graph.features", "SparseFeatures"),
+    "SpecError": ("weft.core.errors", "SpecError"),
+    "Sweep": ("weft.core.sweep", "Sweep"),
+    "SweepResult": ("weft.engine.sweep_result", "SweepResult"),
+    "Task": ("weft.core.task", "Task"),
+    "TrainingError": ("weft.core.errors", "TrainingError"),
+    "WeftError": ("weft.core.errors", "WeftError"),
+    "choice": ("weft.core.sampling", "choice"),
+    "load": ("weft.graph.catalog", "load"),
+    "loguniform": ("weft.core.sampling", "loguniform"),
+    "open": ("weft.graph.readers", "read"),
+    "plan": ("weft.engine.planning", "plan"),
+    "read_spec": ("weft.core.spec", "read_spec"),
+    "run": ("weft.engine.train", "run"),
+    "uniform": ("weft.core.sampling", "uniform"),
+}
+_PACKAGES = ("nn", "ops")
 
 __all__ = [
     "Cancel",
@@ -69,3 +109,29 @@ __all__ = [
     "run",
     "uniform",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"weft.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    place, attribute = _PLACES[name]
+    found = getattr(import_module(place), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``weft.run`` and ``weft.plan`` are functions, whichever modules of the packages so called were imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PLACES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -140,6 +140,18 @@ def test_help_and_version(weft):
         assert word in out
 
 
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["run", "--help"], ["plan", "-h"], ["data", "-h"]]
+)
+def test_help_and_version_do_not_wait_for_torch(words):
+    code = (
+        "import atexit, sys; from weft.cli.main import main; sys.argv = ['weft', *sys.argv[1:]];"
+        "atexit.register(lambda: print('LOADED', sorted({'torch', 'numpy', 'numba'} & set(sys.modules)))); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
 def test_a_finished_run_is_reported_by_resume(weft, spec):
     weft("run", spec)
     code, out, _ = weft("run", spec, "--resume")
@@ -255,9 +267,10 @@ def test_a_sweep_that_was_ended_continues(weft, spec, number):
 
 FREQUENT = """
 import weft.engine.train as train
-from weft.cli import main, run
-run.train = lambda work, **options: train.run(work, checkpoint_every=0.0, **options)
-main.main()
+from weft.cli.main import main
+run = train.run
+train.run = lambda work, **options: run(work, checkpoint_every=0.0, **options)
+main()
 """
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +15,9 @@ from rich.table import Table
 
 from weft.core.errors import SpecError
 from weft.core.stats import GraphStats
-from weft.engine.device import choose_device
-from weft.graph import catalog, generate, readers, shapes
-from weft.graph.graph import Graph
+
+if TYPE_CHECKING:
+    from weft.graph.graph import Graph
 
 PIPE_WIDTH = 1000  # rich would cut a table at 80 columns where there is no terminal
 
@@ -35,6 +35,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a graph th
 @app.command("ls")
 def list_graphs(json: Json = False) -> None:
     """Everything that can be loaded by name (paths can be, too)."""
+    from weft.graph import catalog  # loads torch, which --help can do without
+
     found = catalog.entries()
     if json:
         for entry in found:
@@ -59,6 +61,9 @@ def info(
     device: Device = "cpu",
 ) -> None:
     """Sizes, features, labels, splits and degrees of a graph."""
+    from weft.engine.device import choose_device
+    from weft.graph import catalog
+
     stats = catalog.load(graph, seed=seed, device=choose_device(device)).stats()
     if json:
         print(jsonlib.dumps(stats.to_dict()))
@@ -90,6 +95,8 @@ def make(
     overwrite: Overwrite = False,
 ) -> None:
     """Generate a graph and save it as a folder that `weft run` and weft.load open."""
+    from weft.engine.device import choose_device
+
     given = {
         "scale": scale, "nodes": nodes, "edges": edges, "features": features, "classes": classes,
         "max_degree": max_degree, "homophily": homophily, "density": density, "relations": relations,
@@ -123,6 +130,8 @@ def convert(
     overwrite: Overwrite = False,
 ) -> None:
     """Read any graph and save it as a folder that opens at once, whatever its size."""
+    from weft.graph import catalog, readers
+
     if not undirected:
         graph = catalog.load(source, seed=seed)
     elif Path(source).exists():
@@ -151,16 +160,22 @@ Options = dict[str, Any]
 
 
 def _make_shape(kind: str, given: Options, place: Options) -> Graph:
+    from weft.graph import shapes
+
     return shapes.make(kind.removeprefix("shape:"), **given, **place)
 
 
 def _make_citation(kind: str, given: Options, place: Options) -> Graph:
+    from weft.graph import generate
+
     nodes = given.pop("nodes", 10_000)
     sizes = (nodes, given.pop("edges", 10 * nodes), given.pop("features", 64), given.pop("classes", 8))
     return generate.citation(*sizes, **given, **place)
 
 
 def _make_sbm(kind: str, given: Options, place: Options) -> Graph:
+    from weft.graph import generate
+
     nodes, blocks = given.get("nodes", 10_000), given.get("classes", 8)
     if not 1 <= blocks <= nodes:
         raise SpecError(f"--classes {blocks} must lie in 1..{nodes}, the number of nodes")
@@ -170,6 +185,8 @@ def _make_sbm(kind: str, given: Options, place: Options) -> Graph:
 
 
 def _make_rmat(kind: str, given: Options, place: Options) -> Graph:
+    from weft.graph import generate
+
     nodes = given.get("nodes", 10_000)
     return generate.rmat(
         nodes,

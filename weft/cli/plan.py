@@ -10,8 +10,6 @@ import typer
 
 from weft.core.event import finite
 from weft.core.spec import read_spec
-from weft.engine.planning import plan as make_plan
-from weft.engine.timeline import check_plot, write_timeline
 
 DOES_NOT_FIT = 4
 
@@ -46,6 +44,9 @@ def plan(
 
     Exit codes: 0 it fits, 2 a mistake in what was asked, 4 it does not fit (the plan names the nearest that does).
     """
+    from weft.engine.planning import plan as make_plan  # loads torch, which --help can do without
+    from weft.engine.timeline import check_plot, write_timeline
+
     if plot is not None:
         check_plot(plot)
     report = make_plan(read_spec(spec, changes or []), machine=machine, budget=budget)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.core.amounts import show_bytes, show_seconds
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
-from weft.engine.calibration import learn
-from weft.engine.device import choose_device
-from weft.engine.machines import find_machine, keep_probe
-from weft.engine.probe import probe as measure
-from weft.engine.result import write_text
+
+if TYPE_CHECKING:
+    import torch
 
 
 def probe(
@@ -44,6 +42,9 @@ def probe(
         return
     if machine is not None:
         raise SpecError(f"--machine {machine} goes with --learn; without it, this machine is measured")
+    from weft.engine.device import choose_device  # loads torch, which --help can do without
+    from weft.engine.machines import keep_probe
+
     begin = time.perf_counter()
     found = measure(choose_device(device))
     kept = keep_probe(found)
@@ -53,7 +54,17 @@ def probe(
     print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
 
 
+def measure(device: torch.device) -> Machine:
+    """What ``device`` and its host can do, measured."""
+    from weft.engine.probe import probe
+
+    return probe(device)
+
+
 def _learn(folders: list[Path], machine: str | None) -> None:
+    from weft.engine.calibration import learn
+    from weft.engine.machines import find_machine
+
     there = find_machine(machine)
     lesson = learn(folders, there)
     for skipped in lesson.skipped:
@@ -102,6 +113,8 @@ def _rates(rates: tuple[tuple[int, float], ...]) -> str:
 
 
 def _write(path: Path, machine: Machine) -> None:
+    from weft.engine.result import write_text
+
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_text(path, machine.to_json())

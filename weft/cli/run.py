@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,9 +16,10 @@ from rich.table import Table
 from weft.core.event import Event
 from weft.core.spec import read_spec
 from weft.engine.interrupt import Interrupted
-from weft.engine.result import Result
-from weft.engine.sweep_result import SweepResult
-from weft.engine.train import run as train
+
+if TYPE_CHECKING:
+    from weft.engine.result import Result
+    from weft.engine.sweep_result import SweepResult
 
 FAILED = 3  # exit code: no member of a sweep got anywhere
 MOST_TOLD = 8  # members that went wrong
@@ -60,6 +61,9 @@ def run(
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget, 130 interrupted.
     """
+    from weft.engine.sweep_result import SweepResult  # loads torch, which --help can do without
+    from weft.engine.train import run as train
+
     work = read_spec(spec, changes or [])
     folder = out if out is not None else Path("runs") / spec.stem
     live = sys.stdout.isatty() and not json
