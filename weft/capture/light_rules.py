@@ -17,9 +17,37 @@ def light(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What ``func`` gives for tensors without data, or NotImplemented."""
     if func is aten.where.self_out and _shape([*args, kwargs["out"]]) == tuple(kwargs["out"].shape):
         return kwargs["out"]
+    if func in WITH_OPTIONS:
+        return WITH_OPTIONS[func](*args, **kwargs)
     rule = RULES.get(func)
+    if rule is pointwise and "alpha" in kwargs and args[0].is_floating_point():
+        kwargs = {**kwargs, "alpha": None}  # a factor changes no shape
     plain = all(value is None or value is False for value in kwargs.values())  # what was not said, or not wanted
     return rule(*args) if rule is not None and plain else NotImplemented
+
+
+def arange(*ends: Any, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+    """A row of whole numbers, up to the last of ``ends``."""
+    begin, end = (0, *ends)[-2:]
+    fits = type(begin) is type(end) is int and begin <= end and device is not None
+    if not fits or torch.device(device).type != "meta":
+        return NotImplemented
+    return torch.empty(end - begin, dtype=dtype or torch.int64, device=device)
+
+
+def index(tensor: Tensor, places: Sequence[Any]) -> Any:
+    """Rows by a list of positions."""
+    rows = places[0] if len(places) == 1 else None
+    if not _dense(tensor) or tensor.dim() == 0 or not _dense(rows) or rows.dtype not in (torch.int64, torch.int32):
+        return NotImplemented
+    return tensor.new_empty(*rows.shape, *tensor.shape[1:])
+
+
+def sort(tensor: Tensor, *args: Any, **options: Any) -> Any:
+    """The elements in order, and where they were."""
+    if not _dense(tensor):
+        return NotImplemented
+    return tensor.new_empty(tensor.shape), tensor.new_empty(tensor.shape, dtype=torch.int64)
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -65,9 +93,9 @@ def pointwise(*operands: Any) -> Any:
 
 
 def real(*operands: Any) -> Any:
-    """The same for what gives real numbers, where they are real to begin with."""
-    given = [one.is_floating_point() for one in operands if isinstance(one, Tensor)]
-    return pointwise(*operands) if all(given) else NotImplemented
+    """The same for what gives real numbers, where one of them is real to begin with."""
+    kind = torch.result_type(*operands[:2]) if len(operands) > 1 else operands[0].dtype
+    return pointwise(*operands) if kind.is_floating_point else NotImplemented
 
 
 def clamp(tensor: Tensor, low: Any = None, high: Any = None) -> Any:
@@ -76,11 +104,71 @@ def clamp(tensor: Tensor, low: Any = None, high: Any = None) -> Any:
     return pointwise(tensor) if fits else NotImplemented
 
 
+def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
+    """A result like the argument."""
+    return tensor.new_empty(tensor.shape) if _dense(tensor) and not widen else NotImplemented
+
+
+def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
+    """A result without the dimensions that are summed over, or with one of each."""
+    if not dims or not tensor.is_floating_point() or not _in_order([tensor]):
+        return NotImplemented
+    gone = {dim % tensor.dim() for dim in dims}
+    sizes = [1 if place in gone else size for place, size in enumerate(tensor.shape)]
+    return tensor.new_empty(sizes if keep else [size for place, size in enumerate(sizes) if place not in gone])
+
+
 def addmm(bias: Tensor, one: Tensor, other: Tensor) -> Any:
     """``[M, K] x [K, N]`` and a row that is added to each of the result's."""
     types = {bias.dtype, one.dtype, other.dtype}
     fits = one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0] and bias.shape == other.shape[1:]
     return one.new_empty(one.shape[0], other.shape[1]) if fits and one.is_meta and len(types) == 1 else NotImplemented
+
+
+def bmm(one: Tensor, other: Tensor) -> Any:
+    """``[B, M, K] x [B, K, N]``."""
+    fits = one.dim() == other.dim() == 3 and one.shape[0] == other.shape[0] and one.shape[2] == other.shape[1]
+    fits = fits and one.is_meta and other.is_meta and one.dtype == other.dtype
+    return one.new_empty(*one.shape[:2], other.shape[2]) if fits else NotImplemented
+
+
+def layer_norm(tensor: Tensor, sizes: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """The result, and mean and deviation of every row, which are never halves."""
+    depth = tensor.dim() - len(sizes)
+    if not _dense(tensor) or tuple(tensor.shape[depth:]) != tuple(sizes):
+        return NotImplemented
+    rows, dtype = (*tensor.shape[:depth], *(1 for _ in sizes)), torch.promote_types(tensor.dtype, torch.float32)
+    return (tensor.new_empty(tensor.shape), *(tensor.new_empty(rows, dtype=dtype) for _ in range(2)))
+
+
+def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, training: bool, *rest: Any) -> Any:
+    """The result, and mean and deviation of every column, which are never halves."""
+    if not training or not _dense(tensor) or tensor.dim() != 2:
+        return NotImplemented
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return (tensor.new_empty(tensor.shape), *(tensor.new_empty(tensor.shape[1], dtype=dtype) for _ in range(2)))
+
+
+def layer_norm_backward(grad: Tensor, tensor: Tensor, sizes: Any, mean: Any, deviation: Any, *rest: Any) -> Any:
+    """The gradients that are wanted, of what was given; the rest are weight, bias and a list of wishes."""
+    weight, bias, wanted = rest
+    return _gradients(grad, (tensor, weight, bias), wanted)
+
+
+def batch_norm_backward(grad: Tensor, tensor: Tensor, weight: Any, *rest: Any) -> Any:
+    """The same; the bias is of the weight's size, and the list of wishes is the last of the rest."""
+    return _gradients(grad, (tensor, weight, weight), rest[-1])
+
+
+def _gradients(grad: Tensor, given: Sequence[Any], wanted: Sequence[bool]) -> Any:
+    pairs = list(zip(wanted, given, strict=True))
+    if not _dense(grad) or any(yes and not _dense(one) for yes, one in pairs):
+        return NotImplemented
+    return tuple(one.new_empty(one.shape) if yes else None for yes, one in pairs)
+
+
+def _dense(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_meta and tensor.is_contiguous()
 
 
 def test(*operands: Any) -> Any:
@@ -94,10 +182,15 @@ def choose(condition: Tensor, one: Tensor, other: Tensor) -> Any:
 
 
 def in_place(target: Tensor, *others: Any) -> Any:
-    """The target itself, where it is of real numbers and the others fit into it."""
+    """The target itself, where the others fit into it."""
     tensors = [target, *(one for one in others if isinstance(one, Tensor))]
-    fits = target.is_meta and target.is_floating_point() and _shape(tensors) == tuple(target.shape)
-    return target if fits else NotImplemented
+    fits = target.is_meta and torch.can_cast(torch.result_type(target, *others), target.dtype)
+    return target if fits and _shape(tensors) == tuple(target.shape) else NotImplemented
+
+
+def real_in_place(target: Tensor, *others: Any) -> Any:
+    """The same for what gives real numbers."""
+    return in_place(target, *others) if target.is_floating_point() else NotImplemented
 
 
 def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
@@ -105,8 +198,23 @@ def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
     shape = _shape(tensors)
     whole = [tensor for tensor in tensors if tuple(tensor.shape) == shape and 0 not in tensor.stride()]
     parts = [tensor for tensor in tensors if 0 not in tensor.stride()]
-    ordered = _in_order(parts) and (bool(whole) or len(parts) == len(tensors))
-    return tensors[0].new_empty(shape, dtype=dtype) if shape is not None and ordered else NotImplemented
+    ordered = _in_order(parts) and (whole or len(parts) == len(tensors))
+    if shape is None or not all(tensor.is_meta for tensor in tensors):
+        return NotImplemented
+    if ordered or (tuple(tensors[0].shape) == shape and _dense(tensors[0])):
+        return tensors[0].new_empty(shape, dtype=dtype)
+    return _laid_out_like(tensors[0], dtype) if len(whole) == len(tensors) and 1 not in shape else NotImplemented
+
+
+def _laid_out_like(tensor: Tensor, dtype: torch.dtype) -> Any:
+    """A result with the dimensions in the order of the first operand's, which decides where it can."""
+    order = sorted(range(tensor.dim()), key=lambda place: tensor.stride(place))
+    if len(set(tensor.stride())) < tensor.dim():
+        return NotImplemented
+    strides, step = [0] * tensor.dim(), 1
+    for place in order:
+        strides[place], step = step, step * tensor.shape[place]
+    return torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device)
 
 
 def _in_order(tensors: Sequence[Tensor]) -> bool:
@@ -135,15 +243,36 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.where.self: choose,
     aten.clamp.default: clamp,
     aten.addmm.default: addmm,
+    aten.bmm.default: bmm,
+    aten.index.Tensor: index,
+    aten.mean.dim: reduced,
+    aten.logsumexp.default: reduced,
+    aten._softmax.default: softmax,
+    aten._log_softmax.default: softmax,
+    aten.native_batch_norm.default: batch_norm,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_layer_norm_backward.default: layer_norm_backward,
     **{
         getattr(aten, name).default: real
         for name in ["reciprocal", "rsqrt", "sqrt", "exp", "log", "neg", "abs", "relu", "sigmoid", "tanh", "erf"]
     },
     **{getattr(aten, name).default: pointwise for name in ["zeros_like", "ones_like", "empty_like"]},
-    **{getattr(aten, name).Tensor: pointwise for name in ["add", "sub", "mul"]},
+    **{
+        getattr(aten, name).Tensor: pointwise
+        for name in ["add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor"]
+    },
+    **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub"]},
     aten.div.Tensor: real,
-    **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_", "div_"]},
-    **{getattr(aten, name).default: test for name in ["isinf", "isnan"]},
+    aten.div.Scalar: real,
+    **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_"]},
+    aten.div_.Tensor: real_in_place,
+    **{getattr(aten, name).default: test for name in ["isinf", "isnan", "logical_not", "logical_and"]},
     **{getattr(aten, name).Tensor: test for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
     **{getattr(aten, name).Scalar: test for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
+}
+WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
+    aten.arange.default: arange,
+    aten.arange.start: arange,
+    aten.sort.stable: sort,
 }
