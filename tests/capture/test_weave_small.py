@@ -45,7 +45,7 @@ def test_members_train_as_alone(models):
     trainees = [Trainee(graph, model, 2 + place, tasks=2 + place, seed=place) for place, model in enumerate(models)]
     woven = assert_trains_as_alone(trainees)
     families = {fused.family for fused in woven.table.fused}
-    assert {"light", "update", "sums"} <= families  # on a CPU torch multiplies
+    assert {"passes", "update", "sums"} <= families  # on a CPU torch multiplies
     assert "launched operators" in str(woven.table)
 
 
@@ -79,7 +79,7 @@ def test_a_step_is_hardly_longer_than_its_deepest_member():
     woven, _ = woven_depths((2, 2, 3, 4))
     operators = sum(len(fused.entries) for fused in woven.table.fused)
     assert operators > 90
-    assert {fused.family for fused in woven.table.fused} == {"light", "products", "sums", "update"}
+    assert {fused.family for fused in woven.table.fused} == {"spmm", "passes", "products", "sums", "update"}
     assert len(woven.table.fused) <= 27
     deep, _ = woven_depths((4, 4, 4, 4, 5))  # two stacks, one chain of five layers
     assert longest_chain(woven) < longest_chain(deep) <= 40

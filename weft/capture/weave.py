@@ -55,15 +55,15 @@ FAMILY = {
     "graph_attention_v2": "attention v2",
     "graph_attention_v2_backward": "attention v2 backward",
 }
-# On small graphs everything that is launched may: what counts there is how many launches follow one another. Products
-# keep to themselves, since their tiles lie in shared memory, which every program of a launch is given.
+# On small graphs everything that is launched finds company: what counts there is how many launches follow one another.
+# Products keep to themselves, since their tiles lie in shared memory, which every program of a launch is given, and so
+# do sums over edges, which would be slower with the registers or the warps that others need.
 SUMS = "sums"  # what nobody waits for before the update
 SMALL_FAMILY = (
     FAMILY
     | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
-    | dict.fromkeys(("spmm", "spmm_max", "spmm_max_backward", "bias_act_dropout"), "light")
-    | dict.fromkeys(("bias_act_dropout_backward", "bias_act_dropout_backward_bias_parts"), "light")
-    | dict.fromkeys(("cross_entropy_rows_backward", "copied", "side_by_side"), "light")
+    | dict.fromkeys(("bias_act_dropout", "bias_act_dropout_backward", "copied", "side_by_side"), "passes")
+    | dict.fromkeys(("bias_act_dropout_backward_bias_parts", "cross_entropy_rows_backward"), "passes")
     | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
     | {"adam_": "update"}
 )
