@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from stacks import solo_plan
 from tiny import tiny_graph
 
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.task import Task
 from weft.engine.folder import RunFolder
 from weft.engine.train import run
-from weft.plan.solo import choose
 from weft.run.checkpoint import FILE, read_checkpoint, save_atomically
 from weft.run.group import GroupRun
 
@@ -301,7 +301,7 @@ class TestTrouble:
 
         monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
         task, graph = make_task(epochs=2), tiny_graph()
-        group = GroupRun([task], graph, choose(task, graph.stats(), "cpu"), torch.device("cpu"))
+        group = GroupRun([task], graph, solo_plan(task, graph.stats(), "cpu"), torch.device("cpu"))
         with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
             RunFolder(tmp_path).save_state("1", group, {})
         assert (tmp_path / FILE).read_bytes() == before

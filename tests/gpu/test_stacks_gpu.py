@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+import stacks
 import torch
+from stacks import MODELS
 from tiny import tiny_graph
 
-from weft.core.task import Task
 from weft.graph.graph import Graph
-from weft.plan.solo import choose
-from weft.run.group import GroupRun
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-MODELS = ["gcn", "sage", "gin", "gat", "gatv2"]
 MEMBERS = [
     {"seed": 1, "lr": 0.01, "dropout": 0.5, "epochs": 10, "eps": 1e-3},
     {"seed": 2, "lr": 0.05, "dropout": 0.0, "epochs": 13, "schedule": "cosine", "weight_decay": 1e-2, "eps": 1e-3},
@@ -28,14 +24,11 @@ MEMBERS = [
 
 
 def tasks_of(graph, members=MEMBERS, **shared):
-    return [Task(**{"graph": graph, "hidden": 8, "heads": 2, **shared, **member}) for member in members]
+    return stacks.tasks_of(graph, members, **shared)
 
 
-def start(tasks, graph, device="cuda", record=True):
-    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-    plan = choose(tasks[0], graph.stats(), device)
-    plan = replace(plan, members=tuple(map(str, range(len(tasks)))), replay=record and device == "cuda")
-    return GroupRun(tasks, graph, plan, place)
+def start(tasks, graph, device="cuda", **changes):
+    return stacks.start(tasks, graph, device, **changes)
 
 
 def check(tasks, graph, tolerance=1e-3):
@@ -135,8 +128,7 @@ def test_features_are_never_written_out_for_every_member(model, first_layer):
     x, y = torch.randn(20_000, 512, generator=random), torch.randint(0, 5, (20_000,), generator=random)
     graph = Graph.from_edges(*edges, 20_000, x=x, y=y, name="wide").random_split(train=100, val=100, seed=0).to("cuda")
     tasks = tasks_of(graph, [{"seed": seed} for seed in range(16)], model=model, hidden=8, epochs=3)
-    plan = replace(choose(tasks[0], graph.stats(), "cuda"), members=tuple("abcdefghijklmnop"), first_layer=first_layer)
-    run = GroupRun(tasks, graph, plan, graph.device)
+    run = start(tasks, graph, first_layer=first_layer)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -14,7 +14,6 @@ from weft.core.stats import GraphStats
 from weft.core.task import Task
 from weft.plan.grouping import group, together
 from weft.plan.padding import cut_widths, waste
-from weft.plan.solo import choose
 from weft.plan.throughput import Throughput
 
 CORA = GraphStats("cora", 2_708, 10_858, 1_433, feature_nnz=49_216, num_classes=7, symmetric=True)
@@ -123,10 +122,10 @@ def test_two_tasks_of_one_name_are_refused():
         group([Task(graph="g"), Task(graph="g", lr=0.5)], CORA, "cpu")
 
 
-def test_one_task_is_the_plan_of_choose():
+def test_one_task_is_a_group_of_one():
     task = Task(graph="g", name="a")
-    assert group([task], ARXIV, "cuda") == [choose(task, ARXIV, "cuda")]
-    assert choose(task, ARXIV, "cuda").join == "solo"
+    assert group([task], ARXIV, "cuda") == [together([task], ARXIV, "cuda")]
+    assert group([task], ARXIV, "cuda")[0].join == "solo"
 
 
 # ---- padding -----------------------------------------------------------------------------------------

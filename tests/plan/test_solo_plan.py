@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from stacks import solo_plan
 
 from weft.core.plan import Plan
 from weft.core.stats import GraphStats
 from weft.core.task import Task
-from weft.plan.solo import choose
 
 DENSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128)
 SPARSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128, feature_nnz=900)
@@ -28,26 +28,29 @@ SPARSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128, featu
     ],
 )
 def test_first_layer(settings, stats, first_layer, reason):
-    plan = choose(Task(graph="g", **settings), stats, "cpu")
+    plan = solo_plan(Task(graph="g", **settings), stats, "cpu")
     assert plan.first_layer == first_layer
     assert reason in plan.why[0]
 
 
 def test_replay_is_for_gpus():
     task = Task(graph="g", name="a")
-    assert choose(task, DENSE, "cuda").replay
-    assert not choose(task, DENSE, "cpu").replay
-    assert "a: solo on cuda" in str(choose(task, DENSE, "cuda"))
+    assert solo_plan(task, DENSE, "cuda").replay
+    assert not solo_plan(task, DENSE, "cpu").replay
+    assert "a: solo on cuda" in str(solo_plan(task, DENSE, "cuda"))
 
 
 def test_threads_are_for_work_that_can_be_shared():
-    small, large = choose(Task(graph="g", hidden=16), SPARSE, "cpu"), choose(Task(graph="g", hidden=4096), DENSE, "cpu")
+    small, large = (
+        solo_plan(Task(graph="g", hidden=16), SPARSE, "cpu"),
+        solo_plan(Task(graph="g", hidden=4096), DENSE, "cpu"),
+    )
     assert small.threads == 1
     assert "one thread" in small.why[-1]
     assert large.threads is None
-    assert choose(Task(graph="g"), SPARSE, "cuda").threads is None
+    assert solo_plan(Task(graph="g"), SPARSE, "cuda").threads is None
 
 
 def test_json_round_trip():
-    plan = choose(Task(graph="g"), SPARSE, "cpu")
+    plan = solo_plan(Task(graph="g"), SPARSE, "cpu")
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

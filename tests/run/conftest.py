@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from stacks import solo_plan
 from tiny import tiny_graph
 
 from weft.core.task import Task
-from weft.plan.solo import choose
 from weft.run.randomness import seeded
 from weft.run.threads import cpu_threads
 
@@ -33,6 +33,6 @@ def start():
     def make(graph, device="cpu", **settings):
         task = Task(**{"graph": graph, "hidden": 8, "epochs": 20, "dropout": 0.0, "heads": 2, **settings})
         with seeded(task.seed, torch.device(device)):
-            return Alone(task, graph, choose(task, graph.stats(), device), torch.device(device))
+            return Alone(task, graph, solo_plan(task, graph.stats(), device), torch.device(device))
 
     return make

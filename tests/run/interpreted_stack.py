@@ -9,11 +9,11 @@ from dataclasses import replace
 from importlib import import_module
 
 import torch
+from stacks import solo_plan
 from tiny import tiny_graph
 
 from weft.core.task import Task
 from weft.ops import backend
-from weft.plan.solo import choose
 from weft.run.group import GroupRun
 
 AS_IT_IS = backend.on_gpu.__code__
@@ -24,7 +24,7 @@ def start(tasks: list[Task], as_on_a_gpu: bool) -> GroupRun:
     """A run whose operators, while it trains, take every tensor for one on a GPU, or for what it is."""
     backend.on_gpu.__code__ = AS_ON_A_GPU if as_on_a_gpu else AS_IT_IS
     graph = tiny_graph()
-    plan = replace(choose(tasks[0], graph.stats(), "cpu"), members=tuple(map(str, range(len(tasks)))))
+    plan = replace(solo_plan(tasks[0], graph.stats(), "cpu"), members=tuple(map(str, range(len(tasks)))))
     return GroupRun(tasks, graph, plan, torch.device("cpu"))
 
 

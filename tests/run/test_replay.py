@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from stacks import solo_plan
 from tiny import tiny_graph
 from torch import nn
 
 from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.train import run as engine_run
-from weft.plan.solo import choose
 from weft.run.randomness import seeded
 from weft.run.replay import Replay, _without_collection
 
@@ -70,7 +70,7 @@ class Products:
 def cuda_run(graph, record, **settings):
     task = Task(**{"graph": graph, "hidden": 8, "epochs": 20, "heads": 2, "dropout": 0.5, **settings})
     device = torch.device("cuda", torch.cuda.current_device())
-    plan = replace(choose(task, graph.stats(), "cuda"), replay=record)
+    plan = replace(solo_plan(task, graph.stats(), "cuda"), replay=record)
     with seeded(task.seed, device):
         solo = Alone(task, graph, plan, device)
         progress = solo.advance(task.epochs)

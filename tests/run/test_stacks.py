@@ -8,26 +8,23 @@ a row agree, of a bias before a BatchNorm) becomes a whole step in either direct
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+import stacks
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stacks import MODELS, start
 from tiny import tiny_graph
 from torch import nn
 
 import weft
-from weft.core.task import Task
 from weft.graph.graph import Graph
-from weft.plan.solo import choose
-from weft.run.group import GroupRun
 from weft.run.members import CannotStack
 from weft.run.randomness import seeded
 from weft.run.stack import check_alike
 
 CPU = torch.device("cpu")
-MODELS = ["gcn", "sage", "gin", "gat", "gatv2"]
 
 # What members of one stack may differ in.
 MEMBERS = [
@@ -40,16 +37,8 @@ MEMBERS = [
 ]  # fmt: skip
 
 
-def start(tasks, graph, stacks=(), first_layer=None):
-    plan = choose(tasks[0], graph.stats(), "cpu")
-    once = plan.first_layer if first_layer is None else first_layer
-    plan = replace(plan, members=tuple(map(str, range(len(tasks)))), stacks=stacks, first_layer=once)
-    return GroupRun(tasks, graph, plan, CPU)
-
-
 def tasks_of(graph, members=MEMBERS, **shared):
-    common = {"graph": graph, "hidden": 8, "heads": 2, **shared}
-    return [Task(**{**common, **member}) for member in members]
+    return stacks.tasks_of(graph, members, **shared)
 
 
 def final(run, index):

@@ -1,0 +1,31 @@
+"""Stacks for tests: tasks that may share one, and groups that train them without asking a planner how many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.plan.grouping import group
+from weft.run.group import GroupRun
+
+MODELS = ["gcn", "sage", "gin", "gat", "gatv2"]
+
+
+def solo_plan(task: Task, stats, device: str) -> Plan:
+    """The plan of a group of one."""
+    return group([task], stats, device)[0]
+
+
+def tasks_of(graph, members, **shared) -> list[Task]:
+    """A task for every dict of ``members`` over ``shared`` settings."""
+    return [Task(**{"graph": graph, "hidden": 8, "heads": 2, **shared, **member}) for member in members]
+
+
+def start(tasks, graph, device="cpu", **changes) -> GroupRun:
+    """All ``tasks`` as one group on ``device``, with the plan of the first and ``changes`` of it."""
+    place = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    plan = replace(solo_plan(tasks[0], graph.stats(), device), members=tuple(map(str, range(len(tasks)))), **changes)
+    return GroupRun(tasks, graph, plan, place)
