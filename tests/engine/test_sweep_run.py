@@ -57,6 +57,19 @@ class TestMembers:
                 right = (member.model(graph.x, graph.adj).argmax(1) == graph.y)[graph.test].float().mean().item()
             assert member.metrics["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
+    def test_running_statistics_are_those_of_the_best_epoch(self, monkeypatch):
+        monkeypatch.setattr(Session, "_time_to_leave", lambda *_: False)  # ended members stay in the step to the end
+        sweep = make_sweep(norm="batch", epochs=[3, 40], seed=[0, 1], lr=0.05)
+        result = run(sweep, progress=False)
+        assert len(result.plan) == 1
+        for member in result:
+            alone = run(member.task, progress=False)
+            assert member.metrics["best_epoch"] == alone.metrics["best_epoch"]
+            theirs, mine = alone.model.state_dict(), member.model.state_dict()
+            assert any("running_mean" in name for name in theirs)
+            for name, value in theirs.items():
+                torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
     def test_seconds_of_members_add_up(self):
         result = run(make_sweep(seed=range(4)), progress=False)
         total = sum(member.metrics["seconds"] for member in result)
