@@ -94,3 +94,9 @@ def test_with_values_checks_again():
 
 def test_a_model_by_import_path_is_allowed():
     assert Task(graph="cora", model="my.models:Net").model_name == "my.models:Net"
+
+
+@pytest.mark.parametrize("name", ["epochs", "hidden", "layers", "patience", "eval_every"])
+def test_numbers_beyond_reason_are_told(name):
+    with pytest.raises(SpecError, match=f"{name}=100000000000000000000 must be at most 10,000,000"):
+        Task(graph="g", **{name: 10**20})

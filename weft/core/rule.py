@@ -60,7 +60,7 @@ class Rule:
         if self.above is not None and value <= self.above:
             return f"must be above {self.above:g}"
         if self.high is not None and value > self.high:
-            return f"must be at most {self.high:g}"
+            return f"must be at most {self.high:,}"
         if self.below is not None and value >= self.below:
             return f"must be below {self.below:g}"
         return ""

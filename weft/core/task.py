@@ -11,6 +11,7 @@ from weft.core.errors import SpecError
 from weft.core.rule import Rule, choice, setting
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
+MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Task:
     graph: Any = None
     model: Any = "gcn"
 
-    layers: int = setting(2, int, low=1, section="model")
-    hidden: int = setting(64, int, low=1, section="model")  # width of a hidden layer, all heads together
-    heads: int = setting(8, int, low=1, section="model")  # gat, gatv2
-    out_heads: int = setting(1, int, low=1, section="model")  # gat, gatv2: averaged in the last layer
+    layers: int = setting(2, int, low=1, high=MOST, section="model")
+    hidden: int = setting(64, int, low=1, high=MOST, section="model")  # width of a hidden layer, all heads together
+    heads: int = setting(8, int, low=1, high=MOST, section="model")  # gat, gatv2
+    out_heads: int = setting(1, int, low=1, high=MOST, section="model")  # gat, gatv2: averaged in the last layer
     dropout: float = setting(0.5, float, low=0, below=1, section="model")
     input_dropout: float | None = setting(None, float, low=0, below=1, section="model")  # None: not at all
     attention_dropout: float | None = setting(None, float, low=0, below=1, section="model")  # None: dropout
@@ -44,10 +45,10 @@ class Task:
     eps: float = setting(1e-8, float, above=0)
     momentum: float = setting(0.0, float, low=0, below=1)  # sgd
     schedule: str = choice("constant", "constant", "cosine", "linear", "step")
-    warmup: int = setting(0, int, low=0)  # epochs of linear warm-up before the schedule
-    epochs: int = setting(200, int, low=1)
-    patience: int | None = setting(None, int, low=1)  # epochs without a better validation metric
-    eval_every: int = setting(1, int, low=1)
+    warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
+    epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
+    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
+    eval_every: int = setting(1, int, low=1, high=MOST)
     objective: str = choice("auto", "auto", "multiclass", "multilabel")
     metric: str = choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc")
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
