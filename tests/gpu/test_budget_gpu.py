@@ -33,6 +33,15 @@ def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
     assert load_calibration(machine) is not None
 
 
+def test_a_later_run_of_a_process_takes_no_more_than_the_first():
+    taken = []
+    for seed in range(3):
+        sweep = weft.Sweep("shape:cora", model="gcn", layers=3, seed=[seed, seed + 10], epochs=5)
+        result = weft.run(sweep, device="cuda", progress=False)
+        taken.append(max(plan.measured["peak_bytes"] for plan in result.plan))
+    assert taken[1:] == taken[:1] * 2
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_allocated():
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
