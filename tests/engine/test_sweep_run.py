@@ -489,6 +489,21 @@ class TestResume:
         run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True, on_event=events.append)
         assert any("starting afresh" in event.data.get("message", "") for event in events)
 
+    def test_two_runs_do_not_write_into_one_folder(self, tmp_path):
+        sweep, refused = make_sweep(seed=range(2)), []
+
+        def meanwhile(event):
+            if event.kind == "group":
+                with pytest.raises(SpecError, match="another run is writing there; wait for it, or choose another"):
+                    run(make_sweep(seed=range(3)), progress=False, out=tmp_path)
+                refused.append(event)
+
+        run(sweep, progress=False, out=tmp_path, on_event=meanwhile)
+        assert len(refused) == 1
+        assert len(json.loads((tmp_path / "result.json").read_text())["tasks"]) == 2
+        assert len(run(make_sweep(seed=range(3)), progress=False, out=tmp_path)) == 3, "once it is over"
+        assert not (tmp_path / ".lock").exists()
+
     def test_a_full_disk_is_one_sentence(self, tmp_path, monkeypatch):
         def full(*_):
             raise OSError(28, "No space left on device")

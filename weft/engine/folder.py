@@ -27,6 +27,7 @@ from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
+from weft.engine.folder_lock import FolderLock
 from weft.engine.report import write_report
 from weft.engine.result import Result, write_json
 from weft.engine.sweep_report import write_sweep_report
@@ -46,7 +47,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = False
+        self._opened, self._lock = False, FolderLock(path)
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         if not there.is_dir():
             raise SpecError(f"--out {path}: cannot be made a folder ({there} is a file); choose another one")
@@ -64,11 +65,16 @@ class RunFolder:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.take()
             if afresh:
                 self._clear()
         except OSError as error:
             raise SpecError(f"--out {self.path}: cannot be written to ({error.strerror}); choose another") from None
         self._opened = True
+
+    def close(self) -> None:
+        """Let other runs in."""
+        self._lock.release()
 
     def _clear(self) -> None:
         for name in FILES:

@@ -76,10 +76,16 @@ def run(
             listeners.append(stack.enter_context(display))
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        path = None if out is None else Path(out)
+        folder = None if out is None else _folder(Path(out), work)
+        if folder is not None:
+            stack.callback(folder.close)
         if isinstance(work, Task):
-            return _run_task(work, target, path, resume, listeners, habits)
-        return _run_sweep(work, target, path, resume, listeners, habits)
+            return _run_task(work, target, folder, resume, listeners, habits)
+        return _run_sweep(work, target, folder, resume, listeners, habits)
+
+
+def _folder(path: Path, work: Task | Sweep) -> RunFolder:
+    return RunFolder(path) if isinstance(work, Task) else SweepFolder(path, work)
 
 
 def _checked(work: Any) -> Task | Sweep:
@@ -94,9 +100,8 @@ def _checked(work: Any) -> Task | Sweep:
 
 
 def _run_task(
-    task: Task, device: torch.device, out: Path | None, resume: bool, listeners: list[Listener], habits: Habits
+    task: Task, device: torch.device, folder: RunFolder | None, resume: bool, listeners: list[Listener], habits: Habits
 ) -> Result:
-    folder = RunFolder(out) if out is not None else None
     telling = TaskTelling(task.label, _broadcast(listeners, folder))
     job = Job([task], device, telling, folder, habits)
     try:
@@ -117,9 +122,13 @@ def _run_task(
 
 
 def _run_sweep(
-    sweep: Sweep, device: torch.device, out: Path | None, resume: bool, listeners: list[Listener], habits: Habits
+    sweep: Sweep,
+    device: torch.device,
+    folder: RunFolder | None,
+    resume: bool,
+    listeners: list[Listener],
+    habits: Habits,
 ) -> SweepResult:
-    folder = SweepFolder(out, sweep) if out is not None else None
     telling = SweepTelling(sweep, _broadcast(listeners, folder))
     job = Job(sweep.tasks(), device, telling, folder, habits)
     begin = time.perf_counter()
@@ -128,7 +137,7 @@ def _run_sweep(
         plans = tuple(plan for _, plan in job.groups)
         seconds = time.perf_counter() - begin
         result = SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
-        if folder is not None and folder.opened:
+        if isinstance(folder, SweepFolder) and folder.opened:
             folder.save_sweep(result)
     except TrainingError as error:
         telling.event("failed", status="failed", message=str(error))
