@@ -109,6 +109,12 @@ def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
     return tensor.new_empty(tensor.shape) if _dense(tensor) and not widen else NotImplemented
 
 
+def softmax_backward(grad: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Any:
+    """A gradient like the result."""
+    fits = _dense(grad) and _dense(result) and grad.shape == result.shape and dtype == grad.dtype == result.dtype
+    return grad.new_empty(grad.shape) if fits else NotImplemented
+
+
 def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
     """A result without the dimensions that are summed over, or with one of each."""
     if not dims or not tensor.is_floating_point() or not _in_order([tensor]):
@@ -197,13 +203,11 @@ def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
     """A result for operands that fit together; where they do not, torch finds the words."""
     shape = _shape(tensors)
     whole = [tensor for tensor in tensors if tuple(tensor.shape) == shape and 0 not in tensor.stride()]
-    parts = [tensor for tensor in tensors if 0 not in tensor.stride()]
-    ordered = _in_order(parts) and (whole or len(parts) == len(tensors))
     if shape is None or not all(tensor.is_meta for tensor in tensors):
         return NotImplemented
-    if ordered or (tuple(tensors[0].shape) == shape and _dense(tensors[0])):
+    if _in_order(tensors) or (tuple(tensors[0].shape) == shape and _dense(tensors[0])):
         return tensors[0].new_empty(shape, dtype=dtype)
-    return _laid_out_like(tensors[0], dtype) if len(whole) == len(tensors) and 1 not in shape else NotImplemented
+    return _laid_out_like(tensors[0], dtype) if len(whole) == len(tensors) else NotImplemented
 
 
 def _laid_out_like(tensor: Tensor, dtype: torch.dtype) -> Any:
@@ -223,7 +227,7 @@ def _in_order(tensors: Sequence[Tensor]) -> bool:
 
 
 def _descends(tensor: Tensor) -> bool:
-    steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    steps = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1 and step != 0]
     return steps == sorted(steps, reverse=True)
 
 
@@ -249,6 +253,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.logsumexp.default: reduced,
     aten._softmax.default: softmax,
     aten._log_softmax.default: softmax,
+    aten._softmax_backward_data.default: softmax_backward,
+    aten._log_softmax_backward_data.default: softmax_backward,
     aten.native_batch_norm.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
     aten.native_layer_norm.default: layer_norm,
