@@ -9,6 +9,7 @@ from weft import ops
 from weft.ops.backend import meta_means_gpu
 from weft.ops.multi import Call, Flat, flatten, operator, together, unflatten
 from weft.ops.multi_copies import copied, side_by_side
+from weft.ops.multi_phases import add_parts
 
 weft = torch.ops.weft
 LEADS = [(), (3,)]
@@ -49,7 +50,7 @@ def test_parts_add_up_to_the_whole(name, lead):
     expected = operator(name)(*args)
     expected = expected if isinstance(expected, tuple) else (expected,)
     *early, partial = apart if isinstance(apart := operator(f"{name}_parts")(*args), tuple) else (apart,)
-    sums = weft.add_parts(partial, *sizes, "float32")
+    sums = add_parts(partial, *sizes, "float32")
     assert partial.shape[0] == tasks
     for mine, theirs in zip(early, expected, strict=False):
         assert torch.equal(mine, theirs)
