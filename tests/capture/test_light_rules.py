@@ -60,6 +60,7 @@ MASK = torch.empty(3, 1, dtype=torch.bool, device="meta")
         (aten.logsumexp.default, (WIDE, [-1])),
         (aten._log_softmax.default, (WIDE, -2, False)),
         (aten._log_softmax_backward_data.default, (WIDE, WIDE, -2, torch.float32)),
+        (aten.binary_cross_entropy_with_logits.default, (A, B, None, None, 0)),
         (aten.index.Tensor, (A, [ROWS])),
         (aten.bmm.default, (WIDE, WIDE.transpose(1, 2))),
     ],

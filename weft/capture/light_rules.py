@@ -109,6 +109,13 @@ def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
     return tensor.new_empty(tensor.shape) if _dense(tensor) and not widen else NotImplemented
 
 
+def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, positive: Any = None, reduction: int = 1) -> Any:
+    """The loss of every label, where they are not summed up."""
+    fits = _dense(logits) and _dense(target) and logits.shape == target.shape and logits.dtype == target.dtype
+    plain = reduction == 0 and weight is None and positive is None
+    return logits.new_empty(logits.shape) if fits and plain else NotImplemented
+
+
 def softmax_backward(grad: Tensor, result: Tensor, dim: int, dtype: torch.dtype) -> Any:
     """A gradient like the result."""
     fits = _dense(grad) and _dense(result) and grad.shape == result.shape and dtype == grad.dtype == result.dtype
@@ -251,6 +258,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: index,
     aten.mean.dim: reduced,
     aten.logsumexp.default: reduced,
+    aten.binary_cross_entropy_with_logits.default: cross_entropy,
     aten._softmax.default: softmax,
     aten._log_softmax.default: softmax,
     aten._softmax_backward_data.default: softmax_backward,
