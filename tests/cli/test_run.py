@@ -140,9 +140,7 @@ def test_help_and_version(weft):
         assert word in out
 
 
-@pytest.mark.parametrize(
-    "words", [["--version"], ["--help"], ["run", "--help"], ["plan", "-h"], ["data", "-h"]]
-)
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["run", "--help"], ["plan", "-h"], ["data", "-h"]])
 def test_help_and_version_do_not_wait_for_torch(words):
     code = (
         "import atexit, sys; from weft.cli.main import main; sys.argv = ['weft', *sys.argv[1:]];"
@@ -164,6 +162,14 @@ def test_resume_with_other_settings_is_refused(weft, spec):
     code, _, err = weft("run", spec, "--resume", "--set", "train.lr=0.5")
     assert code == 2
     assert "was trained with lr=0.01" in err
+
+
+def test_resume_on_another_graph_is_refused(weft, spec, tmp_path):
+    weft("run", spec)
+    tiny_graph(seed=1).save(tmp_path / "tiny", overwrite=True)
+    code, _, err = weft("run", spec, "--resume")
+    assert code == 2
+    assert "was trained on another graph" in err
 
 
 def test_a_terminal_gets_a_live_line_and_a_summary(weft, spec, monkeypatch):

@@ -32,6 +32,7 @@ from weft.engine.report import write_report
 from weft.engine.result import Result, write_json
 from weft.engine.sweep_report import write_sweep_report
 from weft.engine.sweep_result import SweepResult, folder_names
+from weft.graph.graph import Graph
 from weft.run.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
 from weft.run.group import GroupRun
 
@@ -126,6 +127,7 @@ class RunFolder:
     def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
+        about["graph"] = _summary(group.graph)
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 
@@ -135,6 +137,16 @@ class RunFolder:
         with self.writing():
             result.save(self.path)
             write_report(result, self.path / REPORT)
+
+    def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
+        """Refuse a checkpoint of another graph, as far as sizes, splits and degrees tell."""
+        before = checkpoint.about.get("graph")
+        if before is not None and before != _summary(graph):
+            raise SpecError(
+                f"{self.path}: was trained on another graph {graph.name!r} ({before['num_nodes']:,} nodes, "
+                f"{before['num_edges']:,} edges) than is there now ({graph.num_nodes:,} nodes, {graph.num_edges:,} "
+                "edges, or other degrees or splits); bring it back, or choose another --out to start afresh"
+            )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -147,6 +159,12 @@ class RunFolder:
             raise TrainingError(
                 f"cannot write to {self.path}: {reason}; every file there is whole, so make room and --resume"
             ) from error
+
+
+def _summary(graph: Graph) -> dict[str, Any]:
+    """What tells a graph from another without reading all of it, as JSON gives it back."""
+    summary: dict[str, Any] = json.loads(json.dumps(graph.stats().to_dict()))
+    return summary
 
 
 class SweepFolder(RunFolder):

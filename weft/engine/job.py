@@ -122,6 +122,8 @@ class Job:
                     group = GroupRun(tasks, graph, plan, self._device)
             except (InputError, OutOfMemoryError) as error:
                 return self._failed(key, plan, error)
+            if checkpoint is not None and self._folder is not None:
+                self._folder.check_graph(checkpoint, graph)
             self._begin(key, group, afresh)
             try:
                 with clear_memory_errors(plan.members, self._device):
