@@ -73,7 +73,7 @@ def suits(grad: Tensor, x: Tensor) -> bool:
     padded = -(-grad.shape[-1] // launch.block_out) * -(-x.shape[-1] // launch.block_in)
     waste = padded * launch.block_out * launch.block_in / max(1, grad.shape[-1] * x.shape[-1])
     narrow = max(grad.shape[-1], x.shape[-1]) <= 256
-    return grad.shape[:-2].numel() > 1 or (waste <= 1.7 and narrow and x.shape[-2] >= 16384)
+    return grad.shape[:-2].numel() > 1 or (waste <= 1.8 and narrow and x.shape[-2] >= 16384)
 
 
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
