@@ -3,8 +3,8 @@
     python -m benchmarks.heterogeneous --out heterogeneous.json
 
 ``depths``: GCN of 2, 2, 3 and 4 layers on the pubmed shape. ``ten``: 4 GCN, 4 GIN and 2 GAT of 3 layers on the arxiv
-shape. Sides: ``woven`` (one group, equal structures stacked), ``stacks`` (each stack a step of its own, one after the
-other), ``sequence`` (Weft's solo runs one after another; the sum of their epochs), ``mps`` (a process each under
+shape. Sides: ``woven`` (one group, equal structures stacked, their operators in shared kernels), ``beside`` (one group, each
+stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence`` (Weft's solo runs one after another; the sum of their epochs), ``mps`` (a process each under
 NVIDIA's Multi-Process Service, started together; the time until the last has trained its epochs) and, where asked for,
 ``processes`` (the same without the service).
 
@@ -33,7 +33,7 @@ from weft.plan.grouping import together
 from weft.run.group import GroupRun
 from weft.run.weave import merged
 
-SIDES = ("woven", "stacks", "sequence", "mps")
+SIDES = ("woven", "beside", "stacks", "sequence", "mps")
 COMMON: dict[str, Any] = {"hidden": 64, "heads": 4, "out_heads": 4, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
 CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "depths": ("pubmed", [{"model": "gcn", "layers": layers} for layers in (2, 2, 3, 4)]),
@@ -61,8 +61,8 @@ def tasks_of(case: str, graph: Graph, hidden: int) -> list[Task]:
 
 def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """Milliseconds in which every task of the case advances by one epoch, on one side."""
-    if side == "woven":
-        return measure_groups([tasks_of(case, graph, args.hidden)], graph, args.seconds)
+    if side in ("woven", "beside"):
+        return measure_groups([tasks_of(case, graph, args.hidden)], graph, args.seconds, weave=side == "woven")
     if side == "stacks":
         tasks = tasks_of(case, graph, args.hidden)
         plan = together(tasks, graph.stats(), graph.device.type)
@@ -72,14 +72,14 @@ def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, An
     return measure_processes(side, case, graph, args)
 
 
-def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float) -> dict[str, Any]:
+def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float, weave: bool = True) -> dict[str, Any]:
     """Groups one after another: the sum of their epochs, each timed on its own."""
     total, planning, matching, preparing, peaks, notes = 0.0, 0.0, 0.0, 0.0, [], []
     timings: list[Timing] = []
     for tasks in groups:
         memory = Memory(graph.device)
         start = time.perf_counter()
-        plan = together(tasks, graph.stats(), graph.device.type)
+        plan = together(tasks, graph.stats(), graph.device.type, weave=weave)
         planning += time.perf_counter() - start
         matching += seconds_to_weave(tasks, graph, plan)
         start = time.perf_counter()
@@ -106,7 +106,7 @@ def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float) -> di
 
 def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
     """Recording the operators of a group's stacks and matching them; nothing where there is one stack."""
-    if len(plan.stack_members) < 2:
+    if plan.join != "woven":
         return 0.0
     run = GroupRun(tasks, graph, plan, graph.device)
     for stack in run.stacks:
@@ -192,7 +192,7 @@ def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
     graph = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale))
     if graph is None:
         return
-    for side in ("sequence", "stacks", "woven", "mps", "processes"):
+    for side in ("sequence", "stacks", "beside", "woven", "mps", "processes"):
         if side in listed(args.sides):
             recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
 

@@ -86,8 +86,11 @@ def test_what_auto_stands_for_is_the_same_treatment():
 def test_structures_are_stacks_of_their_own(change):
     tasks = [Task(graph="g", name="a"), Task(graph="g", name="b", **change)]
     assert names(group(tasks, CORA, "cpu")) == [("a",), ("b",)]
-    (woven,) = group(tasks, CORA, "cuda")
+    (beside,) = group(tasks, CORA, "cuda")
+    assert (beside.join, beside.stacks) == ("beside", ((0,), (1,)))
+    (woven,) = group(tasks, CORA, "cuda", weave=True)
     assert (woven.join, woven.stacks) == ("woven", ((0,), (1,)))
+    assert names(group(tasks, CORA, "cuda", weave=False)) == [("a",), ("b",)]
 
 
 def test_own_models_stack_by_identity():
@@ -100,7 +103,8 @@ def test_own_models_stack_by_identity():
     tasks = sweep(2, model=one) + sweep(2, start=2, model=other)
     plans = group(tasks, CORA, "cuda")
     assert names(plans) == [("own-0", "own-1"), ("own-2", "own-3")]
-    assert "not known before it is captured" in text(plans)
+    assert "in a group of its own" in text(plans)
+    assert "not known before it is captured" in text(group(tasks, CORA, "cuda", weave=True))
 
 
 def test_models_that_compare_equal_are_still_two():
@@ -247,17 +251,24 @@ def test_small_graphs_make_large_groups():
 # ---- weaving -----------------------------------------------------------------------------------------
 
 
-def test_depths_are_woven_on_a_gpu():
+def test_depths_share_a_gpu():
     tasks = [Task(graph="g", name=f"d{i}", layers=layers) for i, layers in enumerate((2, 3, 2, 4))]
     (plan,) = group(tasks, CORA, "cuda")
+    assert (plan.join, plan.stacks) == ("beside", ((0, 2), (1,), (3,)))
+    assert "neither fills the device" in text([plan])
+    (plan,) = group(tasks, CORA, "cuda", weave=True)
     assert (plan.join, plan.stacks) == ("woven", ((0, 2), (1,), (3,)))
     assert "operators can be matched" in text([plan])
     assert len(group(tasks, CORA, "cpu")) == 3
 
 
-def test_ten_different_tasks_are_one_group():
+def test_a_large_graph_fills_the_device():
     tasks = sweep(4) + sweep(4, model="gin") + sweep(2, model="gat", heads=4)
-    (plan,) = group([t.with_values(layers=3) for t in tasks], ARXIV, "cuda")
+    tasks = [task.with_values(layers=3) for task in tasks]
+    plans = group(tasks, ARXIV, "cuda")
+    assert {plan.join for plan in plans} == {"stacked"}
+    assert "fills the device by itself" in text(plans)
+    (plan,) = group(tasks, ARXIV, "cuda", weave=True)
     assert plan.join == "woven"
     assert plan.first_layer == "once"
     assert [len(stack) for stack in plan.stacks] == [4, 4, 2]
@@ -268,7 +279,7 @@ def test_unlike_tasks_are_not_woven():
         Task(graph="g", name="a", hidden=4, layers=2),
         Task(graph="g", name="b", model="gatv2", hidden=1024, layers=40),
     ]
-    plans = group(tasks, CORA, "cuda")
+    plans = group(tasks, CORA, "cuda", weave=True)
     assert [plan.join for plan in plans] == ["solo", "solo"]
     assert "is below 0.4" in text(plans)
 
@@ -289,7 +300,7 @@ def test_a_device_that_is_not_busy_has_room_for_more():
     for task in (tasks[0], tasks[-1]):
         table = table.with_measured(task, CORA, {4: 1.0, 8: 1.2}, busy={4: 0.45})
     (plan,) = group(tasks, CORA, "cuda", throughput=table)
-    assert plan.join == "woven"
+    assert plan.join == "beside"
     busy = table.with_measured(tasks[0], CORA, {4: 1.0}, busy={4: 0.9})
     assert len(group(tasks, CORA, "cuda", throughput=busy)) == 2
     assert "the GPU 90% busy" in text(group(sweep(8), CORA, "cuda", throughput=busy))
@@ -348,7 +359,7 @@ def test_every_task_once_within_the_budget_and_with_reasons(tasks, stats, device
     for plan in plans:
         assert len(plan.members) <= room
         assert plan.why
-        assert plan.join == ("solo" if len(plan.members) == 1 else "woven" if plan.stacks else "stacked")
+        assert plan.join == ("solo" if len(plan.members) == 1 else "beside" if plan.stacks else "stacked")
         seats = [seat for stack in plan.stack_members for seat in stack]
         assert sorted(seats) == list(range(len(plan.members)))
         assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

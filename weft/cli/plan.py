@@ -28,6 +28,14 @@ def plan(
         str | None,
         typer.Option(metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="all of the machine's"),
     ] = None,
+    weave: Annotated[
+        bool | None,
+        typer.Option(
+            "--weave/--no-weave",
+            help="Merge tasks of different structure into one step, or train them in turn.",
+            show_default="beside each other on a GPU that they do not fill",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     plot: Annotated[
         Path | None,
@@ -49,7 +57,7 @@ def plan(
 
     if plot is not None:
         check_plot(plot)
-    report = make_plan(read_spec(spec, changes or []), machine=machine, budget=budget)
+    report = make_plan(read_spec(spec, changes or []), machine=machine, budget=budget, weave=weave)
     print(jsonlib.dumps(finite(report.to_dict()), allow_nan=False) if json else str(report))
     if plot is not None:
         write_timeline(report, plot)

@@ -52,6 +52,14 @@ def run(
             metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="what is free on the device"
         ),
     ] = None,
+    weave: Annotated[
+        bool | None,
+        typer.Option(
+            "--weave/--no-weave",
+            help="Merge tasks of different structure into one step, or train them in turn.",
+            show_default="beside each other on a GPU that they do not fill",
+        ),
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -77,10 +85,12 @@ def run(
             on_event=None if live else _print_line,
             prune=prune,
             budget=budget,
+            weave=weave,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
-        _say_how_to_resume(interruption, spec, folder, changes or [], options)
+        flags = [] if weave is None else ["--weave" if weave else "--no-weave"]
+        _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
         raise typer.Exit(interruption.exit_code) from None
     if isinstance(result, SweepResult):
         _conclude_sweep(result, folder, live)
@@ -93,9 +103,14 @@ def _print_line(event: Event) -> None:
 
 
 def _say_how_to_resume(
-    interruption: Interrupted, spec: Path, folder: Path, changes: list[str], options: Mapping[str, str | None]
+    interruption: Interrupted,
+    spec: Path,
+    folder: Path,
+    changes: list[str],
+    options: Mapping[str, str | None],
+    flags: list[str],
 ) -> None:
-    command = ["weft", "run", str(spec), "--out", str(folder), "--resume"]
+    command = ["weft", "run", str(spec), "--out", str(folder), "--resume", *flags]
     for change in changes:
         command += ["--set", change]
     for name, value in options.items():

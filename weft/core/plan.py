@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-JOINS = ("solo", "stacked", "woven")
+JOINS = ("solo", "stacked", "beside", "woven")
 
 
 @dataclass(frozen=True)
@@ -14,14 +14,14 @@ class Plan:
     """The decisions for one group of tasks on one graph.
 
     ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
-    (one batched step for all), ``"woven"`` (several stacks in one step). ``stacks``: the members of each stack as
-    positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: record
-    the step once as a CUDA graph and replay it. ``first_layer``: ``"once"`` when the first layer's aggregation of
-    the features is constant and computed before training, else ``"every step"``. ``threads``: how many a CPU run
-    may use, None for as many as torch has. ``cost``: the estimate for the group as plain data
-    (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made; ``measured``: what it then took:
-    ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU ``peak_bytes`` and
-    ``reserved_bytes``. ``why`` has a sentence for every decision.
+    (one batched step for all), ``"beside"`` (several stacks at once, each on a stream of its own), ``"woven"`` (several
+    stacks in one merged step). ``stacks``: the members of each stack as positions in ``members``; empty means one
+    stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: record the step once as a CUDA graph and replay it.
+    ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
+    training, else ``"every step"``. ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
+    the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
+    ``measured``: what it then took: ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU
+    ``peak_bytes`` and ``reserved_bytes``. ``why`` has a sentence for every decision.
     """
 
     members: tuple[str, ...]
@@ -57,7 +57,7 @@ class Plan:
         places = sorted(place for stack in stacks for place in stack)
         seat = {place: index for index, place in enumerate(places)}
         moved = tuple(tuple(seat[place] for place in stack) for stack in stacks)
-        join = "woven" if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
+        join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
         return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={}, measured={})
 

@@ -17,7 +17,7 @@ LESS = 0.99  # of the room that would be right, were memory proportional to the 
 
 
 def fitting_groups(
-    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput
+    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput, weave: bool | None = None
 ) -> list[tuple[Plan, Estimate]]:
     """Groups within ``room`` bytes and what they take, which is also their ``cost``.
 
@@ -26,7 +26,7 @@ def fitting_groups(
     """
     budget, by_name = room, {task.label: task for task in tasks}
     for _ in range(ATTEMPTS):
-        plans = grouped(tasks, estimator, budget, throughput)
+        plans = grouped(tasks, estimator, budget, throughput, weave)
         found = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
         if not over:
@@ -35,7 +35,9 @@ def fitting_groups(
     return [(replace(plan, cost=estimate.cost.to_dict()), estimate) for plan, estimate in found]
 
 
-def grouped(tasks: Sequence[Task], estimator: Estimator, budget: int, throughput: Throughput) -> list[Plan]:
+def grouped(
+    tasks: Sequence[Task], estimator: Estimator, budget: int, throughput: Throughput, weave: bool | None = None
+) -> list[Plan]:
     """Groups by what the estimator says of their memory."""
     machine = estimator.machine
     return group(
@@ -46,4 +48,5 @@ def grouped(tasks: Sequence[Task], estimator: Estimator, budget: int, throughput
         memory_of=estimator.group_bytes,
         throughput=throughput,
         budget=budget,
+        weave=weave,
     )

@@ -32,10 +32,15 @@ ENOUGH_EPOCHS = 10  # for a run to teach something
 
 
 class Foresight:
-    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there)."""
+    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there).
 
-    def __init__(self, device: torch.device, graphs: Graphs, budget: int | None = None) -> None:
-        self._device, self._budget = device, budget
+    ``weave``: as for :func:`weft.plan.grouping.group`.
+    """
+
+    def __init__(
+        self, device: torch.device, graphs: Graphs, budget: int | None = None, weave: bool | None = None
+    ) -> None:
+        self._device, self._budget, self._weave = device, budget, weave
         self.machine = machine_with(device)
         self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs.summary)
 
@@ -76,13 +81,14 @@ class Foresight:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput)]
+            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput, self._weave)]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             return self._by_rule(tasks, throughput, _in_words(error))
 
     def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
-        plans = group(tasks, stats, machine.device, machine=machine, throughput=throughput, budget=self.room)
+        limits = {"throughput": throughput, "budget": self.room, "weave": self._weave}
+        plans = group(tasks, stats, machine.device, machine=machine, **limits)
         told = f"memory by rule of thumb, time not known: {reason}"
         return [replace(plan, why=(*plan.why, told)) for plan in plans]
 

@@ -35,11 +35,12 @@ from weft.run.threads import cpu_threads
 
 @dataclass(frozen=True)
 class Habits:
-    """How to go about it: seconds between checkpoints, who may end members early, bytes that may be taken."""
+    """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, merged steps."""
 
     checkpoint_every: float = CHECKPOINT_SECONDS
     endings: Endings = field(default_factory=Endings)
     budget: int | None = None
+    weave: bool | None = None
 
 
 class Job:
@@ -54,7 +55,7 @@ class Job:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
         self._graphs = Graphs(device, on_host=habits.budget is not None)
-        self._foresight = Foresight(device, self._graphs, habits.budget)
+        self._foresight = Foresight(device, self._graphs, habits.budget, habits.weave)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0

@@ -25,12 +25,17 @@ from weft.plan.structure import graph_key
 AT_PEAK = 4  # of the largest things alive
 
 
-def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str | float | None = None) -> PlanReport:
+def plan(
+    work: Task | Sweep | Iterable[Task],
+    machine: Given = None,
+    budget: str | float | None = None,
+    weave: bool | None = None,
+) -> PlanReport:
     """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
 
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
-    the machine has. ``str()`` of the answer is what ``weft plan`` prints.
+    the machine has. ``weave`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan`` prints.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
@@ -38,17 +43,19 @@ def plan(work: Task | Sweep | Iterable[Task], machine: Given = None, budget: str
     tasks, name = _listed(work)
     there = find_machine(machine)
     room = there.memory_bytes if budget is None else parse_bytes(budget)
-    return report_on(tasks, name, Estimator(there, load_calibration(there)), room)
+    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, weave)
 
 
-def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int) -> PlanReport:
+def report_on(
+    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, weave: bool | None = None
+) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     there, calibration = estimator.machine, estimator.calibration
     alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
         if estimate is not None:
             check_budget(estimate, task, room)
-    found = fitting_groups(tasks, estimator, room, load_throughput(there.name))
+    found = fitting_groups(tasks, estimator, room, load_throughput(there.name), weave)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]

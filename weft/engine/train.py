@@ -47,6 +47,7 @@ def run(
     prune: str | Policy | None = None,
     cancel: Cancel | None = None,
     budget: str | float | None = None,
+    weave: bool | None = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
 
@@ -57,6 +58,8 @@ def run(
     ``prune``: end members of a sweep that are not worth training on: ``"median"``, or a policy such as
     :class:`MedianPruner`. ``cancel``: a :class:`Cancel` that ends members from outside. ``budget``: bytes that it may
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
+    ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
+    a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -65,7 +68,7 @@ def run(
     work = _checked(work)
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
     limit = None if budget is None else parse_bytes(budget)
-    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit)
+    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit, weave)
     if cancel is not None:
         cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
     target = choose_device(device)

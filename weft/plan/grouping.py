@@ -4,7 +4,8 @@
 2. Equal structures are one stack. Structures equal but for widths are one stack, padded with zeros, where the
    waste costs less than the launches it saves.
 3. A stack is cut where its throughput peaks (measured, else by rule) and where memory ends.
-4. On a GPU, stacks that do not fill it are woven into one step, the most similar first, within the same limits.
+4. On a GPU, stacks that do not fill it train beside each other (or, where asked for, are woven into one step, the most
+   similar first), within the same limits.
 
 A group of one goes through the same steps.
 """
@@ -29,7 +30,8 @@ from weft.plan.structure import TREATMENT_WORDS, padding_obstacle, structure, tr
 from weft.plan.throughput import Throughput
 from weft.plan.work import Rates, memory, rates_of, work
 
-ALIKE = 0.4  # similarity from which on stacks are woven
+FILLS_DEVICE = 1 << 20  # edges; on the arxiv shape (2.3 M) an H200 gained nothing from several stacks at once
+ALIKE = 0.4  # similarity from which on stacks may be woven
 SURELY = 4.0  # times the rule of thumb for memory: no known model takes more
 MOST_LISTED = 8  # widths in a sentence
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
@@ -109,8 +111,8 @@ def group(
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
     peak bytes of a group (None: a rule of thumb). ``throughput``: what was measured on this machine. ``budget``:
     bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``program_of(task)``: the
-    captured step, which similarity is taken from (None: from the settings). ``weave``: whether different
-    structures may share a step (None: on a GPU).
+    captured step, which similarity is taken from (None: from the settings). ``weave``: whether stacks of different
+    structure are merged into one step; None: they train beside each other on a GPU, False: each is a group of its own.
     """
     listed = list(tasks)
     _check_names(listed)
@@ -123,13 +125,18 @@ def group(
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]
 
 
-def together(tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None) -> Plan:
-    """One plan for all ``tasks`` as one group, whatever their number and similarity: for those who insist."""
+def together(
+    tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool = True
+) -> Plan:
+    """One plan for all ``tasks`` as one group, whatever their number and similarity: for those who insist.
+
+    Stacks of different structure are woven, or without ``weave`` train beside each other.
+    """
     listed = list(tasks)
     _check_names(listed)
     if len(_by_treatment(listed, stats)) > 1:
         raise SpecError("tasks that share a step must agree in " + ", ".join(TREATMENT_WORDS))
-    limits = Limits(stats, device, machine)
+    limits = Limits(stats, device, machine, weave=weave)
     places = list(range(len(listed)))
     bundles = []
     for alike in _by_structure(listed, places):
@@ -160,7 +167,7 @@ def _by_treatment(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
 def _plans(tasks: list[Task], places: list[int], limits: Limits, many: bool) -> list[tuple[list[int], Plan]]:
     bundles = [bundle for alike in _by_structure(tasks, places) for bundle in _stacks(tasks, alike, limits)]
     result = []
-    for joined, why in _woven(bundles, limits):
+    for joined, why in _sharing(bundles, limits):
         members = sorted(place for bundle in joined for place in bundle.places)
         result.append((members, _plan(tasks, members, joined, why if many else [], limits)))
     return result
@@ -177,7 +184,7 @@ def _plan(tasks: list[Task], members: list[int], joined: list[Bundle], why: list
     general = (first_reason, replay_reason, step.features_reason(limits.stats), *threads_reason)
     return Plan(
         members=tuple(task.label for task in own),
-        join="woven" if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
+        join=("woven" if limits.weave else "beside") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
         device=limits.device,
         replay=replay,
         first_layer="once" if once else "every step",
@@ -321,24 +328,58 @@ def _numbers() -> list[str]:
     return [f.name for f in fields(Task) if f.name not in ("graph", "model", "name")]
 
 
-# ---- weaving -----------------------------------------------------------------------------------------
+# ---- sharing a device --------------------------------------------------------------------------------
 
 
-def _woven(bundles: list[Bundle], limits: Limits) -> list[tuple[list[Bundle], list[str]]]:
-    """Bundles in groups: the fullest first, each joined to the most similar group that has room for it."""
+def _sharing(bundles: list[Bundle], limits: Limits) -> list[tuple[list[Bundle], list[str]]]:
+    """Bundles in groups: the fullest first, each joined to the first (or, to be woven, most similar) that has room."""
+    if len(bundles) == 1:
+        return [(bundles, [])]
     if not (limits.device == "cuda" if limits.weave is None else limits.weave):
-        reason = ["not woven: on a CPU one operator runs at a time"] if len(bundles) > 1 else []
-        return [([bundle], reason) for bundle in bundles]
+        where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "each was to have its own group"
+        return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
     groups: list[tuple[list[Bundle], list[str]]] = []
-    features = {id(bundle): _features(bundle.tasks[0], limits) for bundle in bundles}
+    features = {id(bundle): _features(bundle.tasks[0], limits) for bundle in bundles} if limits.weave else {}
     for bundle in sorted(bundles, key=lambda b: (-b.load, b.places[0])):
-        _place(bundle, groups, features, limits)
+        if limits.weave:
+            _place_woven(bundle, groups, features, limits)
+        else:
+            _place_beside(bundle, groups, limits)
     for joined, _ in groups:
         joined.sort(key=lambda b: b.places[0])
     return groups
 
 
-def _place(
+def _place_beside(bundle: Bundle, groups: list[tuple[list[Bundle], list[str]]], limits: Limits) -> None:
+    alone = _trains_alone(bundle, limits)
+    if alone is not None:
+        groups.append(([bundle], [alone]))
+        return
+    refused: list[str] = []
+    for joined, why in groups:
+        if _trains_alone(joined[0], limits):
+            continue
+        obstacle = _no_room(bundle, joined, limits, "beside")
+        if obstacle is None:
+            why.append(f"{_called(bundle)} beside {_called(joined[0])}: neither fills the device")
+            joined.append(bundle)
+            return
+        refused.append(obstacle)
+    groups.append(([bundle], refused[:1]))
+
+
+def _trains_alone(bundle: Bundle, limits: Limits) -> str | None:
+    """Why no other stack trains beside this one, whatever the room; None where one may."""
+    if bundle.tasks[0].model not in MODELS:
+        return f"{bundle.tasks[0].model_name} in a group of its own: what its operators do to a device is not known"
+    if limits.stats.num_edges >= FILLS_DEVICE:
+        return (
+            f"stacks one after another: every kernel over {limits.stats.num_edges:,} edges fills the device by itself"
+        )
+    return None
+
+
+def _place_woven(
     bundle: Bundle,
     groups: list[tuple[list[Bundle], list[str]]],
     features: dict[int, Features | None],
@@ -374,18 +415,23 @@ def _candidates(
 
 
 def _obstacle(score: float, words: str, bundle: Bundle, joined: list[Bundle], limits: Limits) -> str | None:
-    """Why ``bundle`` does not join a group; None where it may."""
-    name, other = _called(bundle), _called(joined[0])
+    """Why ``bundle`` is not woven into a group; None where it may."""
     if score < ALIKE:
+        name, other = _called(bundle), _called(joined[0])
         return f"{name} not woven with {other}: similarity {score:.2f} is below {ALIKE} ({words})"
+    return _no_room(bundle, joined, limits, "woven with")
+
+
+def _no_room(bundle: Bundle, joined: list[Bundle], limits: Limits, how: str) -> str | None:
+    """Why a group has no room for ``bundle``, on the device or in its memory; None where it has."""
+    apart = f"{_called(bundle)} not {how} {_called(joined[0])}"
     load = bundle.load + sum(b.load for b in joined)
     if load > 1.0:
-        return f"{name} not woven with {other}: together they would be {load:.1f} times what fills the device"
+        return f"{apart}: together they would be {load:.1f} times what fills the device"
     together = [task for b in (*joined, bundle) for task in b.tasks]
     if not limits.fits(together):
         assert limits.room is not None
-        need = limits.bytes(together)
-        return f"{name} not woven with {other}: together {_size(need)} of {_size(limits.room)}"
+        return f"{apart}: together {_size(limits.bytes(together))} of {_size(limits.room)}"
     return None
 
 

@@ -34,7 +34,7 @@ from weft.graph.features import SparseFeatures
 from weft.graph.graph import Graph
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import meta_means_gpu
-from weft.run.followed import follow_woven
+from weft.run.followed import follow_beside, follow_woven
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
 from weft.run.threads import cpu_threads
@@ -124,7 +124,7 @@ def _follow(
     gpu = plan.device == "cuda"
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        run = _woven(GroupRun(group, make_graph(), plan, where), observer)
+        run = _shared(GroupRun(group, make_graph(), plan, where), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built once
@@ -146,9 +146,11 @@ def _follow(
     return Captured(program, preparation, run)
 
 
-def _woven(run: GroupRun, observer: Observer) -> GroupRun:
-    """The run with its stacks merged where the plan says so, and the merged step told to the observer."""
+def _shared(run: GroupRun, observer: Observer) -> GroupRun:
+    """The run with its stacks merged or side by side as the plan says, and the observer told of it."""
     run._weave()
+    if run.plan.join == "beside" and run.plan.device == "cuda":
+        run.beside = follow_beside(observer)
     if run.woven is not None:
         follow_woven(run.woven, observer, streams=run.plan.device == "cuda")
     return run

@@ -1,4 +1,4 @@
-"""Followed: a merged step run for an Observer, which is told the pass and the stream that every operator belongs to.
+"""Followed: stacks that share a device, run for an Observer that is told the pass and the stream of every operator.
 
 A merged step runs without autograd: gradients are operators like any other, and its nodes remember where they came
 from. On a GPU they are issued to several streams, whose memory is not shared; there are none here, but the schedule
@@ -7,7 +7,7 @@ says where each operator would go, and when its result would be let go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,18 @@ def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
     step._run = followed
     if streams:
         step._beside = followed.beside
+
+
+def follow_beside(observer: Observer) -> Callable[[Sequence[Callable[[], None]]], None]:
+    """Steps in turn, as :class:`weft.run.beside.Beside` would give them to the side streams."""
+
+    def beside(steps: Sequence[Callable[[], None]]) -> None:
+        for place, step in enumerate(steps):
+            observer.stream = 1 + place % SIDE_STREAMS
+            step()
+        observer.stream = OWN_STREAM
+
+    return beside
 
 
 def _output(graph: Graph) -> Any:

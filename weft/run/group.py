@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -19,6 +20,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.graph import Graph
+from weft.run.beside import Beside
 from weft.run.inputs import Inputs
 from weft.run.members import CannotStack, Seat
 from weft.run.randomness import OwnGenerator, generator_states, restore_generators
@@ -85,6 +87,10 @@ class GroupRun:
                     places[index] = Member(index, self.tasks[index], stack, row, stack.members.seats[row])
         self.members = [places[index] for index in range(len(self.tasks))]
         self.woven: WovenStep | None = None  # the merged step of several stacks, once it is prepared
+        self.beside: Callable[[Sequence[Callable[[], None]]], None] | None = None  # runs stacks at once; None: in turn
+        if plan.join == "beside" and device.type == "cuda":
+            self.beside = Beside(device)
+        self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
 
@@ -119,15 +125,23 @@ class GroupRun:
         """One epoch of every stack with its evaluation, as it will be recorded."""
         if self.woven is not None:
             self.woven()
-        for stack in self._apart():
-            self._of_its_own(stack, stack)
+        self._each([partial(self._of_its_own, stack, stack) for stack in self._apart()], evaluated=True)
 
     def step_without_evaluation(self) -> None:
         """One epoch of every stack, only the training losses written down."""
         if self.woven is not None:
             self.woven.without_evaluation()
-        for stack in self._apart():
-            self._of_its_own(stack, stack.without_evaluation)
+        steps = [partial(self._of_its_own, stack, stack.without_evaluation) for stack in self._apart()]
+        self._each(steps, evaluated=False)
+
+    def _each(self, steps: list[Callable[[], None]], evaluated: bool) -> None:
+        """Steps of stacks, at once where the plan says so; in turn the first time, when they build what all share."""
+        if self.beside is not None and evaluated in self._built and len(steps) > 1:
+            self.beside(steps)
+            return
+        for step in steps:
+            step()
+        self._built.add(evaluated)
 
     def _apart(self) -> list[Stack]:
         """The stacks whose steps are not merged with others."""
@@ -273,6 +287,7 @@ class GroupRun:
             self.stacks.remove(stack)
             return
         stack.keep([member.row for member in staying])
+        self._built.clear()
         for row, member in enumerate(staying):
             member.row = row
 
