@@ -3,10 +3,11 @@
     python -m benchmarks.heterogeneous --out heterogeneous.json
 
 ``depths``: GCN of 2, 2, 3 and 4 layers on the pubmed shape. ``ten``: 4 GCN, 4 GIN and 2 GAT of 3 layers on the arxiv
-shape. Sides: ``woven`` (one group, equal structures stacked, their operators in shared kernels), ``beside`` (one group, each
-stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence`` (Weft's solo runs one after another; the sum of their epochs), ``mps`` (a process each under
-NVIDIA's Multi-Process Service, started together; the time until the last has trained its epochs) and, where asked for,
-``processes`` (the same without the service).
+shape. Sides: ``woven`` (one group, equal structures stacked, operators in shared kernels), ``beside`` (one group, each
+stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence`` (Weft's solo
+runs one after another; the sum of their epochs), ``mps`` (a process each under NVIDIA's Multi-Process Service, started
+together; the time until the last has trained its epochs) and, where asked for, ``processes`` (the same without the
+service).
 
 *Analysis* is what a woven group takes before it trains that tasks alone would not: planning the group, recording the
 operators of its stacks and matching them. Compiling the kernels that the match asks for comes on top when they are met
