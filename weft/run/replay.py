@@ -6,6 +6,7 @@ On small graphs an epoch is all launch overhead; replaying it as one graph is wo
 from __future__ import annotations
 
 import gc
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from weft.run.streams import recording_stream
 
+COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
 WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
 
 
@@ -62,9 +64,9 @@ class Replay:
         random = torch.cuda.get_rng_state()
         stream, side = torch.cuda.current_stream(), recording_stream()
         try:
+            self._warm_up(side, warmup)
+            graph = torch.cuda.CUDAGraph()
             with _without_collection():
-                self._warm_up(side, warmup)
-                graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=side):
                     self._fn()
             self._graph = graph
@@ -82,14 +84,20 @@ class Replay:
     def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
         """Compile kernels, fill caches and build derived matrices before recording, on the stream that records.
 
-        What libraries keep for that stream is then there, and the recording's own pool is spared it.
+        What libraries keep for that stream is then there, and the recording's own pool is spared it. A compiler leaves
+        frames behind that hold one another, and through their callers the tensors of a launch: they are let go.
         """
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(times):
-                self._fn()
-            with _waiting_is_an_error():
-                self._fn()
+            begin = time.perf_counter()
+            self._fn()
+            if time.perf_counter() - begin > COMPILING:
+                gc.collect()
+            with _without_collection():
+                for _ in range(times - 1):
+                    self._fn()
+                with _waiting_is_an_error():
+                    self._fn()
         torch.cuda.current_stream().wait_stream(side)
 
 
