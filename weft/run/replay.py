@@ -66,9 +66,8 @@ class Replay:
         try:
             self._warm_up(side, warmup)
             graph = torch.cuda.CUDAGraph()
-            with _without_collection():
-                with torch.cuda.graph(graph, pool=pool, stream=side):
-                    self._fn()
+            with _without_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
+                self._fn()
             self._graph = graph
         except torch.OutOfMemoryError:
             raise
