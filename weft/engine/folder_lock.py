@@ -27,6 +27,11 @@ class FolderLock:
         """Keep others out; :class:`SpecError` where another run is at it."""
         if fcntl is None or self._handle is not None:
             return
+        while not self._try():
+            pass  # whoever had it has just removed the file: a lock on that would keep nobody out
+
+    def _try(self) -> bool:
+        """Lock the file; False where it is not there any more."""
         handle = os.open(self._folder / FILE, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -37,8 +42,19 @@ class FolderLock:
             ) from None
         except OSError:  # a file system without locks: as before there were any
             os.close(handle)
-            return
+            return True
+        if not self._is_there(handle):
+            os.close(handle)
+            return False
         self._handle = handle
+        return True
+
+    def _is_there(self, handle: int) -> bool:
+        """Whether ``handle`` is the file that others would open."""
+        try:
+            return os.path.samestat(os.fstat(handle), os.stat(self._folder / FILE))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Let others in."""
