@@ -19,9 +19,9 @@ import inspect
 import linecache
 import re
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -38,6 +38,9 @@ USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch sa
 OPTIONS = tuple(USUAL)
 LEAST_ROOM = 4  # of a branch for several parts
 SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
+Instead = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
+# Of this thread: who is asked for a launch, the last one first.
+_INSTEAD: ContextVar[tuple[Instead, ...]] = ContextVar("weft_instead", default=())
 IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
@@ -103,30 +106,34 @@ def collected() -> Iterator[list[Part]]:
 
 
 @contextmanager
-def intercepted(instead: Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def intercepted(instead: Instead) -> Iterator[None]:
     """Inside, and in this thread, ``kernel[grid]`` is what ``instead(kernel, grid, itself)`` gives."""
-    thread = threading.get_ident()
-    before = {kind: (kind.__dict__.get("__getitem__"), kind.__getitem__) for kind in _kernel_types()}
-
-    def getitem_of(inherited: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def getitem(kernel: Any, grid: Any) -> Any:
-            if threading.get_ident() != thread:
-                return inherited(kernel, grid)
-            # Asked for when it is made, not before: without Triton a kernel cannot even be asked.
-            return instead(kernel, grid, lambda *args, **options: inherited(kernel, grid)(*args, **options))
-
-        return getitem
-
-    for kind, (_, inherited) in before.items():
-        kind.__getitem__ = getitem_of(inherited)
+    for kind in _kernel_types():
+        _make_ask(kind)
+    token = _INSTEAD.set((*_INSTEAD.get(), instead))
     try:
         yield
     finally:
-        for kind, (own, _) in before.items():
-            if own is None:
-                del kind.__getitem__
-            else:
-                kind.__getitem__ = own
+        _INSTEAD.reset(token)
+
+
+@cache
+def _make_ask(kind: type) -> None:
+    """Let kernels of ``kind`` ask, for good, whether a launch is intercepted.
+
+    To undo it would take other threads' out of their hands: they begin and end as they like.
+    """
+    inherited = kind.__getitem__  # type: ignore[attr-defined]
+    kind.__getitem__ = lambda kernel, grid: _answer(inherited, kernel, grid, _INSTEAD.get())  # type: ignore[attr-defined]
+
+
+def _answer(inherited: Callable[[Any, Any], Any], kernel: Any, grid: Any, instead: tuple[Instead, ...]) -> Any:
+    """What the innermost of ``instead`` gives, to whom the next one is the launch itself."""
+    if not instead:
+        return inherited(kernel, grid)
+    # Asked for when it is made, not before: without Triton a kernel cannot even be asked.
+    rest = instead[:-1]
+    return instead[-1](kernel, grid, lambda *args, **options: _answer(inherited, kernel, grid, rest)(*args, **options))
 
 
 def _kernel_types() -> list[type]:
