@@ -58,6 +58,7 @@ MASK = torch.empty(3, 1, dtype=torch.bool, device="meta")
         (aten.mean.dim, (A[:, 1:], [-1])),
         (aten.mean.dim, (WIDE, [0, 2], True)),
         (aten.logsumexp.default, (WIDE, [-1])),
+        (aten.index.Tensor, (ROW, [ROWS.sum()])),
         (aten._log_softmax.default, (WIDE, -2, False)),
         (aten._log_softmax_backward_data.default, (WIDE, WIDE, -2, torch.float32)),
         (aten.binary_cross_entropy_with_logits.default, (A, B, None, None, 0)),
@@ -114,6 +115,8 @@ def test_they_agree_on_several_results_and_options(func, args, kwargs):
         (aten.zeros_like.default, (A,), {"dtype": torch.int64}),
         (aten.addmm.default, (ROW, A, A), {}),
         (aten.mm.default, (A, A.t()), {}),
+        (aten.mean.dim, (ROW.sum(), [0]), {}),
+        (aten.clamp.default, (MASK, 0, 1), {}),
     ],
 )
 def test_the_rest_is_left_to_torch(func, args, kwargs):

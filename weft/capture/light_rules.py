@@ -40,7 +40,7 @@ def index(tensor: Tensor, places: Sequence[Any]) -> Any:
     rows = places[0] if len(places) == 1 else None
     if not _dense(tensor) or tensor.dim() == 0 or not _dense(rows) or rows.dtype not in (torch.int64, torch.int32):
         return NotImplemented
-    return tensor.new_empty(*rows.shape, *tensor.shape[1:])
+    return tensor.new_empty((*rows.shape, *tensor.shape[1:]))
 
 
 def sort(tensor: Tensor, *args: Any, **options: Any) -> Any:
@@ -101,7 +101,7 @@ def real(*operands: Any) -> Any:
 def clamp(tensor: Tensor, low: Any = None, high: Any = None) -> Any:
     """A result like the argument, for bounds of its own kind."""
     fits = all(type(bound) is int or tensor.is_floating_point() for bound in (low, high) if bound is not None)
-    return pointwise(tensor) if fits else NotImplemented
+    return pointwise(tensor) if fits and tensor.dtype != torch.bool else NotImplemented
 
 
 def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
@@ -124,7 +124,7 @@ def softmax_backward(grad: Tensor, result: Tensor, dim: int, dtype: torch.dtype)
 
 def reduced(tensor: Tensor, dims: Any = None, keep: bool = False) -> Any:
     """A result without the dimensions that are summed over, or with one of each."""
-    if not dims or not tensor.is_floating_point() or not _in_order([tensor]):
+    if not dims or tensor.dim() == 0 or not tensor.is_floating_point() or not _in_order([tensor]):
         return NotImplemented
     gone = {dim % tensor.dim() for dim in dims}
     sizes = [1 if place in gone else size for place, size in enumerate(tensor.shape)]
