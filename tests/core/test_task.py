@@ -96,7 +96,13 @@ def test_a_model_by_import_path_is_allowed():
     assert Task(graph="cora", model="my.models:Net").model_name == "my.models:Net"
 
 
-@pytest.mark.parametrize("name", ["epochs", "hidden", "layers", "patience", "eval_every"])
+@pytest.mark.parametrize("name", ["epochs", "hidden", "heads", "patience", "eval_every"])
 def test_numbers_beyond_reason_are_told(name):
     with pytest.raises(SpecError, match=f"{name}=100000000000000000000 must be at most 10,000,000"):
         Task(graph="g", **{name: 10**20})
+
+
+def test_layers_beyond_reason_are_told():
+    assert Task(graph="g", layers=1001).layers == 1001
+    with pytest.raises(SpecError, match="layers=1000000 must be at most 10,000"):
+        Task(graph="g", layers=1_000_000)
