@@ -97,9 +97,10 @@ def test_evaluating_rarely_is_planned_as_faster():
     assert rarely.run_seconds < 0.9 * often.run_seconds
 
 
-def test_the_forward_pass_of_a_second_stack_is_no_evaluation():
-    tasks = [weft.Task(graph=ARXIV, layers=layers, name=str(layers), eval_every=1000) for layers in (2, 3)]
-    (group,) = plan(tasks, machine="h200").groups
+@pytest.mark.parametrize("weave", [None, True])
+def test_the_forward_pass_of_a_second_stack_is_no_evaluation(weave):
+    tasks = [weft.Task(graph="shape:pubmed", layers=layers, name=str(layers), eval_every=1000) for layers in (2, 3)]
+    (group,) = plan(tasks, machine="h200", weave=weave).groups
     assert len(group.plan.stacks) == 2
     assert group.cost.phases["evaluation"] < 0.01 * group.cost.epoch_seconds
     assert group.cost.phases["forward"] > 0.2 * group.cost.epoch_seconds
@@ -271,3 +272,18 @@ def test_a_broken_calibration_is_no_calibration(tmp_path):
     assert load_calibration(profile("h200")) is None
     path.write_text(json.dumps({"observations": [3]}))
     assert load_calibration(profile("h200")) is None
+
+
+@pytest.mark.parametrize("call", [weft.plan, weft.run])
+def test_weave_is_yes_no_or_undecided(call):
+    with pytest.raises(SpecError, match="weave='yes' must be True, False or None"):
+        call(weft.Task(graph="demo"), weave="yes")
+
+
+def test_weaving_is_asked_for():
+    tasks = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
+    joins = {weave: [group.plan.join for group in weft.plan(tasks, "h200", weave=weave).groups] for weave in CHOICES}
+    assert joins == {None: ["beside"], True: ["woven"], False: ["solo", "solo"]}
+
+
+CHOICES = (None, True, False)

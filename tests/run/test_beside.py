@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 import stacks
 import torch
 from tiny import tiny_graph
@@ -56,3 +59,26 @@ def test_an_estimate_knows_the_streams():
     assert streams == {1, 2}
     woven = together(tasks, graph.stats(), "cuda")
     assert woven.join == "woven"
+
+
+@pytest.mark.parametrize("weave", [False, True])
+def test_an_estimate_knows_the_passes(weave):
+    """Sparse features, whose product is an operator of Weft's own: no gradient is asked for inside of it."""
+    graph = tiny_graph(sparse=True)
+    tasks = [Task(graph=graph, model="gcn", layers=layers, hidden=8, name=f"gcn-{layers}") for layers in (2, 3)]
+    plan = together(tasks, graph.stats(), "cuda", weave=weave)
+    shared = passes(capture(tasks, graph, plan=plan).program)
+    alone = sum((passes(capture([task], graph).program) for task in tasks), Counter())
+    if weave:  # one operator does the work of several, of other kinds as well
+        assert min(shared["forward"], shared["backward"]) > 2
+    else:
+        assert shared == alone
+
+
+def passes(program):
+    """Launches of every pass over the sparse operators."""
+    found = Counter()
+    for operator in program.operators:
+        if operator.name in ("weft.spmm", "weft.together"):
+            found[operator.phase] += 1
+    return found

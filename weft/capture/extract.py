@@ -73,11 +73,13 @@ def work_of(call: Call) -> Work:
 def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
     """The phase of every call: backward while autograd works, then update until the weights are written.
 
-    Evaluations know no gradients: a call that reads weights and could have one is the next stack's forward pass.
+    Evaluations know no gradients: a call that reads weights and could have one is the next stack's forward pass, and so
+    is the first call on another stream, where stacks have streams of their own.
     Calls of a merged step say themselves what they are, save that writing weights is an update.
     """
-    phases, phase = [], "forward"
+    phases, phase, stream = [], "forward", None
     for call in calls:
+        elsewhere, stream = call.stream != stream, call.stream
         if call.phase is not None:
             phase = "update" if call.phase != "evaluation" and weights & set(call.writes) else call.phase
             phases.append(phase)
@@ -86,7 +88,7 @@ def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
             phase = "backward"
         elif phase == "backward":
             phase = "update"
-        elif phase == "evaluation" and call.grad_enabled and weights & set(call.reads):
+        elif phase == "evaluation" and (elsewhere or (call.grad_enabled and weights & set(call.reads))):
             phase = "forward"
         phases.append(phase)
         if phase == "update" and weights & set(call.writes):

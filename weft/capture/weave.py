@@ -366,7 +366,8 @@ class _Merge:
         )
         family = self.members[places[0][0]].family_of[places[0][1]]
         stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
-        fused.meta |= {"stream": stream, "after": self._after(places)}
+        backward = sum(bool(node.meta.get("backward")) for node in nodes)
+        fused.meta |= {"stream": stream, "after": self._after(places), "backward": 2 * backward > len(nodes)}
         entries, first = [], 0
         for place, node, call in zip(places, nodes, calls, strict=True):
             mine = tuple(range(first, first + results(call.name)))

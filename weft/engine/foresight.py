@@ -93,8 +93,11 @@ class Foresight:
         return [replace(plan, why=(*plan.why, told)) for plan in plans]
 
     def learn(self, plan: Plan, folder: Path | None) -> None:
-        """Keep what a group took beside what was foreseen, for the plans to come; failing that is no harm."""
-        if plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS:
+        """Keep what a group took beside what was foreseen, for the plans to come; failing that is no harm.
+
+        Stacks that overlap take less than the sum of them that was foreseen: nothing is learnt from those.
+        """
+        if plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.join != "beside":
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):
                 observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)

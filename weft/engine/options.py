@@ -25,6 +25,12 @@ def check_options(*, out: Any, resume: Any, on_event: Any, checkpoint_every: Any
         raise SpecError(f"cancel={cancel!r} must be a weft.Cancel()")
 
 
+def check_weave(weave: Any) -> None:
+    """A :class:`SpecError` for anything but yes, no and undecided."""
+    if weave is not None and not isinstance(weave, bool):
+        raise SpecError(f"weave={weave!r} must be True, False or None, which leaves it to the plan")
+
+
 def not_work(work: Any, caller: str) -> SpecError:
     """The complaint about something that is neither a task nor tasks."""
     if isinstance(work, (list, tuple)):

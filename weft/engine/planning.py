@@ -15,7 +15,7 @@ from weft.engine.estimate import Estimate, Estimator, check_budget
 from weft.engine.fitting import fitting_groups
 from weft.engine.following import alone_estimates
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
-from weft.engine.options import not_work
+from weft.engine.options import check_weave, not_work
 from weft.plan.advice import nearest, roomy_machines
 from weft.plan.calibration import Calibration
 from weft.plan.profiles import PROFILES
@@ -40,6 +40,7 @@ def plan(
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
+    check_weave(weave)
     tasks, name = _listed(work)
     there = find_machine(machine)
     room = there.memory_bytes if budget is None else parse_bytes(budget)

@@ -22,7 +22,7 @@ from weft.engine.device import choose_device, environment
 from weft.engine.endings import Endings
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.job import Habits, Job
-from weft.engine.options import check_options, not_work
+from weft.engine.options import check_options, check_weave, not_work
 from weft.engine.progress import display_for
 from weft.engine.result import Result
 from weft.engine.session import CHECKPOINT_SECONDS
@@ -67,6 +67,7 @@ def run(
     """
     work = _checked(work)
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
+    check_weave(weave)
     limit = None if budget is None else parse_bytes(budget)
     habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit, weave)
     if cancel is not None:
