@@ -15,7 +15,7 @@ from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.engine.estimate import Estimate, Estimator
 from weft.plan.grouping import SURELY
-from weft.plan.work import memory, rates_of, work
+from weft.plan.work import ATTENTION, attention_bytes, memory, rates_of, work
 
 MANY = 1024  # tasks, from which on not everything is followed
 MOST_FOLLOWED = 384  # members of groups of so many: building and following them takes about 2 s
@@ -24,12 +24,13 @@ MOST_ALONE = 12  # tasks of different structures that are followed alone, of so 
 
 @dataclass(frozen=True)
 class Rough:
-    """A group by rule of thumb: its kind, bytes, and seconds of an epoch."""
+    """A group by rule of thumb: its kind, bytes and the most they may turn out to be, and seconds of an epoch."""
 
     tasks: Sequence[Task]
     plan: Plan
     kind: Hashable
     bytes: float
+    most: float
     seconds: float
 
     @classmethod
@@ -42,8 +43,11 @@ class Rough:
             widest = max((tasks[seat] for seat in seats), key=lambda task: task.hidden)
             one = work(widest, stats)
             seconds += one.launches * rates.launch + len(seats) * one.seconds(rates)
-            kinds.add((widest.model_name, widest.layers))
-        return cls(tasks, plan, (tasks[0].graph_name, frozenset(kinds)), memory(list(tasks), stats, device), seconds)
+            heads = (widest.heads, widest.out_heads) if widest.model in ATTENTION else ()
+            kinds.add((widest.model_name, widest.layers, *heads))
+        rough = memory(list(tasks), stats, device)
+        most = SURELY * rough + attention_bytes(list(tasks), stats)
+        return cls(tasks, plan, (tasks[0].graph_name, frozenset(kinds)), rough, most, seconds)
 
 
 def group_estimates(
@@ -73,7 +77,7 @@ def _in_order(groups: Sequence[Rough]) -> list[int]:
 
 
 def _surely_fits(group: Rough, room: int) -> bool:
-    return all(task.model in MODELS for task in group.tasks) and SURELY * group.bytes <= room
+    return all(task.model in MODELS for task in group.tasks) and group.most <= room
 
 
 def _compared(group: Rough, groups: Sequence[Rough], found: Mapping[int, Estimate]) -> Estimate:

@@ -16,6 +16,7 @@ from weft.core.task import MODELS, Task
 LAUNCHES = {"gcn": 8, "sage": 10, "gin": 14, "gat": 12, "gatv2": 14}  # of one layer, forward and backward
 LINEAR_MAPS = {"gcn": 1, "sage": 2, "gin": 2, "gat": 1, "gatv2": 2}
 WALKS = {"gcn": 2, "sage": 2, "gin": 2, "gat": 4, "gatv2": 5}  # over the edges, forward and backward
+ATTENTION = ("gat", "gatv2")  # models with heads
 LAUNCHES_AROUND = 10  # loss, update, evaluation, book-keeping
 ROWS_TOUCHED = 6  # passes over a layer's [N, H] that are not part of a walk
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
@@ -26,6 +27,7 @@ ROWS_KEPT = 2.0
 KEPT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.75}  # some of what bf16 keeps is float32
 KEPT = {"gcn": 1.0, "sage": 1.0, "gin": 1.35, "gat": 2.05, "gatv2": 1.85}
 NORM_KEPT = 0.65
+SAVED_HEADS = 8  # rows of the last layer's heads that are there at once, at most
 LIBRARIES = 640 << 20  # context, workspaces of cuBLAS
 
 
@@ -116,6 +118,22 @@ def memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
         total += 4.0 * 6 * parameters(task, stats) + _kept(task) * stats.num_nodes * rows
     return total + (LIBRARIES if device == "cuda" else 0)
+
+
+def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
+    """Bytes that heads may take beyond the rule of thumb, which was made for 8 of them: an upper bound.
+
+    A GPU keeps a coefficient of every edge, head and layer and works on two layers' more; the last layer's heads each
+    have rows of their own before they are averaged. Of the reddit shape a GAT with 64 heads takes 19 times what the
+    rule says.
+    """
+    total = 0.0
+    for task in tasks:
+        if task.model in ATTENTION:
+            heads = [*[task.heads] * (task.layers - 1), task.out_heads]
+            total += 4.0 * (stats.num_edges + stats.num_nodes) * (sum(heads) + 2 * max(heads))
+            total += 4.0 * SAVED_HEADS * stats.num_nodes * max(stats.num_classes, 1) * task.out_heads
+    return total
 
 
 def _kept(task: Task) -> float:
