@@ -489,6 +489,17 @@ class TestResume:
         run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, resume=True, on_event=events.append)
         assert any("starting afresh" in event.data.get("message", "") for event in events)
 
+    def test_what_had_finished_is_not_lost_to_a_cancellation(self, tmp_path):
+        sweep = Sweep(["demo", "shape:cora"], epochs=2, seed=range(2))
+        first, cancel = run(sweep, progress=False, out=tmp_path), Cancel()
+        cancel(*(task.label for task in sweep if task.graph == "demo"))
+        again = run(sweep, progress=False, out=tmp_path, resume=True, cancel=cancel)
+        assert again.statuses == {"finished": 4}
+        for one, other in zip(first, again, strict=True):
+            assert one.metrics["val_accuracy"] == other.metrics["val_accuracy"]
+        kept = json.loads((tmp_path / "tasks" / "demo_seed=0" / "result.json").read_text())
+        assert (kept["status"], kept["metrics"]["epochs_run"]) == ("finished", 2)
+
     def test_two_runs_do_not_write_into_one_folder(self, tmp_path):
         sweep, refused = make_sweep(seed=range(2)), []
 

@@ -115,6 +115,10 @@ class RunFolder:
                 check_same_task(one, task.to_dict(), place / FILE)
         return checkpoint
 
+    def has_checkpoint(self, key: str) -> bool:
+        """Whether there is one of the group ``key``."""
+        return (self.place(key) / FILE).exists()
+
     def place(self, key: str) -> Path:
         """The folder of a group's checkpoint."""
         return self.path

@@ -80,7 +80,7 @@ class Job:
         with Interruption() as interruption, walled(self._device, self._foresight.machine, self._habits.budget):
             while waiting:
                 key, plan = waiting.pop(0)
-                if not self._cancelled(plan):
+                if not self._cancelled(key, plan):
                     waiting = self._group(key, plan, interruption, afresh) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
@@ -97,10 +97,12 @@ class Job:
         throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
         return self._foresight.groups(tasks, throughput)
 
-    def _cancelled(self, plan: Plan) -> bool:
-        """Whether everybody in the group was cancelled before it began."""
+    def _cancelled(self, key: str, plan: Plan) -> bool:
+        """Whether everybody in the group was cancelled before it began; a former run may have begun it."""
         cancel = self._habits.endings.cancel
         if cancel is None or len(cancel.wanted(plan.members)) < len(plan.members):
+            return False
+        if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
             return False
         for name in plan.members:
             self._never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
