@@ -189,7 +189,7 @@ class TestResume:
     def test_another_graph_is_refused(self, tmp_path):
         run(make_task(epochs=2), out=tmp_path, progress=False)
         wide = tiny_graph()._changed(x=torch.zeros(60, 5))
-        with pytest.raises(SpecError, match="written for another model or graph"):
+        with pytest.raises(SpecError, match="was trained on another graph"):
             run(make_task(wide, epochs=2), out=tmp_path, resume=True, progress=False)
 
     def test_a_damaged_checkpoint_is_named(self, tmp_path):

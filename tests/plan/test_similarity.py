@@ -82,7 +82,7 @@ def test_captured_programs_decide_for_own_models():
 
     tasks = [Task(graph="g", name="a", model=one), Task(graph="g", name="b", model=other)]
     alike = program("aten.mm", "weft.spmm", "aten.relu")
-    (plan,) = group(tasks, STATS, "cuda", program_of=lambda task: alike)
+    (plan,) = group(tasks, STATS, "cuda", program_of=lambda task: alike, weave=True)
     assert plan.join == "woven"
     unlike = {"a": alike, "b": program(*["weft.attention"] * 9, width=999)}
-    assert len(group(tasks, STATS, "cuda", program_of=lambda task: unlike[task.label])) == 2
+    assert len(group(tasks, STATS, "cuda", program_of=lambda task: unlike[task.label], weave=True)) == 2

@@ -210,6 +210,6 @@ def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
     weights = kinds.get("weight", 0) + kinds.get("state", 0)
     if weights > budget:
         raise SpecError(
-            f"budget={show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
+            f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
             f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
         )

@@ -28,11 +28,11 @@ from weft.plan.similarity import Features, features_of_program, features_of_task
 from weft.plan.size import Size, fitting_size
 from weft.plan.structure import TREATMENT_WORDS, padding_obstacle, structure, treatment, width
 from weft.plan.throughput import Throughput
-from weft.plan.work import Rates, memory, rates_of, work
+from weft.plan.work import Rates, attention_bytes, memory, rates_of, work
 
 FILLS_DEVICE = 1 << 20  # edges; on the arxiv shape (2.3 M) an H200 gained nothing from several stacks at once
 ALIKE = 0.4  # similarity from which on stacks may be woven
-SURELY = 4.0  # times the rule of thumb for memory: no known model takes more
+SURELY = 4.0  # times the rule of thumb for memory: with what heads take on top, no known model takes more
 MOST_LISTED = 8  # widths in a sentence
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
 
@@ -76,7 +76,8 @@ class Limits:
         """Whether there is room for several times what the rule of thumb says, so that nothing has to be captured."""
         assert self.room is not None
         known = all(task.model in MODELS for task in tasks)
-        return known and SURELY * memory(list(tasks), self.stats, self.device) <= self.room
+        most = SURELY * memory(list(tasks), self.stats, self.device) + attention_bytes(list(tasks), self.stats)
+        return known and most <= self.room
 
 
 @dataclass

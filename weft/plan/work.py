@@ -28,6 +28,7 @@ KEPT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.75}  # some of what bf16 keeps
 KEPT = {"gcn": 1.0, "sage": 1.0, "gin": 1.35, "gat": 2.05, "gatv2": 1.85}
 NORM_KEPT = 0.65
 SAVED_HEADS = 8  # rows of the last layer's heads that are there at once, at most
+SPARE = 1.1  # as an estimate has, and a little for what a rule does not know
 LIBRARIES = 640 << 20  # context, workspaces of cuBLAS
 
 
@@ -110,14 +111,14 @@ def graph_bytes(stats: GraphStats, size: int = 4) -> float:
 
 
 def memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
-    """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member."""
+    """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member; some spare."""
     size = BYTES[tasks[0].precision]
     constant = stats.num_nodes * stats.num_features * size if stats.feature_nnz is None else 0
     total = graph_bytes(stats, size) + constant  # the first aggregation, kept
     for task in tasks:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
         total += 4.0 * 6 * parameters(task, stats) + _kept(task) * stats.num_nodes * rows
-    return total + (LIBRARIES if device == "cuda" else 0)
+    return SPARE * total + (LIBRARIES if device == "cuda" else 0)
 
 
 def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:

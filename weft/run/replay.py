@@ -6,6 +6,7 @@ On small graphs an epoch is all launch overhead; replaying it as one graph is wo
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from weft.run.streams import recording_stream
 
 COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
 WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
+_ONE_AT_A_TIME = threading.RLock()  # all recordings share a stream: another thread's work must not end up in one
 
 
 class Replay:
@@ -60,6 +62,10 @@ class Replay:
         return None if self._graph is None else self._graph.pool()
 
     def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
+        with _ONE_AT_A_TIME:
+            self._record_alone(changed, pool, warmup)
+
+    def _record_alone(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
         saved = [tensor.clone() for tensor in changed]
         random = torch.cuda.get_rng_state()
         stream, side = torch.cuda.current_stream(), recording_stream()
@@ -70,15 +76,21 @@ class Replay:
                 self._fn()
             self._graph = graph
         except torch.OutOfMemoryError:
+            self._break_off(stream)
             raise
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a recording that broke off may not have given it back
-            torch.cuda.synchronize()
+            self._break_off(stream)
             self.reason = str(error).strip().splitlines()[0]
         finally:
             for tensor, before in zip(changed, saved, strict=True):
                 tensor.copy_(before)
             torch.cuda.set_rng_state(random)
+
+    @staticmethod
+    def _break_off(stream: torch.cuda.Stream) -> None:
+        """Nothing is under way any more, and the caller has its stream: a broken recording may have kept it."""
+        torch.cuda.set_stream(stream)
+        torch.cuda.synchronize()
 
     def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
         """Compile kernels, fill caches and build derived matrices before recording, on the stream that records.
