@@ -45,6 +45,8 @@ def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
     assert sum(task.cost is not None for task in report.tasks) == 8
     assert report.to_dict()["tasks"][-1]["cost"] is None
     assert "reckoned from group" in str(report)
+    assert "4 of " in report.notes[0]
+    assert "groups are reckoned from others" in report.notes[0]
 
 
 def test_what_may_not_fit_is_followed(followed, monkeypatch):

@@ -18,7 +18,8 @@ from weft.plan.grouping import SURELY
 from weft.plan.work import ATTENTION, attention_bytes, memory, rates_of, work
 
 MANY = 1024  # tasks, from which on not everything is followed
-MOST_FOLLOWED = 384  # members of groups of so many: building and following them takes about 2 s
+MOST_FOLLOWED = 384  # members of groups of so many: following more would make a plan of thousands take minutes
+RECKONED = "reckoned"  # how the note of a group begins that was not followed
 MOST_ALONE = 12  # tasks of different structures that are followed alone, of so many
 
 
@@ -85,7 +86,7 @@ def _compared(group: Rough, groups: Sequence[Rough], found: Mapping[int, Estimat
     alike = [place for place in found if groups[place].kind == group.kind] or list(found)
     place = min(alike, key=lambda place: abs(groups[place].bytes - group.bytes))
     other, estimate = groups[place], found[place]
-    note = f"reckoned from group {place + 1} by size, not followed: there are many groups"
+    note = f"{RECKONED} from group {place + 1} by size, not followed: there are many groups"
     return Estimate(
         _scaled(estimate.cost, group.bytes / other.bytes, group.seconds / other.seconds),
         replace(estimate.memory, alive=(), advice=(), timeline={}, phases=()),

@@ -13,7 +13,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
 from weft.engine.fitting import fitting_groups
-from weft.engine.following import alone_estimates
+from weft.engine.following import RECKONED, alone_estimates
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.options import check_weave, not_work
 from weft.plan.advice import nearest, roomy_machines
@@ -133,6 +133,9 @@ def _notes(
     suggestions: Sequence[Suggestion],
 ) -> list[str]:
     notes = []
+    rough = sum(group.note.startswith(RECKONED) for group in groups)
+    if rough:
+        notes.append(f"{rough} of {len(groups)} groups are {RECKONED} from others: their bytes and seconds are rough")
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
     if calibration is None:
