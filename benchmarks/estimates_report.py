@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.recorder import print_table
 from benchmarks.scatter import Point, write_scatter
 from weft.plan.calibration import Calibration, Observation
-from weft.plan.memory import MARGIN, SEGMENT, upper_bound
+from weft.plan.memory import MARGIN, upper_bound
 
 Cell = dict[str, Any]
 COLUMNS = (
@@ -97,7 +97,6 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "groups": found,
         "margin": MARGIN,
-        "segment": SEGMENT,
         "does_not_fit": sum(cell["status"] == "ok" and not cell["fits"] for cell in cells),
         "unknown": sorted({name for cell in usable(cells) for name in cell["unknown"]}),
         "estimate_seconds": {"median": median(takes), "worst": max(takes)} if takes else None,
@@ -144,7 +143,7 @@ def print_summary(found: dict[str, Any]) -> None:
          "below with margin", "time median %", "Spearman", "calibrated median %", "Spearman"],
         rows,
     )  # fmt: skip
-    print(f"margin {found['margin']} and {found['segment'] >> 20} MiB")
+    print(f"margin {found['margin']}")
     print(f"{found['does_not_fit']} were not run because they do not fit")
     if found["estimate_seconds"]:
         takes = found["estimate_seconds"]

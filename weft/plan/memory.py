@@ -14,18 +14,16 @@ from typing import Any
 from weft.core.amounts import show_bytes
 from weft.core.machine import Machine
 from weft.core.program import Program
-from weft.plan.allocator import LARGE_SEGMENT
 from weft.plan.pools import Held, follow
 
 SHOWN = 8  # of the largest Values at the peak
 WORTH = 0.05  # advice that saves less than this share of the peak is not given
 MARGIN = 1.05  # what an estimate is multiplied by where falling short would end a run
-SEGMENT = LARGE_SEGMENT  # and what is added on a GPU: one segment may have to be asked for more than the model foresees
 
 
-def upper_bound(estimate: int, device: str = "cuda") -> int:
-    """Bytes that a run on ``device`` stays below, of which ``estimate`` is the likely figure."""
-    return int(estimate * MARGIN) + (SEGMENT if device == "cuda" else 0)
+def upper_bound(estimate: int) -> int:
+    """Bytes that a run stays below, of which ``estimate`` is the likely figure."""
+    return int(estimate * MARGIN)
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Memory:
     phases: tuple[str, ...] = ()
     alive: tuple[Alive, ...] = ()
     advice: tuple[str, ...] = ()
-    device: str = "cpu"
 
     @property
     def total(self) -> int:
@@ -77,7 +74,7 @@ class Memory:
     @property
     def safe(self) -> int:
         """The total with the margin that makes it an upper bound."""
-        return upper_bound(self.needed, self.device) + self.context
+        return upper_bound(self.needed) + self.context
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -117,7 +114,6 @@ def memory(
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),
         advice=advice(program, kinds, held.allocated),
-        device=machine.device,
     )
 
 
