@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.options import Weave
 from weft.core.event import finite
 from weft.core.spec import read_spec
 
@@ -28,14 +29,7 @@ def plan(
         str | None,
         typer.Option(metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="all of the machine's"),
     ] = None,
-    weave: Annotated[
-        bool | None,
-        typer.Option(
-            "--weave/--no-weave",
-            help="Merge tasks of different structure into one step, or train them in turn.",
-            show_default="beside each other on a GPU that they do not fill",
-        ),
-    ] = None,
+    weave: Weave = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     plot: Annotated[
         Path | None,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.cli.options import Weave
 from weft.core.event import Event
 from weft.core.spec import read_spec
 from weft.engine.interrupt import Interrupted
@@ -52,14 +53,7 @@ def run(
             metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="what is free on the device"
         ),
     ] = None,
-    weave: Annotated[
-        bool | None,
-        typer.Option(
-            "--weave/--no-weave",
-            help="Merge tasks of different structure into one step, or train them in turn.",
-            show_default="beside each other on a GPU that they do not fill",
-        ),
-    ] = None,
+    weave: Weave = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 

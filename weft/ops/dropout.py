@@ -146,14 +146,13 @@ def epilogue_gradients(
     return grad_x, column_sum(grad_x.flatten(len(bias_shape) - 1, -2))
 
 
-@torch.library.custom_op(
-    "weft::bias_act_dropout_backward_bias",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site,"
-        " int parts=1) -> (Tensor, Tensor)"
-    ),
+BACKWARD_BIAS_SCHEMA = (
+    "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site, int parts=1)"
+    " -> (Tensor, Tensor)"
 )
+
+
+@torch.library.custom_op("weft::bias_act_dropout_backward_bias", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
     shape = torch.Size(bias_shape)
     if use_triton(grad):

@@ -124,13 +124,14 @@ def linear_backward_torch(grad, out, x, weight, passed, act, rate, clock, site, 
     return grad_in, grad_x, weight_grad_torch(grad, x).contiguous(), grad.sum(-2)
 
 
+BACKWARD_ARGUMENTS = (
+    "(Tensor grad, Tensor? out, Tensor x, Tensor weight, Tensor? passed, str act, Tensor? rate, Tensor? clock,"
+    " int site, bool wants_in, bool wants_x)"
+)
+
+
 @torch.library.custom_op(
-    "weft::linear_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor? out, Tensor x, Tensor weight, Tensor? passed, str act, Tensor? rate, Tensor? clock,"
-        " int site, bool wants_in, bool wants_x) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
+    "weft::linear_backward", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor, Tensor)"
 )
 def linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     """All gradients of a dense layer: ``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``.

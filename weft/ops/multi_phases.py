@@ -20,9 +20,9 @@ from torch import Tensor
 
 from weft.ops.backend import use_triton
 from weft.ops.column_sum import column_sum_torch, column_sum_triton
-from weft.ops.dropout import bias_act_dropout_backward_bias_torch
+from weft.ops.dropout import BACKWARD_BIAS_SCHEMA, bias_act_dropout_backward_bias_torch
 from weft.ops.dropout_triton import bias_act_dropout_backward_bias_triton
-from weft.ops.linear import linear_backward_torch, weight_grad_torch
+from weft.ops.linear import BACKWARD_ARGUMENTS, linear_backward_torch, weight_grad_torch
 from weft.ops.linear_backward_triton import linear_backward_triton
 from weft.ops.loss import cross_entropy_rows_torch
 from weft.ops.loss_triton import cross_entropy_parts_triton
@@ -115,14 +115,7 @@ def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, ma
     return grad_x, partial
 
 
-@torch.library.custom_op(
-    "weft::bias_act_dropout_backward_bias_parts",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site,"
-        " int parts=1) -> (Tensor, Tensor)"
-    ),
-)
+@torch.library.custom_op("weft::bias_act_dropout_backward_bias_parts", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
     return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts)
 
@@ -147,12 +140,7 @@ def linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tenso
 
 
 @torch.library.custom_op(
-    "weft::linear_backward_parts",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor? out, Tensor x, Tensor weight, Tensor? passed, str act, Tensor? rate, Tensor? clock,"
-        " int site, bool wants_in, bool wants_x) -> (Tensor, Tensor, Tensor)"
-    ),
+    "weft::linear_backward_parts", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor)"
 )
 def _linear_backward_op(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     return linear_backward_parts(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
