@@ -16,10 +16,9 @@ from weft.capture.weave_record import record
 from weft.core.errors import InputError
 from weft.graph.graph import Graph
 
-from .weaving import Trainee, restore, snapshot
+from .weaving import STEPS, Trainee, assert_trains_as_alone, restore, snapshot
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
-STEPS = 3
 
 
 @cache
@@ -41,26 +40,6 @@ GRAPHS = {"undirected": undirected, "directed": directed}
 
 def captured(trainees: list[Trainee]):
     return [record(trainee.step, trainee.name, trainee.state()) for trainee in trainees]
-
-
-def assert_trains_as_alone(trainees: list[Trainee], walks: str = "best"):
-    """State after several woven steps equals the state after as many separate ones; returns the woven step."""
-    start = snapshot(trainees)
-    for _ in range(STEPS):
-        for trainee in trainees:
-            trainee.step()
-    expected = snapshot(trainees)
-    restore(trainees, start)
-    woven = weave(captured(trainees), walks)
-    for before, after in zip(start, snapshot(trainees), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "recording moved the state"
-    for _ in range(STEPS):
-        losses = woven()
-    for trainee, tensors, loss in zip(trainees, expected, losses, strict=True):
-        assert torch.equal(loss, trainee.losses)
-        for mine, theirs in zip(trainee.state(), tensors, strict=True):
-            assert torch.equal(mine, theirs)
-    return woven
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from tiny import tiny_graph
 
 from weft.capture.launches import watched_launches
 from weft.capture.standin import META, stand_in
-from weft.capture.weave import Woven, count_launches, longest_chain, weave
-from weft.capture.weave_record import record
+from weft.capture.weave import Woven, count_launches, longest_chain
 from weft.core.task import Task
 from weft.graph.shapes import make
 from weft.ops.backend import meta_means_gpu
@@ -17,33 +15,14 @@ from weft.plan.grouping import together
 from weft.run.group import GroupRun
 from weft.run.weave import merged
 
-from .weaving import Trainee, restore, snapshot
-
-STEPS = 3
-
-
-def assert_trains_as_alone(trainees: list[Trainee]) -> Woven:
-    start = snapshot(trainees)
-    for _ in range(STEPS):
-        for trainee in trainees:
-            trainee.step()
-    expected = snapshot(trainees)
-    restore(trainees, start)
-    captured = [record(trainee.step, trainee.name, trainee.state(), apart=True) for trainee in trainees]
-    woven = weave(captured, small=True)
-    for _ in range(STEPS):
-        woven()
-    for trainee, tensors in zip(trainees, expected, strict=True):
-        for mine, theirs in zip(trainee.state(), tensors, strict=True):
-            assert torch.equal(mine, theirs)
-    return woven
+from .weaving import Trainee, assert_trains_as_alone
 
 
 @pytest.mark.parametrize("models", [("gcn", "gcn"), ("sage", "gin"), ("gat", "gatv2")], ids="-".join)
 def test_members_train_as_alone(models):
     graph = tiny_graph()
     trainees = [Trainee(graph, model, 2 + place, tasks=2 + place, seed=place) for place, model in enumerate(models)]
-    woven = assert_trains_as_alone(trainees)
+    woven = assert_trains_as_alone(trainees, small=True)
     families = {fused.family for fused in woven.table.fused}
     assert {"passes", "update", "sums"} <= families  # on a CPU torch multiplies
     assert "launched operators" in str(woven.table)
@@ -51,7 +30,7 @@ def test_members_train_as_alone(models):
 
 def test_all_updates_are_one():
     trainees = [Trainee(tiny_graph(), "gcn", layers, tasks=2, seed=layers) for layers in (2, 3, 4)]
-    woven = assert_trains_as_alone(trainees)
+    woven = assert_trains_as_alone(trainees, small=True)
     launches = count_launches(woven)
     assert launches["together_"] == 1
     assert launches["adam_"] == 0

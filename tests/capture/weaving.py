@@ -9,8 +9,12 @@ from tiny import CLASSES, FEATURES
 from torch import Tensor
 
 from weft import ops
+from weft.capture.weave import Woven, weave
+from weft.capture.weave_record import record
 from weft.graph.graph import Graph
 from weft.nn.build import build
+
+STEPS = 3
 
 
 class Trainee:
@@ -67,3 +71,24 @@ def restore(trainees: list[Trainee], saved: list[list[Tensor]]) -> None:
     for trainee, tensors in zip(trainees, saved, strict=True):
         for tensor, value in zip(trainee.state(), tensors, strict=True):
             tensor.copy_(value)
+
+
+def assert_trains_as_alone(trainees: list[Trainee], walks: str = "best", small: bool = False) -> Woven:
+    """State after several woven steps equals the state after as many separate ones; returns the woven step."""
+    start = snapshot(trainees)
+    for _ in range(STEPS):
+        for trainee in trainees:
+            trainee.step()
+    expected = snapshot(trainees)
+    restore(trainees, start)
+    captured = [record(trainee.step, trainee.name, trainee.state(), apart=small) for trainee in trainees]
+    woven = weave(captured, walks, small=small)
+    for before, after in zip(start, snapshot(trainees), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "recording moved the state"
+    for _ in range(STEPS):
+        losses = woven()
+    for trainee, tensors, loss in zip(trainees, expected, losses, strict=True):
+        assert torch.equal(loss, trainee.losses)
+        for mine, theirs in zip(trainee.state(), tensors, strict=True):
+            assert torch.equal(mine, theirs)
+    return woven

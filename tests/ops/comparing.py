@@ -80,3 +80,17 @@ class CallsOfWeftOps(TorchDispatchMode):
 def detached(arguments: tuple) -> tuple:
     """The same arguments, none of which asks for a gradient."""
     return tree_map_only(Tensor, Tensor.detach, arguments)
+
+
+def assert_registered(function, leaves) -> None:
+    """``torch.library.opcheck`` of every operator that ``function(*leaves)`` calls, forward and backward."""
+    with CallsOfWeftOps() as forward:
+        out = function(*leaves)
+    with CallsOfWeftOps() as backward:
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert forward.calls
+    assert backward.calls
+    for operator, arguments in forward.calls.values():
+        torch.library.opcheck(operator, arguments)
+    for operator, arguments in backward.calls.values():
+        torch.library.opcheck(operator, detached(arguments))

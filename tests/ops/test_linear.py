@@ -9,7 +9,7 @@ from weft.ops import linear, linear_and_pass
 from weft.ops.linear import linear_backward, needs_gradient, weight_grad, weight_grad_torch
 
 from .bits import row_mask_of
-from .comparing import CallsOfWeftOps, assert_agrees, assert_near, detached
+from .comparing import CallsOfWeftOps, assert_agrees, assert_near, assert_registered
 from .contract import TYPES
 from .test_dropout import ACTIVATE, make
 
@@ -106,16 +106,10 @@ def test_gradcheck():
 def test_registration(act):
     clock = torch.tensor([[1, 2], [3, 4]])
     given = [make(2, 6, 4), make(2, 5, 4, seed=1), make(2, 5, seed=2), make(2, 6, 5, seed=3)]
-    x, weight, bias, add = (value.float().requires_grad_() for value in given)
-    with CallsOfWeftOps() as forward:
-        out = linear(x, weight, bias, add=add, act=act, p=0.5, clock=clock, site=1)
-    with CallsOfWeftOps() as backward:
-        torch.autograd.grad(out, [x, weight, bias, add], torch.ones_like(out))
-    assert forward.calls
-    for operator, arguments in forward.calls.values():
-        torch.library.opcheck(operator, arguments)
-    for operator, arguments in backward.calls.values():
-        torch.library.opcheck(operator, detached(arguments))
+    assert_registered(
+        lambda x, weight, bias, add: linear(x, weight, bias, add=add, act=act, p=0.5, clock=clock, site=1),
+        [value.float().requires_grad_() for value in given],
+    )
 
 
 def test_weight_gradient():
