@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
-from weft.core.plan import Plan
+from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.program import Program
 from weft.core.stats import GraphStats
 from weft.core.task import MODELS, Task
@@ -30,7 +30,6 @@ from weft.plan.structure import TREATMENT_WORDS, padding_obstacle, structure, tr
 from weft.plan.throughput import Throughput
 from weft.plan.work import Rates, attention_bytes, memory, rates_of, work
 
-FILLS_DEVICE = 1 << 20  # edges; on the arxiv shape (2.3 M) an H200 gained nothing from several stacks at once
 ALIKE = 0.4  # similarity from which on stacks may be woven
 SURELY = 4.0  # times the rule of thumb for memory: with what heads take on top, no known model takes more
 MOST_LISTED = 8  # widths in a sentence

@@ -12,6 +12,14 @@ import torch
 
 from weft.run.streams import streams_beside
 
+Steps = Sequence[Callable[[], None]]
+
+
+def in_turn(steps: Steps) -> None:
+    """One after another, on the stream of the caller."""
+    for step in steps:
+        step()
+
 
 class Beside:
     """``beside(steps)`` makes every call; those that come to the same stream one after another.
@@ -23,7 +31,7 @@ class Beside:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def __call__(self, steps: Sequence[Callable[[], None]]) -> None:
+    def __call__(self, steps: Steps) -> None:
         current = torch.cuda.current_stream(self._device)
         streams = streams_beside(len(steps), self._device)
         for stream in dict.fromkeys(streams):

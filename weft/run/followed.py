@@ -7,13 +7,13 @@ says where each operator would go, and when its result would be let go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from weft.capture.observer import Observer
 from weft.capture.weave import OWN_STREAM, Woven
 from weft.capture.weave_nodes import Graph, Node, map_nodes
+from weft.run.beside import Steps
 from weft.run.streams import SIDE_STREAMS
 from weft.run.weave import WovenStep
 from weft.run.weave_streams import run_node, schedule
@@ -42,15 +42,6 @@ class Followed:
         observer.phase, observer.stream = "evaluation", OWN_STREAM
         return map_nodes(_output(graph), lambda node: values[node])
 
-    @contextmanager
-    def beside(self, place: int) -> Iterator[None]:
-        """Inside, a stack evaluates on one of the side streams."""
-        self._observer.stream = 1 + place % SIDE_STREAMS
-        try:
-            yield
-        finally:
-            self._observer.stream = OWN_STREAM
-
 
 def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
     """Let ``observer`` know what the merged step does, from its next call on."""
@@ -58,13 +49,13 @@ def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
     followed = Followed(step.woven, observer, streams)
     step._run = followed
     if streams:
-        step._beside = followed.beside
+        step.beside = follow_beside(observer)
 
 
-def follow_beside(observer: Observer) -> Callable[[Sequence[Callable[[], None]]], None]:
+def follow_beside(observer: Observer) -> Callable[[Steps], None]:
     """Steps in turn, as :class:`weft.run.beside.Beside` would give them to the side streams."""
 
-    def beside(steps: Sequence[Callable[[], None]]) -> None:
+    def beside(steps: Steps) -> None:
         for place, step in enumerate(steps):
             observer.stream = 1 + place % SIDE_STREAMS
             step()

@@ -20,7 +20,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.graph import Graph
-from weft.run.beside import Beside
+from weft.run.beside import Beside, Steps, in_turn
 from weft.run.inputs import Inputs
 from weft.run.members import CannotStack, Seat
 from weft.run.randomness import OwnGenerator, generator_states, restore_generators
@@ -87,9 +87,8 @@ class GroupRun:
                     places[index] = Member(index, self.tasks[index], stack, row, stack.members.seats[row])
         self.members = [places[index] for index in range(len(self.tasks))]
         self.woven: WovenStep | None = None  # the merged step of several stacks, once it is prepared
-        self.beside: Callable[[Sequence[Callable[[], None]]], None] | None = None  # runs stacks at once; None: in turn
-        if plan.join == "beside" and device.type == "cuda":
-            self.beside = Beside(device)
+        at_once = plan.join == "beside" and device.type == "cuda"
+        self.beside: Callable[[Steps], None] = Beside(device) if at_once else in_turn
         self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
@@ -134,13 +133,10 @@ class GroupRun:
         steps = [partial(self._of_its_own, stack, stack.without_evaluation) for stack in self._apart()]
         self._each(steps, evaluated=False)
 
-    def _each(self, steps: list[Callable[[], None]], evaluated: bool) -> None:
+    def _each(self, steps: Steps, evaluated: bool) -> None:
         """Steps of stacks, at once where the plan says so; in turn the first time, when they build what all share."""
-        if self.beside is not None and evaluated in self._built and len(steps) > 1:
-            self.beside(steps)
-            return
-        for step in steps:
-            step()
+        go = self.beside if evaluated in self._built and len(steps) > 1 else in_turn
+        go(steps)
         self._built.add(evaluated)
 
     def _apart(self) -> list[Stack]:

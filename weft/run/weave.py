@@ -1,4 +1,4 @@
-"""WovenStep: the training step of several stacks as one, whose sparse operators share launches.
+"""WovenStep: the training step of several stacks as one, whose operators share launches.
 
 Each stack's step is recorded while it runs once (and its state put back); the recordings are merged by
 :func:`weft.capture.weave.weave`. Evaluation and book-keeping stay the stacks' own, side by side on a GPU.
@@ -9,7 +9,7 @@ Shapes: T members of a stack.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor
 from weft.capture.weave import Table, Woven, weave
 from weft.capture.weave_record import Captured, put_back, record
 from weft.core.errors import InputError
+from weft.core.plan import FILLS_DEVICE
 from weft.ops.backend import on_gpu
+from weft.run.beside import Beside, Steps, in_turn
 from weft.run.stack import Stack
-from weft.run.streams import SIDE_STREAMS, streams_beside
+from weft.run.streams import SIDE_STREAMS
 from weft.run.weave_streams import Streamed
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
-SMALL = 1 << 20  # edges below which a kernel leaves part of a device idle, to be used by whatever runs beside it
 
 
 class WovenStep:
@@ -44,10 +45,10 @@ class WovenStep:
         self.woven: Woven = merged(stacks, walks)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
-        self._side: list[torch.cuda.Stream] = []
+        self.beside: Callable[[Steps], None] = in_turn
         if side_streams > 0 and self._device.type == "cuda":
             self._run = Streamed(self.woven, side_streams, self._device)
-            self._side = streams_beside(len(stacks), self._device)
+            self.beside = Beside(self._device)
 
     @property
     def table(self) -> Table:
@@ -85,18 +86,8 @@ class WovenStep:
         self._each(Stack.note, self.train())
 
     def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
-        """What follows the step of every stack, on the side streams in turn where there are any."""
-        for place, (stack, loss) in enumerate(zip(self.stacks, losses, strict=True)):
-            with self._beside(place):
-                finish(stack, loss)
-        for side in self._side:
-            torch.cuda.current_stream(self._device).wait_stream(side)
-
-    def _beside(self, place: int) -> Any:
-        if not self._side:
-            return nullcontext()
-        self._side[place].wait_stream(torch.cuda.current_stream(self._device))
-        return torch.cuda.stream(self._side[place])
+        """What follows the step of every stack, on the side streams where there are any."""
+        self.beside([partial(finish, stack, loss) for stack, loss in zip(self.stacks, losses, strict=True)])
 
 
 def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
@@ -106,7 +97,7 @@ def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
 
 
 def _is_small(stacks: Sequence[Stack]) -> bool:
-    return stacks[0].graph.num_edges < SMALL
+    return stacks[0].graph.num_edges < FILLS_DEVICE
 
 
 def _recorded(stack: Stack, apart: bool) -> Captured:
