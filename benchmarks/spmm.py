@@ -37,10 +37,10 @@ SIDES = ("cusparse", "scales", "weights")
 class Inputs:
     """One matrix and several dense operands of one width; ``reference`` holds some rows in float64."""
 
-    def __init__(self, matrix: Adjacency, values: Tensor, num_features: int) -> None:
+    def __init__(self, matrix: Adjacency, values: Tensor, num_features: int, most_sets: int = MOST_SETS) -> None:
         self.matrix, self.values, self.num_features = matrix, values, num_features
         size = (matrix.num_rows + matrix.num_cols) * num_features * traffic.FLOAT
-        most = MOST_SETS if matrix.device.type == "cuda" else 1
+        most = most_sets if matrix.device.type == "cuda" else 1
         sets = max(1, min(most, int(SET_BYTES / size)))
         shape = (matrix.num_cols, num_features)
         self.xs = [torch.randn(shape, device=matrix.device) for _ in range(sets)]
@@ -184,7 +184,7 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace, handle: cusparse.
 
         def work(side: str, width: int = width, made: list[Inputs] = made) -> dict[str, Any]:
             if not made:
-                made.append(Inputs(matrix, values, width))
+                made.append(Inputs(matrix, values, width, args.sets))
             return measure_cell(side, made[0], handle, args.cell_seconds)
 
         for side in (side for side in SIDES if side in listed(args.sides)):
@@ -249,6 +249,7 @@ def arguments() -> Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--cell-seconds", type=float, default=1.0, help="timed seconds of one variant")
+    parser.add_argument("--sets", type=int, default=MOST_SETS, help="inputs to rotate among, where they fit")
     parser.add_argument("--sweep", action="store_true", help="try launch parameters instead")
     return parser.parse_args()
 
