@@ -34,19 +34,11 @@ def bits_of(seed: int, step: int, site: int, element: int) -> int:
     return finalise((mixed + (key >> 32) + (element >> 32) * 0x9E3779B9) & MASK32)
 
 
-def mask_of(clock: Tensor, site: int, count: int, rate: float) -> Tensor:
-    """``keep / (1 - rate)`` of the elements ``0 .. count`` of one task, float64."""
-    seed, step = clock.tolist()
-    bound = int(rate * 2.0**32)
-    kept = [bits_of(seed, step, site, element) >= bound for element in range(count)]
-    return torch.tensor(kept, dtype=torch.float64) / (1.0 - rate)
-
-
 def row_mask_of(clock: Tensor, site: int, shape: tuple[int, ...], rate: float, parts: int = 1) -> Tensor:
-    """``keep / (1 - rate)`` of one task's ``shape``, float64: the element is row * 2^20 + column."""
+    """``keep / (1 - rate)`` of one task's ``shape``, float64: the element is column * 2^32 + row."""
     seed, step = clock.tolist()
     bound, columns = int(rate * 2.0**32), max(shape[-1] // parts, 1)
     count = torch.Size(shape).numel()
-    elements = [(k // columns) * 2**20 + k % columns for k in range(count)]
+    elements = [(k % columns) * 2**32 + k // columns for k in range(count)]
     kept = [bits_of(seed, step, site, element) >= bound for element in elements]
     return torch.tensor(kept, dtype=torch.float64).reshape(shape) / (1.0 - rate)

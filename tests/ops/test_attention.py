@@ -9,7 +9,7 @@ from torch.nn.functional import leaky_relu
 from weft.core.errors import InputError
 from weft.ops import graph_attention
 
-from .bits import mask_of
+from .bits import row_mask_of
 from .comparing import assert_agrees, assert_near
 from .contract import OperatorContract
 from .graphs import mixed, neighbourhoods
@@ -45,7 +45,7 @@ class TestDroppedOut(TestAttention):
         return graph_attention(adj, x, a_src, a_dst, dropout=0.5, clock=CLOCK, site=SITE)
 
     def plain(self, adj, x, a_src, a_dst):
-        mask = mask_of(CLOCK, SITE, adj.num_edges * self.heads, 0.5).reshape(adj.num_edges, self.heads)
+        mask = row_mask_of(CLOCK, SITE, (adj.num_edges, self.heads), 0.5)
         return plain_attention(adj, x, a_src, a_dst, mask)
 
 
@@ -54,7 +54,7 @@ def test_every_task_has_its_own_clock_and_rate(dtype):
     adj, heads = mixed(), 2
     rates, clocks = [0.25, 0.5, 0.75], torch.tensor([[1, 0], [1, 1], [2, 0]])
     count = adj.num_edges * heads
-    masks = [mask_of(clock, 4, count, rate).reshape(-1, heads) for clock, rate in zip(clocks, rates, strict=True)]
+    masks = [row_mask_of(clock, 4, (count // heads, heads), rate) for clock, rate in zip(clocks, rates, strict=True)]
     inputs = TestAttention().made(adj, lead=(3,))
     inputs = [value[:, :, :heads] for value in inputs]
     rates = torch.tensor(rates)
@@ -77,7 +77,7 @@ def test_every_way_to_group_heads(width, heads):
     adj = mixed()
     shapes = (adj.num_cols, heads, width), (adj.num_cols, heads), (adj.num_rows, heads)
     inputs = [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
-    mask = mask_of(CLOCK, SITE, adj.num_edges * heads, 0.5).reshape(adj.num_edges, heads)
+    mask = row_mask_of(CLOCK, SITE, (adj.num_edges, heads), 0.5)
     assert_agrees(
         lambda *a: graph_attention(adj, *a, dropout=0.5, clock=CLOCK, site=SITE),
         lambda *a: plain_attention(adj, *a, mask), inputs, torch.float32,

@@ -9,7 +9,7 @@ from torch.nn.functional import leaky_relu
 from weft.core.errors import InputError
 from weft.ops import graph_attention_v2
 
-from .bits import mask_of
+from .bits import row_mask_of
 from .comparing import assert_agrees
 from .contract import OperatorContract
 from .graphs import mixed, neighbourhoods
@@ -48,7 +48,7 @@ class TestDroppedOut(TestAttentionV2):
         return graph_attention_v2(adj, x_src, x_dst, att, dropout=0.5, clock=CLOCK, site=SITE)
 
     def plain(self, adj, x_src, x_dst, att):
-        mask = mask_of(CLOCK, SITE, adj.num_edges * self.heads, 0.5).reshape(adj.num_edges, self.heads)
+        mask = row_mask_of(CLOCK, SITE, (adj.num_edges, self.heads), 0.5)
         return plain_attention_v2(adj, x_src, x_dst, att, mask)
 
 
@@ -57,7 +57,7 @@ def test_every_task_has_its_own_clock_and_rate(dtype):
     adj, heads = mixed(), 3
     rates, clocks = [0.25, 0.5, 0.75], torch.tensor([[1, 0], [1, 1], [2, 0]])
     count = adj.num_edges * heads
-    masks = [mask_of(clock, 4, count, rate).reshape(-1, heads) for clock, rate in zip(clocks, rates, strict=True)]
+    masks = [row_mask_of(clock, 4, (count // heads, heads), rate) for clock, rate in zip(clocks, rates, strict=True)]
     inputs = TestAttentionV2().made(adj, lead=(3,))
     rates = torch.tensor(rates)
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from weft.ops import random
-from weft.ops.random import keep_mask, keep_mask_rows, mix_key, random_bits, row_elements, uniform
+from weft.ops.random import keep_mask_rows, mix_key, random_bits, row_elements, uniform
 
 from .bits import bits_of, key_of
 
@@ -51,9 +51,9 @@ def test_numba_equals_plain_integers(case):
     seed, step, site, element = case
     key = np.uint64(random_cpu.mix_key(np.int64(seed), np.int64(step), np.int64(site)))
     assert int(key) == key_of(seed, step, site)
-    high = random_cpu.key_high(key, np.int64(element))
-    low_key, low = np.uint32(int(key) & 0xFFFFFFFF), np.uint32(element & 0xFFFFFFFF)
-    assert int(random_cpu.random_bits(low_key, high, low)) == bits_of(*case)
+    for row in {element, element & 0xFFFFFFFF}:  # a row of many bits, or the upper ones as a column
+        term = random_cpu.column_term(np.int64((element - row) >> 32))
+        assert int(random_cpu.random_bits(random_cpu.mask_row(key, np.int64(row)), term)) == bits_of(*case)
 
 
 @pytest.mark.parametrize("rate", [0.0, 2.0**-33, 2.0**-32, 0.1, 0.5, 0.9, 1 - 2.0**-24, 1.0])
@@ -62,18 +62,18 @@ def test_numba_and_torch_keep_the_same_elements(rate):
 
     clock, x = torch.tensor([3, 4]), torch.ones(5000)
     fraction = torch.tensor(rate)
-    expected = keep_mask(fraction, clock, 2, x.numel())
+    expected = keep_mask_rows(fraction, clock, 2, 1, x.numel())[0]
     kept = cpu.bias_act_dropout(x, None, "none", fraction, clock, 2) != 0
     assert torch.equal(kept, expected)
 
 
 def test_elements_of_rows():
     elements = row_elements(3, 4)
-    assert elements.tolist() == [[row * 2**20 + column for column in range(4)] for row in range(3)]
+    assert elements.tolist() == [[column * 2**32 + row for column in range(4)] for row in range(3)]
     rate, clock = torch.tensor(0.5), torch.tensor([3, 4])
     kept = keep_mask_rows(rate, clock, 2, 5000, 3)
     expected = [
-        [bits_of(3, 4, 2, row * 2**20 + column) >= 2**31 for column in range(3)] for row in (0, 4095, 4096, 4999)
+        [bits_of(3, 4, 2, column * 2**32 + row) >= 2**31 for column in range(3)] for row in (0, 4095, 4096, 4999)
     ]
     assert kept[[0, 4095, 4096, 4999]].tolist() == expected
 
@@ -81,7 +81,7 @@ def test_elements_of_rows():
 def test_every_rate_drops_its_part():
     clock = torch.stack([torch.arange(9), torch.arange(9)], 1)
     rates = torch.arange(1, 10) / 10
-    kept = keep_mask(rates, clock, 0, 20000).double().mean(1)
+    kept = keep_mask_rows(rates, clock, 0, 200, 100).double().mean((1, 2))
     assert torch.allclose(kept, 1 - rates.double(), atol=0.02)
 
 
@@ -108,6 +108,16 @@ def test_neighbouring_elements_are_independent():
     bits = random_bits(mix_key(torch.tensor([5, 6]), 7), torch.arange(1 << 16)) >> 28
     for lag in (1, 2, 16, 64, 1024):
         counts = torch.bincount(bits[:-lag] * 16 + bits[lag:], minlength=256)
+        assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+
+
+def test_rows_and_columns_are_independent():
+    """Chi-square over pairs of the top four bits of elements that are some columns or some rows apart."""
+    elements = row_elements(1 << 11, 64)
+    bits = random_bits(mix_key(torch.tensor([5, 6]), 7), elements) >> 28
+    for rows, columns in ((0, 1), (0, 2), (0, 16), (1, 0), (2, 0), (64, 0), (1, 1), (3, 5)):
+        pairs = bits[: len(bits) - rows, : 64 - columns] * 16 + bits[rows:, columns:]
+        counts = torch.bincount(pairs.flatten(), minlength=256)
         assert stats.chisquare(counts.numpy()).pvalue > 1e-4
 
 

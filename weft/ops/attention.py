@@ -30,18 +30,17 @@ from weft.ops.attention_backward_triton import attention_backward_triton, attent
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import as_rate, lead_task
-from weft.ops.random import keep_mask
+from weft.ops.random import keep_mask_rows
 from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.walk import Walk, pack, pack_backward, unpack
 
 
 def coefficient_mask(rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int) -> Tensor | None:
-    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``; element = edge * heads + head."""
+    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row of the mask."""
     if rate is None:
         return None
-    keep = keep_mask(rate.expand(clock.shape[:-1]), clock, site, num_edges * heads)
-    scale = (1.0 / (1.0 - rate.to(torch.float32)))[..., None]
-    return torch.where(keep, scale, 0.0).unflatten(-1, (num_edges, heads))
+    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads)
+    return torch.where(keep, (1.0 / (1.0 - rate.to(torch.float32)))[..., None, None], 0.0)
 
 
 def attention_torch(x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk) -> Tensor:

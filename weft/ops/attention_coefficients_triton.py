@@ -21,7 +21,7 @@ from weft.ops.lanes_triton import spaced_rows
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride, triton_acc
 from weft.ops.pieces_triton import heavy_owner, heavy_piece, light_rows
-from weft.ops.random_triton import keep_scale, mix_key
+from weft.ops.random_triton import keep_scale, mask_row, mix_key
 from weft.ops.walk import Walk
 
 
@@ -99,7 +99,7 @@ def _write(
     kept = tl.exp(tl.where(argument > 0, argument, argument * slope) - lse)
     at = edge[:, :, None] * H + h[None, None, :]
     if DROP:
-        kept *= keep_scale(key, rate, at).to(ACC)
+        kept *= keep_scale(mask_row(key, edge)[:, :, None], rate, h[None, None, :]).to(ACC)
     tl.store(out + at, tl.where(argument > 0, kept, -kept).to(out.dtype.element_ty), mask=seen)
 
 
@@ -224,7 +224,7 @@ def _write_back(
     kept = alpha
     if DROP:
         position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
-        kept = alpha * keep_scale(key, rate, position[:, :, None] * H + h[None, None, :]).to(ACC)
+        kept = alpha * keep_scale(mask_row(key, position)[:, :, None], rate, h[None, None, :]).to(ACC)
     signed = tl.where(argument > 0, kept, -kept).to(out.dtype.element_ty)
     tl.store(out + edge[:, :, None] * H + h[None, None, :], signed, mask=seen)
     return total + tl.where(seen, tl.where(argument > 0, alpha, alpha * slope) * delta, 0.0)

@@ -20,7 +20,7 @@ from weft.ops.lanes_triton import (
 from weft.ops.lang import tl, triton
 from weft.ops.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.pieces_triton import heavy_owner, heavy_piece, light_rows
-from weft.ops.random_triton import keep_scale, mix_key
+from weft.ops.random_triton import keep_scale, mask_row, mix_key
 from weft.ops.walk import Walk
 
 
@@ -48,7 +48,7 @@ def _meet_edge(
     share = tl.exp(score - shift)
     kept = share
     if DROP:
-        kept = share * keep_scale(key, rate, edge[:, None] * H + h[None, :]).to(ACC)
+        kept = share * keep_scale(mask_row(key, edge)[:, None], rate, h[None, :]).to(ACC)
     return higher, total * fade + share, acc * fade[:, :, None] + kept[:, :, None] * value
 
 
@@ -144,7 +144,7 @@ def _edge_gradient(
     alpha = tl.where(mask_h, tl.exp(score - log_total), 0.0)
     kept = alpha
     if DROP:
-        kept = alpha * keep_scale(key, rate, position[:, None] * H + h[None, :]).to(ACC)
+        kept = alpha * keep_scale(mask_row(key, position)[:, None], rate, h[None, :]).to(ACC)
     d_score = kept * tl.sum(gradient * source, 2) - alpha * delta
     sum_near += d_score[:, :, None] * att * tl.where(z > 0, 1.0, slope)
     if TRANSPOSED:

@@ -2,7 +2,7 @@
 
     out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
 
-The element of ``x[..., n, f]`` is row * 2^20 + column, with all dimensions of a task but the last flattened to rows.
+The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f.
 ``parts`` > 1 says that the last dimension is that many parts side by side (heads), each a row of the mask by itself.
 
 Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a

@@ -10,63 +10,106 @@ from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
 from weft.ops.launch import once_for_all, per_task_stride, triton_acc
 from weft.ops.parts_triton import add_parts
-from weft.ops.random_triton import keep_scale, mix_key, row_element
+from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
 BLOCK = 1024
 PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 
 @triton.jit
-def _forward_kernel(
-    x, bias, rate, clock, out, count, N, rows_x, site, stride_bias, stride_rate, stride_clock,
-    F: tl.constexpr, W: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    task = tl.program_id(1).to(tl.int64)
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
-    inside = element < count
-    value = tl.load(x + task * rows_x * F + element, mask=inside, other=0.0).to(ACC)
-    if HAS_BIAS:
-        value += tl.load(bias + task * stride_bias + element % F, mask=inside, other=0.0).to(ACC)
+def _activate(value, ACT: tl.constexpr):
     if ACT == "relu":
         # A comparison that NaN passes: a diverged value must stay visible.
         value = tl.where(value <= 0.0, 0.0, value)
     elif ACT == "elu":
         value = tl.where(value > 0.0, value, tl.exp(value) - 1.0)
-    if DROP:
-        key = mix_key(clock + task * stride_clock, site)
-        counted = row_element(element // W, element % W)
-        value *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), counted).to(ACC)
-    tl.store(out + task * N * F + element, value.to(out.dtype.element_ty), mask=inside)
+    return value
+
+
+@triton.jit
+def _forward_kernel(
+    x, bias, out, count, rows_x, stride_bias,
+    F: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Without dropout: element after element."""
+    task = tl.program_id(1).to(tl.int64)
+    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < count
+    # Rows times a constant width: a stride known only at run time would cost the loads their alignment.
+    value = tl.load(x + task * rows_x * F + element, mask=inside, other=0.0).to(ACC)
+    if HAS_BIAS:
+        value += tl.load(bias + task * stride_bias + element % F, mask=inside, other=0.0).to(ACC)
+    tl.store(out + task * count + element, _activate(value, ACT).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _forward_drop_kernel(
+    x, bias, rate, clock, out, rows, rows_x, site, stride_bias, stride_rate, stride_clock,
+    W: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr,
+    BN: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """With dropout: by the rows of the mask, W wide and PARTS to a row of ``x``, whose bits have a round in common."""
+    task = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    column = tl.program_id(1) * BW + tl.arange(0, BW)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
+    at = row[:, None] * W + column[None, :]
+    value = tl.load(x + task * rows_x * W + at, mask=inside, other=0.0).to(ACC)
+    if HAS_BIAS:
+        own = (row % PARTS)[:, None] * W + column[None, :]
+        value += tl.load(bias + task * stride_bias + own, mask=inside, other=0.0).to(ACC)
+    row_key = mask_row(mix_key(clock + task * stride_clock, site), row)
+    scale = keep_scale(row_key[:, None], tl.load(rate + task * stride_rate).to(tl.float32), column[None, :])
+    value = _activate(value, ACT) * scale.to(ACC)
+    tl.store(out + task * rows * W + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward_kernel(
-    grad, out, rate, clock, grad_x, count, N, site, stride_rate, stride_clock,
-    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    grad, out, rate, grad_x, count, stride_rate,
+    ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Where no mask has to be drawn again: a kept and active element of relu is a positive output."""
     task = tl.program_id(1).to(tl.int64)
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = element < count
-    value = tl.load(grad + task * N * F + element, mask=inside, other=0.0).to(ACC)
+    element = task * count + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < (task + 1) * count
+    value = tl.load(grad + element, mask=inside, other=0.0).to(ACC)
     if ACT == "relu":
-        # A kept and active element is a positive output: no need to draw the mask again.
-        active = tl.load(out + task * N * F + element, mask=inside, other=0.0) > 0.0
+        active = tl.load(out + element, mask=inside, other=0.0) > 0.0
         if DROP:
             value *= tl.div_rn(1.0, 1.0 - tl.load(rate + task * stride_rate).to(tl.float32)).to(ACC)
         value = tl.where(active, value, 0.0)
-    else:
-        if DROP:
-            fraction = tl.load(rate + task * stride_rate).to(tl.float32)
-            counted = row_element(element // W, element % W)
-            scale = keep_scale(mix_key(clock + task * stride_clock, site), fraction, counted).to(ACC)
-            value *= scale
-        if ACT == "elu":
-            activated = tl.load(out + task * N * F + element, mask=inside, other=0.0).to(ACC)
-            if DROP:
-                activated *= (1.0 - fraction).to(ACC)
-            value = tl.where(activated > 0.0, value, value * (activated + 1.0))
-    tl.store(grad_x + task * N * F + element, value.to(grad_x.dtype.element_ty), mask=inside)
+    elif ACT == "elu":
+        activated = tl.load(out + element, mask=inside, other=0.0).to(ACC)
+        value = tl.where(activated > 0.0, value, value * (activated + 1.0))
+    tl.store(grad_x + element, value.to(grad_x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_drop_kernel(
+    grad, out, rate, clock, grad_x, rows, site, stride_rate, stride_clock,
+    W: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """By the rows of the mask, which is drawn again."""
+    task = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    column = tl.program_id(1) * BW + tl.arange(0, BW)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
+    at = (task * rows + row)[:, None] * W + column[None, :]
+    fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+    row_key = mask_row(mix_key(clock + task * stride_clock, site), row)
+    value = tl.load(grad + at, mask=inside, other=0.0).to(ACC)
+    value *= keep_scale(row_key[:, None], fraction, column[None, :]).to(ACC)
+    if ACT == "elu":
+        activated = tl.load(out + at, mask=inside, other=0.0).to(ACC) * (1.0 - fraction).to(ACC)
+        value = tl.where(activated > 0.0, value, value * (activated + 1.0))
+    tl.store(grad_x + at, value.to(grad_x.dtype.element_ty), mask=inside)
+
+
+def _mask_tile(width: int) -> dict[str, int]:
+    """Rows and columns of a tile of a mask that is ``width`` wide: about BLOCK elements."""
+    columns = min(BLOCK, next_power_of_2(width))
+    return {"BN": BLOCK // columns, "BW": columns}
 
 
 def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
@@ -83,18 +126,26 @@ def bias_act_dropout_triton(
         # Tasks that share a clock are one task to the mask and many to the bias: two passes.
         x, bias, act = bias_act_dropout_triton(x, bias, act, None, None, site), None, "none"
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not x.numel():
+        return out
     tasks = _tasks(clock, bias)
-    count, width = x.numel() // max(tasks, 1), x.shape[-1]
-    if x.numel():
-        x = once_for_all(x, clock.dim() - 1 if clock is not None else 0)
+    count, width = x.numel() // tasks, x.shape[-1]
+    x = once_for_all(x, clock.dim() - 1 if clock is not None else 0)
+    shared = {"HAS_BIAS": bias is not None, "ACT": act, "ACC": triton_acc(x.dtype)}
+    bias_or, stride_bias = x if bias is None else bias.contiguous(), per_task_stride(bias, tasks, width)
+    stride_x = per_task_stride(x, tasks, count)
+    if rate is None:
         _forward_kernel[(-(-count // BLOCK), tasks)](
-            x, x if bias is None else bias.contiguous(), x if rate is None else rate.contiguous(),
-            x if clock is None else clock.contiguous(), out, count, count // width,
-            per_task_stride(x, tasks, count) // width, site,
-            per_task_stride(bias, tasks, width), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            F=width, W=width // parts, HAS_BIAS=bias is not None, ACT=act, DROP=rate is not None,
-            ACC=triton_acc(x.dtype), BLOCK=BLOCK,
-        )  # fmt: skip
+            x, bias_or, out, count, stride_x // width, stride_bias, F=width, BLOCK=BLOCK, **shared
+        )
+        return out
+    W = width // parts
+    tile = _mask_tile(W)
+    _forward_drop_kernel[(-(-count // (W * tile["BN"])), -(-W // tile["BW"]), tasks)](
+        x, bias_or, rate.contiguous(), clock.contiguous(), out, count // W, stride_x // W, site,
+        stride_bias, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
+        W=W, PARTS=parts, **tile, **shared,
+    )  # fmt: skip
     return out
 
 
@@ -104,15 +155,22 @@ def bias_act_dropout_backward_triton(
     """Launch the backward; the mask is recomputed from the clock."""
     grad, out = grad.contiguous(), out.contiguous()
     grad_x = torch.empty_like(grad)
-    tasks = _tasks(clock, None)
-    count = grad.numel() // max(tasks, 1)
-    if grad.numel():
+    if not grad.numel():
+        return grad_x
+    tasks, acc = _tasks(clock, None), triton_acc(grad.dtype)
+    count, W = grad.numel() // tasks, grad.shape[-1] // parts
+    stride_rate = per_task_stride(rate, tasks, 1)
+    if rate is None or act == "relu":
         _backward_kernel[(-(-count // BLOCK), tasks)](
-            grad, out, grad if rate is None else rate.contiguous(), grad if clock is None else clock.contiguous(),
-            grad_x, count, count // grad.shape[-1], site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
-            F=grad.shape[-1], W=grad.shape[-1] // parts, ACT=act, DROP=rate is not None,
-            ACC=triton_acc(grad.dtype), BLOCK=BLOCK,
+            grad, out, grad if rate is None else rate.contiguous(), grad_x, count, stride_rate,
+            ACT=act, DROP=rate is not None, ACC=acc, BLOCK=BLOCK,
         )  # fmt: skip
+        return grad_x
+    tile = _mask_tile(W)
+    _backward_drop_kernel[(-(-count // (W * tile["BN"])), -(-W // tile["BW"]), tasks)](
+        grad, out, rate.contiguous(), clock.contiguous(), grad_x, count // W, site,
+        stride_rate, per_task_stride(clock, tasks, 2), W=W, ACT=act, ACC=acc, **tile,
+    )  # fmt: skip
     return grad_x
 
 
@@ -131,6 +189,7 @@ def _backward_bias_kernel(
     if DROP:
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)
         scale = tl.div_rn(1.0, 1.0 - fraction).to(ACC)
+        key = mix_key(clock + task * stride_clock, site)
     total = tl.zeros([BN, BF], ACC)
     for base in range(first, last, BN):
         n = base + tl.arange(0, BN)
@@ -142,9 +201,11 @@ def _backward_bias_kernel(
             value = tl.where(tl.load(out + at, mask=mask, other=0.0) > 0.0, value * scale, 0.0)
         else:
             if DROP:
-                key = mix_key(clock + task * stride_clock, site)
-                counted = row_element(n[:, None] * (F // W) + f[None, :] // W, f[None, :] % W)
-                value *= keep_scale(key, fraction, counted).to(ACC)
+                if W == F:
+                    value *= keep_scale(mask_row(key, n)[:, None], fraction, f[None, :]).to(ACC)
+                else:
+                    row = n.to(tl.int64)[:, None] * (F // W) + f[None, :] // W
+                    value *= keep_scale(mask_row(key, row), fraction, f[None, :] % W).to(ACC)
             if ACT == "elu":
                 activated = tl.load(out + at, mask=mask, other=0.0).to(ACC) / scale
                 value = tl.where(activated > 0.0, value, value * (activated + 1.0))

@@ -22,7 +22,7 @@ from weft.ops.lang import tl, triton
 from weft.ops.launch import H200_SHARED, per_task_stride, shared_memory
 from weft.ops.linear_triton import float32_precision
 from weft.ops.parts_triton import add_parts
-from weft.ops.random_triton import keep_scale, mix_key, row_element
+from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _linear_backward_kernel(
             g = tl.where(tl.load(out + at_o, mask=mask_o, other=0.0) > 0.0, g * scale, 0.0)
         else:
             if DROP:
-                g *= keep_scale(key, fraction, row_element(row[:, None], o[None, :]))
+                g *= keep_scale(mask_row(key, row)[:, None], fraction, o[None, :])
             if ACT == "elu":
                 activated = tl.load(out + at_o, mask=mask_o, other=0.0).to(tl.float32) / scale
                 g = tl.where(activated > 0.0, g, g * (activated + 1.0))

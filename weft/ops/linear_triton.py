@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
-from weft.ops.random_triton import keep_scale, mix_key, row_element
+from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
 
 @triton.jit
@@ -50,8 +50,8 @@ def _linear_kernel(
         total = tl.where(total > 0.0, total, tl.exp(total) - 1.0)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
-        counted = row_element(row[:, None], o[None, :])
-        total *= keep_scale(key, tl.load(rate + task * stride_rate).to(tl.float32), counted)
+        fraction = tl.load(rate + task * stride_rate).to(tl.float32)
+        total *= keep_scale(mask_row(key, row)[:, None], fraction, o[None, :])
     tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 

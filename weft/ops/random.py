@@ -2,7 +2,9 @@
 
 Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on who else is in
 the group, on the order of evaluation, or on the device. A 64-bit key is mixed from the seed, the step and
-the site (three rounds of SplitMix64); each element then passes twice through a 32-bit finaliser.
+the site (three rounds of SplitMix64); each element then passes twice through a 32-bit finaliser: its lower half in the
+first round, its upper half in the second. The element of a mask is its row below and its column above, so that a kernel
+makes the first round once for a whole row.
 
 The same arithmetic stands three times: here in torch, in ``random_triton.py`` and in ``random_cpu.py``.
 The tests hold the three to equal bits.
@@ -22,7 +24,7 @@ MIX64_B = 0x94D049BB133111EB
 GOLDEN32 = 0x9E3779B9
 MIX32_A = 0x7FEB352D
 MIX32_B = 0x846CA68B
-ROW_SHIFT = 20  # the element of a mask over rows is row * 2^20 + column
+COLUMN_SHIFT = 32  # the element of a mask is column * 2^32 + row
 INIT_STEP = -1  # training steps count from 0, so initial weights never share bits with a mask
 
 
@@ -63,25 +65,21 @@ def random_bits(key: Tensor, elements: Tensor) -> Tensor:
     return _finalise32((mixed + _shift_right(key, 32) + high * GOLDEN32) & LOW32)
 
 
-def keep_mask(rate: Tensor, clock: Tensor, site: int, count: int) -> Tensor:
-    """Dropout mask ``[..., count]``: element e is kept where its bits reach ``rate * 2^32``."""
-    elements = torch.arange(count, dtype=torch.int64, device=clock.device)
-    bits = random_bits(mix_key(clock, site)[..., None], elements)
-    return bits >= threshold(rate)[..., None]
-
-
 def row_elements(rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:
-    """Elements ``[rows, columns]`` of a mask over rows: row * 2^20 + column.
+    """Elements ``[rows, columns]`` of a mask: column * 2^32 + row.
 
     A row's elements do not depend on its width, so that columns may be added (a model padded to its neighbours'
     width) without moving the mask of those that were there.
     """
-    row = torch.arange(rows, dtype=torch.int64, device=device)[:, None] << ROW_SHIFT
-    return row + torch.arange(columns, dtype=torch.int64, device=device)
+    column = torch.arange(columns, dtype=torch.int64, device=device) << COLUMN_SHIFT
+    return torch.arange(rows, dtype=torch.int64, device=device)[:, None] + column
 
 
 def keep_mask_rows(rate: Tensor, clock: Tensor, site: int, rows: int, columns: int) -> Tensor:
-    """Dropout mask ``[..., rows, columns]``; see :func:`row_elements` for which element stands where."""
+    """Dropout mask ``[..., rows, columns]``: an element is kept where its bits reach ``rate * 2^32``.
+
+    See :func:`row_elements` for which element stands where.
+    """
     elements = row_elements(rows, columns, clock.device)
     bits = random_bits(mix_key(clock, site)[..., None, None], elements)
     return bits >= threshold(rate)[..., None, None]

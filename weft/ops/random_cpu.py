@@ -13,6 +13,7 @@ _MIX64_B = np.uint64(random.MIX64_B)
 _GOLDEN32 = np.uint32(random.GOLDEN32)
 _MIX32_A = np.uint32(random.MIX32_A)
 _MIX32_B = np.uint32(random.MIX32_B)
+_LOW32 = np.uint64(0xFFFFFFFF)
 _S15, _S16 = np.uint32(15), np.uint32(16)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
@@ -43,15 +44,33 @@ def mix_key(seed, step, site):
 
 
 @njit(nogil=True)
-def key_high(key, element):
-    """The part of the bits' recipe that is the same for all elements with equal upper 32 bits."""
-    return np.uint32(np.uint32(key >> _S32) + np.uint32(np.uint64(element) >> _S32) * _GOLDEN32)
+def mask_row(key, row):
+    """What all columns of a mask's row have in common, a uint32: the first round of the finaliser."""
+    return mask_row_of(np.uint32(key & _LOW32), key_high(key, row), np.uint32(np.uint64(row) & _LOW32))
 
 
 @njit(nogil=True)
-def random_bits(low_key, high_key, low_element):
-    """32 random bits (uint32) from the lower key, :func:`key_high` and the element's lower 32 bits."""
-    return finalise32(np.uint32(finalise32(np.uint32(low_element ^ low_key)) + high_key))
+def key_high(key, row):
+    """The part of :func:`mask_row` that is the same for all rows with equal upper 32 bits."""
+    return np.uint32(np.uint32(key >> _S32) + np.uint32(np.uint64(row) >> _S32) * _GOLDEN32)
+
+
+@njit(nogil=True)
+def mask_row_of(low_key, high_key, low_row):
+    """:func:`mask_row` of the lower key, :func:`key_high` and the row's lower 32 bits; vector loops stay in 32 bits."""
+    return np.uint32(finalise32(np.uint32(low_row ^ low_key)) + high_key)
+
+
+@njit(nogil=True)
+def column_term(column):
+    """What a column adds to its row's :func:`mask_row` before the second round, a uint32."""
+    return np.uint32(np.uint32(column) * _GOLDEN32)
+
+
+@njit(nogil=True)
+def random_bits(row_key, term):
+    """32 random bits (uint32) of a row's :func:`mask_row` and a column's :func:`column_term`."""
+    return finalise32(np.uint32(row_key + term))
 
 
 @njit(nogil=True)

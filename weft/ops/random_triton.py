@@ -31,23 +31,23 @@ def mix_key(clock, site):
 
 
 @triton.jit
-def random_bits(key, element):
-    """32 random bits for every element (int64)."""
-    low = (element & 0xFFFFFFFF).to(tl.uint32)
-    high = (element >> 32).to(tl.uint32)
-    mixed = _finalise32(low ^ (key & 0xFFFFFFFF).to(tl.uint32))
-    return _finalise32(mixed + (key >> 32).to(tl.uint32) + high * 0x9E3779B9)
+def mask_row(key, row):
+    """What all columns of a mask's row have in common, uint32: the first round of the finaliser."""
+    row = row.to(tl.int64)
+    low = (row & 0xFFFFFFFF).to(tl.uint32)
+    high = (row >> 32).to(tl.uint32)
+    return _finalise32(low ^ (key & 0xFFFFFFFF).to(tl.uint32)) + (key >> 32).to(tl.uint32) + high * 0x9E3779B9
 
 
 @triton.jit
-def row_element(row, column):
-    """Element of a mask over rows, int64; the shift is ``ROW_SHIFT`` of ``random.py``."""
-    return (row.to(tl.int64) << 20) + column
+def random_bits(row_key, column):
+    """32 random bits for the columns of rows; ``row_key`` is :func:`mask_row` of theirs."""
+    return _finalise32(row_key + column.to(tl.uint32) * 0x9E3779B9)
 
 
 @triton.jit
-def keep_scale(key, rate, element):
-    """``1 / (1 - rate)`` where the element is kept, 0 where it is dropped."""
-    bits = random_bits(key, element).to(tl.int64)
-    kept = bits >= (rate * 4294967296.0).to(tl.int64)
-    return tl.where(kept, tl.div_rn(1.0, 1.0 - rate), 0.0)
+def keep_scale(row_key, rate, column):
+    """``1 / (1 - rate)`` where an element is kept, 0 where it is dropped; ``row_key`` is :func:`mask_row` of its row."""
+    # A rate of 1 would need the bound 2^32.
+    scale = tl.where(rate < 1.0, tl.div_rn(1.0, 1.0 - rate), 0.0)
+    return tl.where(random_bits(row_key, column) >= (rate * 4294967296.0).to(tl.int64).to(tl.uint32), scale, 0.0)

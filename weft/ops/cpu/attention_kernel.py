@@ -111,7 +111,7 @@ def forward_share(
                     shift(alpha_plus, at),
                 )  # fmt: skip
             if has_mask:
-                drop(values, 0, count, mask, start * H)
+                drop(values, 0, count // H, H, mask, start)
             for k in range(count):
                 positive[k] *= values[k]
             for i in range(row, after):
@@ -234,7 +234,7 @@ def backward_share(
                     if has_mask:
                         for head in range(H):
                             keeps[head] = one[0]
-                        drop(keeps, 0, H, mask, np.int64(perm[position]) * H)
+                        drop(keeps, 0, 1, H, mask, np.int64(perm[position]))
                     dots(grad, (task * N + row) * H * D, x, at * D, H, D, products)
                     _score_gradients(
                         shift(values, here), shift(bend, here), keeps, products, shift(delta, row * H), H,

@@ -154,7 +154,7 @@ def target_share(
             for k in range(begin * H, end * H):
                 kept[k] = d_score[k]
             if has_mask:
-                drop(kept, begin * H, (end - begin) * H, mask, begin * H)
+                drop(kept, begin * H, end - begin, H, mask, begin)
             for edge in range(begin, end):
                 there = (task * M + np.int64(indices[edge])) * H * D
                 dots(grad, at * D, source, there, H, D, products)

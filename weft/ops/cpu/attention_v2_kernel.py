@@ -105,7 +105,7 @@ def forward_share(
                 here = (np.int64(indptr[i]) - start) * H
                 _normalise(shift(values, here), degree, H, factor, one[0], shift(log_sum, (task * N + i) * H))
             if has_mask:
-                drop(values, 0, count, mask, start * H)
+                drop(values, 0, count // H, H, mask, start)
             for i in range(row, after):
                 begin, end, at = np.int64(indptr[i]), np.int64(indptr[i + 1]), (task * N + i) * H * D
                 here = shift(values, (begin - start) * H)

@@ -13,9 +13,7 @@ import numpy as np
 from weft.ops.cpu.kernel import float32s, int64s, part, shift
 from weft.ops.cpu.simd import load, madd, spread_pair, store, zeros
 from weft.ops.cpu.spmm_kernel import Edges, sum_row
-from weft.ops.random_cpu import keep_bound, key_high, mix_key, random_bits
-
-LOW = np.int64(0xFFFFFFFF)
+from weft.ops.random_cpu import column_term, keep_bound, mask_row, mix_key, random_bits
 
 
 class Mask(NamedTuple):
@@ -37,17 +35,13 @@ def task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task):
 
 
 @part
-def drop(values, at, count, mask, element):
-    """Multiply ``count`` values by ``keep / (1 - rate)``; the first is ``element``, its edge * heads + head."""
-    low_key = np.uint32(mask.key & np.uint64(0xFFFFFFFF))
-    done = 0
-    while done < count:  # in runs whose elements agree in their upper 32 bits
-        run = min(count - done, LOW + 1 - ((element + done) & LOW))
-        high, low = key_high(mask.key, element + done), np.uint32((element + done) & LOW)
-        for k in range(run):
-            bits = random_bits(low_key, high, np.uint32(low + np.uint32(k)))
-            values[at + done + k] *= mask.scale if bits >= mask.bound else np.float32(0.0)
-        done += run
+def drop(values, at, edges, H, mask, first):
+    """Multiply the values of ``edges`` edges from ``first`` on by ``keep / (1 - rate)``; an edge is a mask's row."""
+    for head in range(H):
+        term = column_term(head)
+        for k in range(edges):
+            bits = random_bits(mask_row(mask.key, first + k), term)
+            values[at + k * H + head] *= mask.scale if bits >= mask.bound else np.float32(0.0)
 
 
 @part

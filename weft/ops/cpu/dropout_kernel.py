@@ -1,7 +1,7 @@
 """Bias, activation and counter-based dropout on the CPU, a piece that fits the first cache at a time.
 
 Shapes: B tasks with ``count`` elements each; G groups of rows that share a bias ``[G, F]``; W columns of a mask's
-rows, whose elements are row * 2^20 + column.
+rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 from weft.ops.cpu.exponential import expm1
 from weft.ops.cpu.kernel import float32s, int64s, kernel, part, pointer
 from weft.ops.cpu.simd import zero
-from weft.ops.random import ROW_SHIFT
-from weft.ops.random_cpu import keep_bound, key_high, mix_key, random_bits
+from weft.ops.random_cpu import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
 
 PIECE = 2048
-LOW = np.int64(0xFFFFFFFF)
-ROW_BITS = np.int64(ROW_SHIFT)
+LOW = np.uint64(0xFFFFFFFF)
+WIDE = 32  # columns from which a row is worth a loop of its own
 
 
 @part
@@ -52,35 +51,39 @@ def _elu(out, at, count):
 
 
 @part
-def _offsets(W, most):
-    """Elements of a piece of at most ``most`` values less its first one's: whole rows, or a part of a long one.
+def _terms(W, most):
+    """Rows ``[0, :]``, counted from the first, and columns' terms ``[1, :]`` of a piece of ``most`` values at most.
 
-    A table, because rows of 7 or 16 values are too short for a vector loop over each of them.
+    Tables, because rows of 7 or 16 values are too short for a vector loop over each of them.
     """
-    offsets = np.empty(max(1, min(most, PIECE)), np.uint32)
+    terms = np.empty((2, max(1, min(most, PIECE) if W < WIDE else 1)), np.uint32)
     row, column = 0, 0
-    for k in range(offsets.size):
-        offsets[k] = np.uint32((row << ROW_BITS) + column)
+    for k in range(terms.shape[1]):
+        terms[0, k], terms[1, k] = np.uint32(row), column_term(column)
         column += 1
         if column == W:
             row, column = row + 1, 0
-    return offsets
+    return terms
 
 
 @part
-def _mask(values, at, count, key, element, offsets, bound, scale):
-    """Multiply ``count`` values by ``keep / (1 - rate)``; the first of them is ``element`` of its task."""
-    low_key, high_key = np.uint32(key & np.uint64(0xFFFFFFFF)), key_high(key, element)
-    low = np.uint32(element & LOW)
-    for k in range(count):
-        bits = random_bits(low_key, high_key, np.uint32(low + offsets[k]))
-        values[at + k] *= scale if bits >= bound else np.float32(0.0)
-
-
-@part
-def _element(at, count, W):
-    """Number of the value ``at`` inside its task: row * 2^20 + column."""
-    return ((at % count) // W << ROW_BITS) + at % W
+def _mask(values, at, count, key, place, W, terms, bound, scale):
+    """Multiply ``count`` values by ``keep / (1 - rate)``; the first of them stands at ``place`` of its task."""
+    row, column = place // W, place % W
+    if W < WIDE:  # a piece has whole rows
+        rows, columns = terms[0], terms[1]
+        low_key, high_key, low_row = np.uint32(key & LOW), key_high(key, row), np.uint32(np.uint64(row) & LOW)
+        for k in range(count):
+            bits = random_bits(mask_row_of(low_key, high_key, np.uint32(low_row + rows[k])), columns[k])
+            values[at + k] *= scale if bits >= bound else np.float32(0.0)
+        return
+    done = 0
+    while done < count:
+        run, row_key = min(W - column, count - done), mask_row(key, row)
+        for k in range(run):
+            bits = random_bits(row_key, column_term(column + k))
+            values[at + done + k] *= scale if bits >= bound else np.float32(0.0)
+        row, column, done = row + 1, 0, done + run
 
 
 @part
@@ -93,13 +96,9 @@ def _share(total, W, share, shares):
 
 @part
 def _piece(at, last, count, W):
-    """How many values from ``at`` on are in one piece: one task, one upper half of their elements' bits."""
+    """How many values from ``at`` on are in one piece: of one task, and whole rows where a piece holds some."""
     size = min(last - at, count - at % count)
-    if W > PIECE:
-        return min(min(size, PIECE), min(W - at % W, LOW + 1 - (_element(at, count, W) & LOW)))
-    rows_of_one_half = np.int64(1) << (32 - ROW_BITS)
-    left = rows_of_one_half - (at % count) // W % rows_of_one_half
-    return min(size, min(PIECE // W, left) * W)
+    return min(size, PIECE if W > PIECE else PIECE // W * W)
 
 
 @kernel
@@ -115,7 +114,7 @@ def forward_share(
     rate, clock = float32s(rate_at), int64s(clock_at)
     total = B * count
     at, last = _share(total, W, share, shares)
-    offsets = _offsets(W, last - at if has_mask else 0)
+    terms = _terms(W, last - at if has_mask else 0)
     while at < last:
         size = _piece(at, last, count, W)
         if has_bias:
@@ -132,7 +131,7 @@ def forward_share(
             task = at // count
             key = mix_key(clock[task * clock_step], clock[task * clock_step + 1], site)
             bound, scale = keep_bound(rate[task * rate_step])
-            _mask(out, at, size, key, _element(at, count, W), offsets, bound, scale)
+            _mask(out, at, size, key, at % count, W, terms, bound, scale)
         at += size
 
 
@@ -159,7 +158,7 @@ def backward_share(
     result, grad, out = pointer(result_at, like), pointer(grad_at, like), pointer(out_at, like)
     rate, clock = float32s(rate_at), int64s(clock_at)
     at, last = _share(B * count, W, share, shares)
-    offsets = _offsets(W, last - at if has_mask else 0)
+    terms = _terms(W, last - at if has_mask else 0)
     while at < last:
         size = _piece(at, last, count, W)
         unscale = np.float32(1.0)
@@ -169,7 +168,7 @@ def backward_share(
             key = mix_key(clock[task * clock_step], clock[task * clock_step + 1], site)
             bound, scale = keep_bound(rate[task * rate_step])
             unscale = np.float32(1.0) / scale if scale > 0 else np.float32(0.0)
-            _mask(result, at, size, key, _element(at, count, W), offsets, bound, scale)
+            _mask(result, at, size, key, at % count, W, terms, bound, scale)
         if act == 1:
             _relu_backward(result, out, at, size)
         elif act == 2:
