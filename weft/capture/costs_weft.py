@@ -83,8 +83,8 @@ def _attention(call: Call, packed: bool = False) -> Work:
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 40 + 4 * edges * width * tasks,
-        stream=3 * edges * INDEX * tasks + 2 * coefficients * x.itemsize + bytes_out(call),
-        gather=edges * tasks * x.itemsize * (width + 2 * heads),
+        stream=2 * edges * INDEX * tasks + 2 * coefficients * x.itemsize + bytes_out(call),
+        gather=edges * tasks * x.itemsize * (width + heads),
     )
 
 

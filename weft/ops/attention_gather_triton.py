@@ -3,8 +3,9 @@
     acc[i]  = sum over e of |c[e, h]|        * v[j, h, :]
     plus[i] = sum over e of max(c[e, h], 0)  * v[j, h, :]        edges with a positive argument only
 
-Forward, these are the layer's output and the part of it that ``d a_dst`` needs. Backward, over the transpose with
-gradients as rows, ``acc`` is ``d x`` and with the row's own ``x``
+Forward, these times ``inverse[i, h]`` (one over the softmax's denominator, which the coefficients lack) are the layer's
+output and the part of it that ``d a_dst`` needs. Backward, over the transpose with gradients as rows, ``acc`` is ``d x``
+and with the row's own ``x``
 
     d a_src[j, h] = <x[j, h], slope * acc + (1 - slope) * plus> - loss[j, h]
 
@@ -44,18 +45,23 @@ def _meet(
 
 @triton.jit
 def _finish(
-    own, loss, out, out_plus, grad_a, row, valid, group, head, at, in_tile, in_group, acc, plus, slope,
+    own, loss, inverse, out, out_plus, grad_a, row, valid, group, head, at, in_tile, in_group, acc, plus, slope,
     G: tl.constexpr, PER_HEAD: tl.constexpr, S_OWN: tl.constexpr, S_OUT: tl.constexpr, S_A: tl.constexpr,
-    H: tl.constexpr, BACKWARD: tl.constexpr, PLUS: tl.constexpr, ACC: tl.constexpr,
+    H: tl.constexpr, BACKWARD: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Store rows: ``row, valid [BR]``, sums ``[BR, BG, BD]``; backward also what the rows' own scores get."""
     mask = valid[:, None, None] & in_tile[None, :, :]
     place = row[:, None, None] * S_OUT + at[None, :, :]
+    mask_g = valid[:, None] & in_group[None, :]
+    if SCALED:
+        scale = tl.load(inverse + row[:, None] * H + head[None, :], mask=mask_g, other=0.0)[:, :, None]
+        acc *= scale
+        if PLUS:
+            plus *= scale
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=mask)
     if BACKWARD:
         mine = tl.load(own + row[:, None, None] * S_OWN + at[None, :, :], mask=mask, other=0.0).to(ACC)
         gain = tl.sum(mine * (slope * acc + (1.0 - slope) * plus), 2)
-        mask_g = valid[:, None] & in_group[None, :]
         if PER_HEAD == 1:
             gain -= tl.load(loss + row[:, None] * H + head[None, :], mask=mask_g, other=0.0)
             tl.store(grad_a + row[:, None] * S_A + head[None, :], gain.to(grad_a.dtype.element_ty), mask=mask_g)
@@ -67,12 +73,13 @@ def _finish(
 
 @triton.jit
 def _gather_kernel(
-    value, coefficient, own, loss, indices,
+    value, coefficient, own, loss, inverse, indices,
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
     out, out_plus, grad_a, part, num_heavy, num_light, num_partial, M, N, E, slope,
     H: tl.constexpr, D: tl.constexpr, G: tl.constexpr, PER_HEAD: tl.constexpr, SHARED: tl.constexpr,
     S_V: tl.constexpr, S_OWN: tl.constexpr, S_OUT: tl.constexpr, S_A: tl.constexpr, BACKWARD: tl.constexpr,
-    PLUS: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
+    PLUS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """M rows of ``value`` are gathered into N rows; heavy pieces first, then light rows, BR at a time."""
     STEP: tl.constexpr = BD if PER_HEAD > 1 else D  # features from one group to the next
@@ -89,6 +96,8 @@ def _gather_kernel(
     value += task * M * S_V
     coefficient += task * E * H
     out += task * N * S_OUT
+    if SCALED:
+        inverse += task * N * H
     if BACKWARD:
         own += task * N * S_OWN
         loss += task * N * H
@@ -119,9 +128,9 @@ def _gather_kernel(
             one = tl.zeros([1], tl.int64)
             row_one = one + tl.load(heavy_row + piece).to(tl.int64)
             _finish(
-                own, loss, out, out_plus, grad_a, row_one, one == 0, group, head, at, in_tile, in_group,
+                own, loss, inverse, out, out_plus, grad_a, row_one, one == 0, group, head, at, in_tile, in_group,
                 acc_one[None, :, :], plus_one[None, :, :], slope,
-                G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, ACC,
+                G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, SCALED, ACC,
             )  # fmt: skip
     else:
         item = (piece - num_heavy) * BR + lane
@@ -134,17 +143,17 @@ def _gather_kernel(
                     acc, plus, H, S_V, PLUS, ACC,
                 )  # fmt: skip
         _finish(
-            own, loss, out, out_plus, grad_a, row, valid, group, head, at, in_tile, in_group, acc, plus, slope,
-            G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, ACC,
+            own, loss, inverse, out, out_plus, grad_a, row, valid, group, head, at, in_tile, in_group, acc, plus,
+            slope, G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, SCALED, ACC,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish_hubs_kernel(
-    part, hub_ptr, hub_row, own, loss, out, out_plus, grad_a, num_partial, N, slope,
+    part, hub_ptr, hub_row, own, loss, inverse, out, out_plus, grad_a, num_partial, N, slope,
     H: tl.constexpr, D: tl.constexpr, G: tl.constexpr, PER_HEAD: tl.constexpr,
     S_OWN: tl.constexpr, S_OUT: tl.constexpr, S_A: tl.constexpr, BACKWARD: tl.constexpr,
-    PLUS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
+    PLUS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of one hub, BP at a time and always in the same order, and finish its row."""
     STEP: tl.constexpr = BD if PER_HEAD > 1 else D
@@ -157,6 +166,8 @@ def _finish_hubs_kernel(
     in_tile = in_group[:, None] & (d < STEP)[None, :]
     at = group[:, None] * STEP + d[None, :]
     out += task * N * S_OUT
+    if SCALED:
+        inverse += task * N * H
     if BACKWARD:
         own += task * N * S_OWN
         loss += task * N * H
@@ -176,9 +187,9 @@ def _finish_hubs_kernel(
             plus += tl.load(part + size + place, mask=mask, other=0.0)
     one = tl.zeros([1], tl.int64)
     _finish(
-        own, loss, out, out_plus, grad_a, one + tl.load(hub_row + hub).to(tl.int64), one == 0, group, head, at, in_tile,
-        in_group, tl.sum(acc, 0)[None, :, :], tl.sum(plus, 0)[None, :, :], slope,
-        G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, ACC,
+        own, loss, inverse, out, out_plus, grad_a, one + tl.load(hub_row + hub).to(tl.int64), one == 0, group, head, at,
+        in_tile, in_group, tl.sum(acc, 0)[None, :, :], tl.sum(plus, 0)[None, :, :], slope,
+        G, PER_HEAD, S_OWN, S_OUT, S_A, H, BACKWARD, PLUS, SCALED, ACC,
     )  # fmt: skip
 
 
@@ -242,14 +253,15 @@ def choose_gather_launch(heads: int, width: int, shared: bool = False, itemsize:
 
 def gather(
     value: Tensor, spacing: int, shared: bool, coefficient: Tensor, heads: int, width: int, walk: Walk, plus: bool,
-    out: Tensor, out_spacing: int, out_plus: Tensor | None = None, *, own: Tensor | None = None, own_spacing: int = 0,
-    loss: Tensor | None = None, grad_a: Tensor | None = None, grad_a_spacing: int = 0, slope: float = 0.0,
-    launch: GatherLaunch | None = None,
+    out: Tensor, out_spacing: int, out_plus: Tensor | None = None, *, inverse: Tensor | None = None,
+    own: Tensor | None = None, own_spacing: int = 0, loss: Tensor | None = None, grad_a: Tensor | None = None,
+    grad_a_spacing: int = 0, slope: float = 0.0, launch: GatherLaunch | None = None,
 ) -> None:  # fmt: skip
     """Fill ``out`` (and ``out_plus``, or backward ``grad_a``) from rows of ``value`` along the edges of ``walk``.
 
     ``value [T, M, ...]`` has its rows ``spacing`` elements apart (one head a row where ``shared``), ``coefficient`` is
-    ``[T, E, H]``, ``out [T, N, H, D]`` has rows ``out_spacing`` apart. With ``own [T, N, H, D]`` it is the backward pass.
+    ``[T, E, H]``, ``out [T, N, H, D]`` has rows ``out_spacing`` apart. A row's sums are multiplied by its ``inverse
+    [T, N, H]`` where there is one. With ``own [T, N, H, D]`` it is the backward pass.
     """
     work, acc, sums = walk.work, triton_acc(coefficient.dtype), accumulate_dtype(coefficient.dtype)
     tasks, E = coefficient.shape[:2]
@@ -268,21 +280,23 @@ def gather(
     own_or = own if backward else coefficient
     loss_or, gains_or = (loss, gains) if backward else (coefficient, coefficient)
     plus_or = coefficient if out_plus is None else out_plus
+    inverse_or = coefficient if inverse is None else inverse
     tiles = -(-groups // launch.block_groups)
     constants = {
         "H": heads, "D": width, "G": groups, "PER_HEAD": per_head, "S_OWN": own_spacing, "S_OUT": out_spacing,
-        "S_A": grad_a_spacing, "BACKWARD": backward, "PLUS": plus, "ACC": acc, "BG": launch.block_groups, "BD": unit,
+        "S_A": grad_a_spacing, "BACKWARD": backward, "PLUS": plus, "SCALED": inverse is not None, "ACC": acc,
+        "BG": launch.block_groups, "BD": unit,
     }  # fmt: skip
     num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
     _gather_kernel[(num_heavy + -(-num_light // launch.block_rows), tiles, tasks)](
-        value, coefficient, own_or, loss_or, walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
+        value, coefficient, own_or, loss_or, inverse_or, walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
         work.light_start, work.light_len, work.light_row, out, plus_or, gains_or, part,
         num_heavy, num_light, partials, M, N, E, slope, SHARED=shared, S_V=spacing,
         BR=launch.block_rows, UNROLL=launch.unroll, num_warps=launch.num_warps, **constants,
     )  # fmt: skip
     if partials:
         _finish_hubs_kernel[(work.hub_row.numel(), tiles, tasks)](
-            part, work.hub_ptr, work.hub_row, own_or, loss_or, out, plus_or, gains_or, partials, N, slope,
+            part, work.hub_ptr, work.hub_row, own_or, loss_or, inverse_or, out, plus_or, gains_or, partials, N, slope,
             BP=8, num_warps=4, **constants,
         )  # fmt: skip
     if backward and per_head > 1:

@@ -21,6 +21,19 @@ def heavy_owner(piece, row, hub_row, hub_of_partial, num_partial):
 
 
 @triton.jit
+def heavy_row_span(piece, start, length, hub_ptr, hub_of_partial, num_partial):
+    """``(first edge, edges)`` of the whole row that a heavy piece belongs to; of a chunk all chunks of its hub."""
+    first = tl.load(start + piece).to(tl.int64)
+    edges = tl.load(length + piece)
+    if piece < num_partial:
+        hub = tl.load(hub_of_partial + piece)
+        final = tl.load(hub_ptr + hub + 1) - 1
+        first = tl.load(start + tl.load(hub_ptr + hub)).to(tl.int64)
+        edges = (tl.load(start + final).to(tl.int64) - first).to(tl.int32) + tl.load(length + final)
+    return first, edges
+
+
+@triton.jit
 def light_rows(item, start, length, row, num_light):
     """``(first edge, edges, row, valid)`` of the light rows ``item [L]``."""
     valid = item < num_light
