@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
-from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.attention_backward_triton import (
+    RowGradientLaunch,
+    attention_backward_triton,
+    attention_row_gradient_triton,
+)
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
@@ -63,6 +67,18 @@ def test_attention(lead, heads, width, active, dtype):
     assert_same(attention_row_gradient_triton(*rows), (stats, grad_a_dst), dtype)
     mine = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
     assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk), dtype)
+
+
+@pytest.mark.parametrize("launch", [RowGradientLaunch(4, 8), RowGradientLaunch(32, 4, 2)], ids=str)
+@pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
+def test_row_gradient_in_steps(shared, launch):
+    rows, heads, width = 5, 3, 20
+    grad = numbers(rows, 1 if shared else heads, width, seed=3).expand(rows, heads, width)
+    out, out_plus = numbers(rows, heads, width, seed=4), numbers(rows, heads, width, seed=5)
+    alpha_plus, a_dst, log_sum = (numbers(rows, heads, seed=seed) for seed in (6, 7, 8))
+    given = (grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    expected = attention_row_gradient_torch(*given)
+    assert_same(attention_row_gradient_triton(*given, launch=launch), expected, torch.float32)
 
 
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
