@@ -41,8 +41,8 @@ def _column_sum_kernel(
     tl.store(partial + (task * tl.num_programs(0) + part) * F + f, tl.sum(total, 0), mask=f < F)
 
 
-def column_sum_triton(x: Tensor, programs: int = 264) -> Tensor:
-    """Launch over ``x [..., N, F]``: about two programs to each multiprocessor, whatever N is."""
+def column_sum_triton(x: Tensor, programs: int = 1056) -> Tensor:
+    """Launch over ``x [..., N, F]``: about eight programs to each multiprocessor, so that many loads are under way."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
     x_TNF = x.reshape(lead.numel(), N, F).contiguous()
     tasks = x_TNF.shape[0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import H200_SHARED, per_task_stride, shared_memory
-from weft.ops.linear_triton import float32_precision
+from weft.ops.linear_triton import float32_precision, tall_precision
 from weft.ops.parts_triton import add_parts
 from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
@@ -30,7 +30,7 @@ def _linear_backward_kernel(
     grad, out, x, weight, passed, rate, clock, grad_in, grad_x, partial, N, rows_per_program, site, rows_x, rows_weight,
     stride_rate, stride_clock,
     I: tl.constexpr, O: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, WANT_IN: tl.constexpr,
-    WANT_X: tl.constexpr, HAS_PASSED: tl.constexpr, PRECISION: tl.constexpr,
+    WANT_X: tl.constexpr, HAS_PASSED: tl.constexpr, PRECISION: tl.constexpr, TALL: tl.constexpr,
     BN: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -80,7 +80,7 @@ def _linear_backward_kernel(
         g = g.to(v.dtype)
         if WANT_IN:
             tl.store(grad_in + at_o, g, mask=mask_o)
-        sum_w = tl.dot(tl.trans(g), v, sum_w, input_precision=PRECISION)
+        sum_w = tl.dot(tl.trans(g), v, sum_w, input_precision=TALL)
         if WANT_X:
             back = tl.zeros([BN, BI], tl.float32)
             if HAS_PASSED:
@@ -111,15 +111,29 @@ def shared_bytes(launch: LinearBackwardLaunch, num_out: int, itemsize: int, want
     return launch.num_stages * step + (out * launch.block_in * itemsize if wants_x else 0)
 
 
+def term_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a number in shared memory: with float32's accuracy it is three parts in bfloat16."""
+    return 6 if dtype == torch.float32 and tall_precision() == "bf16x6" else dtype.itemsize
+
+
+def steps(num_in: int, itemsize: int) -> tuple[tuple[int, int], ...]:
+    """Rows and stages to be tried, the best first (H200, 169,343 rows, 16 and 32 tasks)."""
+    if itemsize == 2:
+        return (128, 2), (64, 3), (64, 2), (32, 2), (32, 1), (16, 1)
+    if itemsize == 6:
+        return ((32, 3), (64, 1), (32, 1), (16, 1)) if num_in > 64 else ((64, 1), (32, 3), (32, 1), (16, 1))
+    return (64, 2), (32, 2), (32, 1), (16, 1)
+
+
 def choose_launch(
     num_in: int, num_out: int, itemsize: int = 4, wants_x: bool = True, limit: int = H200_SHARED
 ) -> LinearBackwardLaunch | None:
     """All inputs in one tile, so that ``g`` is worked out once, and as many rows a step as the shared memory holds.
 
-    None where not even few rows fit.
+    ``itemsize``: bytes that a term takes in shared memory, see :func:`term_bytes`. None where not even few rows fit.
     """
     block_in = min(128, max(16, next_power_of_2(num_in)))
-    for rows, stages in ((64, 2), (32, 2), (32, 1), (16, 1)):
+    for rows, stages in steps(num_in, itemsize):
         launch = LinearBackwardLaunch(block_rows=rows, block_in=block_in, num_stages=stages)
         if shared_bytes(launch, num_out, itemsize, wants_x) <= limit:
             return launch
@@ -139,7 +153,8 @@ def linear_backward_triton(
     lead = grad.shape[:-2]
     tasks = lead.numel()
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
-    launch = launch or choose_launch(I, O, x.element_size(), wants_x, shared_memory(x.device))
+    single = x.dtype == torch.float32
+    launch = launch or choose_launch(I, O, term_bytes(x.dtype), wants_x, shared_memory(x.device))
     assert launch is not None, "who calls this asks choose_launch first"
     tiles = -(-I // launch.block_in)
     parts = max(1, min(launch.programs // max(1, tiles * tasks), -(-N // (2 * launch.block_rows))))
@@ -155,7 +170,7 @@ def linear_backward_triton(
         N, rows, site, per_task_stride(x, tasks, N * I) // I, per_task_stride(weight, tasks, O * I) // I,
         per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
         I=I, O=O, ACT=act, DROP=rate is not None, WANT_IN=wants_in, WANT_X=wants_x, HAS_PASSED=passed is not None,
-        PRECISION=float32_precision() if x.dtype == torch.float32 else "tf32",
+        PRECISION=float32_precision() if single else "tf32", TALL=tall_precision() if single else "tf32",
         BN=launch.block_rows, BO=max(16, next_power_of_2(O)), BI=launch.block_in,
         num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
