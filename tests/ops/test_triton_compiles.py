@@ -136,6 +136,7 @@ def test_sddmm_and_softmax(launches, dtype):
 def test_attention(launches, dtype):
     from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
     from weft.ops.attention_forward_triton import attention_forward_triton
+    from weft.ops.mean_heads import mean_heads_triton
 
     adj = small()
     walk, back = walks(adj)
@@ -144,6 +145,7 @@ def test_attention(launches, dtype):
     out, out_plus, alpha_plus, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, *random, walk, True)
     stats, _ = attention_row_gradient_triton(out, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
     attention_backward_triton(out, x, a_src, stats, 0.2, *random, back)
+    mean_heads_triton(out, numbers(16, dtype=dtype))
     compile_all(launches)
 
 

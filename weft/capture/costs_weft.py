@@ -214,6 +214,7 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.weight_grad": _weight_grad,
     "weft.column_sum": _pass,
     "weft.split_rows": _pass,
+    "weft.mean_heads": _pass,
     "weft.batch_norm": _batch_norm,
     "weft.batch_norm_backward": _batch_norm,
     "weft.bias_act_dropout": _pass,

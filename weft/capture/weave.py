@@ -63,7 +63,7 @@ SMALL_FAMILY = (
     FAMILY
     | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
     | dict.fromkeys(("bias_act_dropout", "bias_act_dropout_backward", "copied", "side_by_side"), "passes")
-    | dict.fromkeys(("bias_act_dropout_backward_bias_parts", "cross_entropy_rows_backward"), "passes")
+    | dict.fromkeys(("bias_act_dropout_backward_bias_parts", "cross_entropy_rows_backward", "mean_heads"), "passes")
     | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
     | {"adam_": "update"}
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
+from weft import ops
 from weft.core.errors import SpecError
 from weft.nn.checks import check_count
 from weft.nn.conv import Conv
 from weft.nn.dropout import Dropout
+from weft.nn.ending import Ending
 
 
 class AttentionConv(Conv):
@@ -39,13 +43,13 @@ class AttentionConv(Conv):
         """``[..., N, H D]`` to ``[..., N, H, D]``."""
         return x.unflatten(-1, (self.heads, self.head_features))
 
-    def join(self, x: Tensor) -> Tensor:
-        """``[..., N, H, D]`` to ``[..., N, out_features]``."""
+    def finish(self, x: Tensor, ending: Ending) -> Tensor:
+        """``[..., N, H, D]`` to ``[..., N, out_features]``: heads joined, then finished by ``ending``."""
         if self.concat or self.heads == 1:
-            return x.flatten(-2)
-        # The gradient of a sum is one row seen by all heads, which the attention's backward reads once, not H times;
-        # that of a mean would be written out.
-        return x.sum(-2) * (1.0 / self.heads)
+            return ending.apply(x.flatten(-2), parts=self.parts)
+        if ending.epilogue is not None:
+            return ending.apply(ops.mean_heads(x))
+        return replace(ending, bias=None).apply(ops.mean_heads(x, ending.bias))
 
     def extra_repr(self) -> str:
         """The widths and the heads."""

@@ -52,7 +52,7 @@ class GATConv(AttentionConv):
         out = ops.graph_attention_packed(
             adj.with_self_loops(), packed, self.heads, self.slope, rate, clock, self.dropout.site
         )
-        return ending.apply(self.join(out), parts=self.parts)
+        return self.finish(out, ending)
 
     def _weight_with_scores(self) -> Tensor:
         """``[H D + 2 H, in]``: W, then the rows ``a_src^T W`` of every head, then ``a_dst^T W``."""

@@ -61,4 +61,4 @@ class GATv2Conv(AttentionConv):
             clock,
             self.dropout.site,
         )
-        return ending.apply(self.join(out), parts=self.parts)
+        return self.finish(out, ending)

@@ -11,6 +11,7 @@ from weft.ops.dropout import bias_act_dropout, dropout
 from weft.ops.edge_softmax import edge_softmax
 from weft.ops.linear import linear, linear_and_pass
 from weft.ops.loss import cross_entropy_rows
+from weft.ops.mean_heads import mean_heads
 from weft.ops.multi_edge_softmax import multi_edge_softmax
 from weft.ops.multi_sddmm import multi_sddmm
 from weft.ops.multi_spmm import joined_spmm, multi_spmm, pull_push_spmm
@@ -31,6 +32,7 @@ __all__ = [
     "joined_spmm",
     "linear",
     "linear_and_pass",
+    "mean_heads",
     "multi_edge_softmax",
     "multi_sddmm",
     "multi_spmm",

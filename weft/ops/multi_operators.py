@@ -20,6 +20,7 @@ from weft.ops.dropout_triton import bias_act_dropout_backward_triton, bias_act_d
 from weft.ops.linear import HALF, NARROW
 from weft.ops.linear_triton import linear_triton
 from weft.ops.loss_triton import cross_entropy_rows_backward_triton
+from weft.ops.mean_heads import mean_heads_triton
 from weft.ops.multi import Call
 from weft.ops.multi_copies import copied_triton, side_by_side_triton, zeros_triton
 from weft.ops.multi_edge_softmax_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
@@ -146,6 +147,7 @@ LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "bias_act_dropout": _one(bias_act_dropout_triton),
     "bias_act_dropout_backward": _one(bias_act_dropout_backward_triton),
     "bias_act_dropout_backward_bias_parts": backward_bias_parts,
+    "mean_heads": _one(mean_heads_triton),
     "linear_backward_parts": linear_backward_parts,
     "weight_grad_parts": _one(weight_grad_parts),
     "column_sum_parts": _one(column_sum_parts),

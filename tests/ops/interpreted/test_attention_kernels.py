@@ -15,6 +15,7 @@ from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+from weft.ops.mean_heads import mean_heads_torch, mean_heads_triton
 
 from ..graphs import empty
 from .walks import assert_same, numbers, small, walks
@@ -154,3 +155,11 @@ def test_parts_of_one_matrix(lead, shared):
     attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back, into=(into_x, into_src))
     grad_x, grad_a_src = attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk)
     assert_same((into_x, into_src, into_dst), (grad_x, grad_a_src, grad_a_dst), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("lead", "heads", "width"), [((), 1, 1), ((2,), 3, 40), ((2, 2), 2, 300)])
+def test_mean_of_heads(lead, heads, width, dtype):
+    x = numbers(*lead, 7, heads, width, dtype=dtype)
+    for bias in (None, numbers(width, dtype=dtype, seed=1), numbers(*lead, width, dtype=dtype, seed=1)):
+        assert_same(mean_heads_triton(x, bias), mean_heads_torch(x, bias), dtype)
