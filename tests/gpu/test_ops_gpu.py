@@ -140,6 +140,37 @@ def test_attention(lead, heads, width, rate, dtype):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("slope", [0.2, 1.5])
+@pytest.mark.parametrize(("spread", "dtype"), [(25.0, F32), (55.0, BF16), (300.0, F32), (300.0, BF16), (300.0, F16)])
+def test_attention_of_scores_far_apart(spread, dtype, slope):
+    """One source stands out, and most rows do not know it: by the bound of all rows or each by its own maximum."""
+    inputs = [make(NODES, 4, 16), make(NODES, 4, seed=1), make(NODES, 4, seed=2)]
+    inputs[1][100] = spread
+    assert_agrees(
+        lambda *a: ops.graph_attention(graph_on_gpu(), *a, slope=slope),
+        lambda *a: attention_torch(*a, slope, None, walk()), inputs, dtype,
+    )  # fmt: skip
+
+
+def test_a_score_that_is_no_number_stays_in_its_rows():
+    x, a_src, a_dst = make(NODES, 4, 16).float(), make(NODES, 4, seed=1).float(), make(NODES, 4, seed=2).float()
+    a_src[100, 0] = torch.nan
+    out = ops.graph_attention(graph_on_gpu(), x, a_src, a_dst)
+    expected = attention_torch(x, a_src, a_dst, 0.2, None, walk())
+    assert expected.isnan().any()
+    assert torch.equal(out.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize(
+    ("lead", "heads", "width", "dtype"), [((), 4, 40, F32), ((3,), 3, 17, BF16), ((2,), 8, 64, F16)]
+)
+def test_mean_of_heads(lead, heads, width, dtype):
+    def plain(x, bias):
+        return x.mean(-2) + bias.unsqueeze(-2)
+
+    assert_agrees(ops.mean_heads, plain, [make(*lead, 2001, heads, width), make(*lead, width, seed=1)], dtype)
+
+
 @pytest.mark.parametrize(("lead", "heads", "width", "rate", "dtype"), ATTENTION)
 def test_attention_v2(lead, heads, width, rate, dtype):
     shapes = (NODES, heads, width), (NODES, heads, width), (heads, width)

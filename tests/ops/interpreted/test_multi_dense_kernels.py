@@ -42,6 +42,7 @@ def calls(dtype) -> list[Call]:
         Call("bias_act_dropout", (grad, bias, "relu", rate, clock, 2)),
         Call("bias_act_dropout_backward", (grad, out, "relu", rate, clock, 2)),
         Call("bias_act_dropout_backward_bias_parts", (grad, out, [2, 5], "relu", rate, clock, 2)),
+        Call("mean_heads", (numbers(2, ROWS, 3, 5, dtype=dtype), bias)),
         Call("column_sum_parts", (grad,)),
         Call("cross_entropy_rows_parts", (grad, labels, rows)),
         Call("cross_entropy_rows_backward", (torch.ones(2), grad, labels, rows)),
