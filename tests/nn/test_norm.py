@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from weft.nn import BatchNorm, LayerNorm
+from weft.nn import BatchNorm, Epilogue, LayerNorm
+from weft.nn import norm as norm_module
 
 
 def pair() -> tuple[BatchNorm, nn.BatchNorm1d]:
@@ -82,3 +83,75 @@ def test_reduced_precision_keeps_float_statistics() -> None:
     assert norm.running_mean.dtype == torch.float32
     expected = copy.deepcopy(norm)(x.float())
     torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
+
+
+class TestInOneOperator:
+    """The way of a GPU, by the operators' references: the whole epilogue is handed to the norm."""
+
+    @staticmethod
+    def both(monkeypatch: pytest.MonkeyPatch, *options: object) -> tuple[Epilogue, Epilogue, list]:
+        """An epilogue as it is, one that goes a GPU's way, and a list of that one's calls of ``bias_act_dropout``."""
+        passes: list = []
+        plain = norm_module.Then.__call__
+        monkeypatch.setattr(norm_module.Then, "__call__", lambda *a: passes.append(a) or plain(*a))
+        here = Epilogue(6, *options)
+        here.dropout.clock = torch.tensor([3, 4])
+        here.norm.weight.data, here.norm.bias.data = torch.linspace(0.5, 2, 6), torch.linspace(-1, 1, 6)
+        return here, copy.deepcopy(here), passes
+
+    @pytest.mark.parametrize("parts", [1, 2])
+    @pytest.mark.parametrize("activation", ["none", "relu", "elu"])
+    @pytest.mark.parametrize("norm", ["batch", "layer"])
+    @pytest.mark.parametrize("with_b", [False, True])
+    def test_outputs_gradients_and_statistics(self, monkeypatch, with_b, norm, activation, parts) -> None:
+        here, there, passes = self.both(monkeypatch, norm, activation, 0.4)
+        x, b, grad = torch.randn(11, 6), torch.randn(6), torch.randn(11, 6)
+        for training in (True, True, False):
+            results = []
+            for epilogue, gpu in ((here, False), (there, True)):
+                monkeypatch.setattr(norm_module, "on_gpu", lambda tensor, gpu=gpu: gpu)
+                passes.clear()
+                leaves = [value.clone().requires_grad_() for value in ((x, b) if with_b else (x,))]
+                out = epilogue.train(training)(leaves[0], leaves[1] if with_b else None, parts)
+                wanted = [*leaves, epilogue.norm.weight, epilogue.norm.bias]
+                results.append((out, *torch.autograd.grad(out, wanted, grad)))
+                assert len(passes) == (0 if gpu and (training or norm == "layer") else 1)
+            for mine, theirs in zip(*reversed(results), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(there.norm.buffers(), here.norm.buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+    @pytest.mark.parametrize("norm", ["batch", "layer"])
+    def test_evaluation_without_gradients(self, monkeypatch, norm) -> None:
+        here, there, passes = self.both(monkeypatch, norm, "elu", 0.4)
+        x, b = torch.randn(11, 6), torch.randn(6)
+        with torch.no_grad():
+            expected = here.eval()(x, b)
+            monkeypatch.setattr(norm_module, "on_gpu", lambda tensor: True)
+            passes.clear()
+            torch.testing.assert_close(there.eval()(x, b), expected)
+        assert not passes
+
+    @pytest.mark.parametrize("norm", ["batch", "layer"])
+    def test_mapped_over_tasks(self, monkeypatch, norm) -> None:
+        monkeypatch.setattr(norm_module, "on_gpu", lambda tensor: True)
+        epilogue = Epilogue(6, norm, "relu", 0.4)
+        x, weights, clocks = torch.randn(3, 11, 6), torch.randn(3, 6), torch.tensor([[1, 2], [3, 4], [5, 6]])
+        kept = {name: torch.stack([value] * 3) for name, value in epilogue.norm.named_buffers()}
+
+        def one(x, weight, clock, buffers):
+            named = {"norm.weight": weight, "dropout.clock": clock} | {f"norm.{k}": v for k, v in buffers.items()}
+            return functional_call(epilogue, named, (x,))
+
+        out = torch.vmap(one)(x, weights, clocks, kept)
+        for t in range(3):
+            own = {name: value.clone() for name, value in epilogue.norm.named_buffers()}
+            torch.testing.assert_close(out[t], one(x[t], weights[t], clocks[t], own))
+            assert all(torch.allclose(kept[name][t], value) for name, value in own.items())
+
+    def test_wide_layer_norms_and_norms_over_the_graph_are_torchs(self, monkeypatch) -> None:
+        x = torch.randn(3, 1030)
+        for norm in (LayerNorm(1030), LayerNorm(1030, mode="graph")):
+            expected = norm(x)
+            monkeypatch.setattr(norm_module, "on_gpu", lambda tensor: True)
+            assert torch.equal(norm(x), expected)

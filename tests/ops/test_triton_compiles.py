@@ -196,10 +196,28 @@ def test_linear(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_norm(launches, dtype):
-    from weft.ops.batch_norm_triton import batch_norm_backward_triton
+    from weft.ops.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton
 
     x, column = numbers(3, 500, 64, dtype=dtype), numbers(3, 64)
-    batch_norm_backward_triton(x, x, column, column, column, 1e-5)
+    for ending in (("relu", *dropout_of(3), 3, 1), ("elu", *dropout_of(3), 3, 4), ("none", None, None, 0, 1)):
+        batch_norm_triton(x, column, column, 1e-5, *ending)
+        batch_norm_backward_triton(x, x, column, column, column, column, 1e-5, *ending)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layer_norm(launches, dtype):
+    from weft.ops.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
+
+    for width, ending in (
+        (64, ("relu", *dropout_of(3), 3, 1)),
+        (60, ("elu", *dropout_of(3), 3, 4)),
+        (1024, ("none", None, None, 0, 1)),
+    ):
+        x, column, row = numbers(3, 500, width, dtype=dtype), numbers(3, width, dtype=dtype), numbers(3, 500)
+        b = None if width == 1024 else column
+        layer_norm_triton(x, b, column, column, 1e-5, *ending)
+        layer_norm_backward_triton(x, x, b, column, column, row, row, *ending)
     compile_all(launches)
 
 

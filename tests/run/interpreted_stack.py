@@ -28,9 +28,10 @@ def start(tasks: list[Task], as_on_a_gpu: bool) -> GroupRun:
     return GroupRun(tasks, graph, plan, torch.device("cpu"))
 
 
-def check(**settings: object) -> None:
+def check(widths: tuple[int, int] = (8, 4), **settings: object) -> None:
     common = {"graph": "tiny", "heads": 2, "eps": 1e-3, "epochs": 2, "dropout": 0.5, **settings}
-    tasks = [Task(**common, hidden=8, seed=1, lr=0.05), Task(**common, hidden=4, seed=2, weight_decay=0.1)]
+    (one, other), more = widths, {"seed": 2, "weight_decay": 0.1}
+    tasks = [Task(**common, hidden=one, seed=1, lr=0.05), Task(**common, hidden=other, **more)]
     run = start(tasks, as_on_a_gpu=True)
     together = run.advance(2)
     for index, task in enumerate(tasks):
@@ -49,4 +50,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     check(model="gcn")
     check(model="sage", norm="batch", input_dropout=0.3)
+    check(widths=(8, 8), model="gcn", norm="layer")
     print("equal")

@@ -61,6 +61,7 @@ if __name__ == "__main__":
         {"model": "sage", "layers": 2, "aggregator": "max"},
         {"model": "gin", "layers": 3},
     )
+    check(2, {"model": "gcn", "layers": 2, "norm": "batch"}, {"model": "sage", "layers": 2, "norm": "layer"})
     # One epoch: attention's kernels take the interpreter ten times as long.
     check(1, {"model": "gat", "layers": 2, "heads": 2}, {"model": "gat", "layers": 1, "out_heads": 2})
     print("equal")

@@ -70,8 +70,9 @@ def test_stacks_of_several_members_of_four_depths():
     assert [len(fused.entries) for fused in mine.woven.table.fused] == [3, 3, 2, 2]
 
 
-def test_batch_norm_keeps_its_statistics():
-    tasks = [task("gcn", 2, norm="batch"), task("sage", 3, norm="batch", seed=1)]
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_norms_keep_their_statistics(norm):
+    tasks = [task("gcn", 2, norm=norm), task("sage", 3, norm=norm, seed=1)]
     mine, theirs = run_of(tasks, "woven"), apart(tasks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)

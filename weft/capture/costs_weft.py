@@ -152,13 +152,18 @@ def _weight_grad(call: Call) -> Work:
 
 def _pass(call: Call) -> Work:
     """One pass over everything, with a random number an element where something is dropped."""
-    drops = any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
-    return Work(flops=(4 + HASH * drops) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+    return Work(flops=(4 + HASH * _drops(call)) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+
+
+def _drops(call: Call) -> bool:
+    """Whether there is a clock among the arguments."""
+    return any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
 
 
 def _batch_norm(call: Call) -> Work:
-    """Statistics in one pass over the inputs, the result in another."""
-    return Work(flops=8 * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
+    """Statistics in one pass over the inputs, the result in another; backward a mask is drawn in both."""
+    drops = _drops(call) * (2 if call.name.endswith("backward") else 1)
+    return Work(flops=(8 + HASH * drops) * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
 
 
 def _cross_entropy(call: Call) -> Work:
@@ -215,8 +220,11 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.column_sum": _pass,
     "weft.split_rows": _pass,
     "weft.mean_heads": _pass,
-    "weft.batch_norm": _batch_norm,
-    "weft.batch_norm_backward": _batch_norm,
+    "weft.batch_norm_act_dropout": _batch_norm,
+    "weft.batch_norm_act_dropout_backward": _batch_norm,
+    "weft.normalise_act_dropout": _pass,
+    "weft.layer_norm_act_dropout": _pass,
+    "weft.layer_norm_act_dropout_backward": _pass,
     "weft.bias_act_dropout": _pass,
     "weft.bias_act_dropout_backward": _pass,
     "weft.bias_act_dropout_backward_bias": _pass,

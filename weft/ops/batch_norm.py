@@ -1,11 +1,14 @@
-"""batch_norm: every column to mean 0 and variance 1 over the rows of its task, then scaled and shifted.
+"""Batch norm, activation and counter-based dropout: every column to mean 0 and variance 1 over the rows of its task.
 
-    out[t, n, f] = (x[t, n, f] - mean[t, f]) / sqrt(var[t, f] + eps) * weight[t, f] + bias[t, f]
+    out[n, f] = keep / (1 - rate) * act((x[n, f] - mean[f]) / sqrt(var[f] + eps) * weight[f] + bias[f])
 
-For one task torch's own kernels are as good; those would want the columns of T tasks side by side, ``[N, T F]``, and
-mapped over tasks they copy the activations there and back. The backward pass reads its two inputs twice.
+On a GPU the moments take one pass over ``x`` and everything else another; backward there are two passes over ``x`` and
+the gradient. Nothing but ``x`` and the moments is kept for it: what the activation was given is worked out again, and
+the mask is drawn again (``random.py``). Torch's kernels would want the columns of T tasks side by side, ``[N, T F]``,
+and mapped over tasks they copy the activations there and back; its variances take up to eight times the input in
+buffers of their own. ``parts`` is as in ``dropout.py``.
 
-Shapes: T tasks, N rows, F features.
+Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a task.
 """
 
 from __future__ import annotations
@@ -14,25 +17,74 @@ import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, use_triton
-from weft.ops.batch_norm_triton import batch_norm_backward_triton
-from weft.ops.dropout import lead_task
+from weft.ops.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton, normalise_triton
+from weft.ops.dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
+from weft.ops.ending import ENDING, as_ending, check_columns, lead_tasks
 
 
-def batch_norm_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def batch_norm_torch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    act: str = "none",
+    rate: Tensor | None = None,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(out, mean, var)``; the variance is the biased one."""
     var, mean = torch.var_mean(x.to(accumulate_dtype(x.dtype)), -2, correction=0)
+    return normalise_torch(x, mean, var, weight, bias, eps, act, rate, clock, site, parts), mean, var
+
+
+def normalise_torch(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    act: str = "none",
+    rate: Tensor | None = None,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """Reference: everything that follows the moments."""
+    out = _before(x, mean, var, weight, bias, eps)
+    return bias_act_dropout_torch(out, None, act, rate, clock, site, parts).to(x.dtype)
+
+
+def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """What the activation is given, in the type of sums."""
     scale = weight * (var + eps).rsqrt()
     shift = bias - mean * scale
-    return torch.addcmul(shift.unsqueeze(-2), x, scale.unsqueeze(-2)).to(x.dtype), mean, var
+    return torch.addcmul(shift.unsqueeze(-2), x, scale.unsqueeze(-2))
 
 
 def batch_norm_backward_torch(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, var: Tensor, eps: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    act: str = "none",
+    rate: Tensor | None = None,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and those to ``weight`` and ``bias`` side by side ``[..., 2, F]``."""
     acc = accumulate_dtype(x.dtype)
     deviation = (var + eps).rsqrt()
     slope, normal = grad.to(acc), (x.to(acc) - mean.unsqueeze(-2)) * deviation.unsqueeze(-2)
+    if act != "none" or rate is not None:
+        ending = (act, rate, clock, site, parts)
+        out = bias_act_dropout_torch(_before(x, mean, var, weight, bias, eps).to(acc), None, *ending)
+        slope = bias_act_dropout_backward_torch(slope, out, *ending)
     grad_bias, grad_weight = slope.sum(-2), (slope * normal).sum(-2)
     rows = max(x.shape[-2], 1)
     centred = slope - (grad_bias / rows).unsqueeze(-2) - normal * (grad_weight / rows).unsqueeze(-2)
@@ -40,26 +92,38 @@ def batch_norm_backward_torch(
 
 
 @torch.library.custom_op(
-    "weft::batch_norm",
+    "weft::batch_norm_act_dropout",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {ENDING}) -> (Tensor, Tensor, Tensor)",
 )
-def _op(x, weight, bias, eps):
-    return batch_norm_torch(x, weight, bias, eps)
+def _op(x, weight, bias, eps, act, rate, clock, site, parts=1):
+    serve = batch_norm_triton if use_triton(x) else batch_norm_torch
+    return serve(x, weight, bias, eps, act, rate, clock, site, parts)
 
 
 @torch.library.custom_op(
-    "weft::batch_norm_backward",
+    "weft::batch_norm_act_dropout_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor var, float eps) -> (Tensor, Tensor)",
+    schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
+    f"{ENDING}) -> (Tensor, Tensor)",
 )
-def _backward_op(grad, x, weight, mean, var, eps):
+def _backward_op(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts=1):
     serve = batch_norm_backward_triton if use_triton(x) else batch_norm_backward_torch
-    return serve(grad, x, weight, mean, var, eps)
+    return serve(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts)
+
+
+@torch.library.custom_op(
+    "weft::normalise_act_dropout",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {ENDING}) -> Tensor",
+)
+def _normalise_op(x, mean, var, weight, bias, eps, act, rate, clock, site, parts=1):
+    serve = normalise_triton if use_triton(x) else normalise_torch
+    return serve(x, mean, var, weight, bias, eps, act, rate, clock, site, parts)
 
 
 @_op.register_fake
-def _fake(x, weight, bias, eps):
+def _fake(x, weight, bias, eps, act, rate, clock, site, parts=1):
     shape = (*x.shape[:-2], x.shape[-1])
     kept = accumulate_dtype(x.dtype)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -67,49 +131,88 @@ def _fake(x, weight, bias, eps):
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, x, weight, mean, var, eps):
+def _backward_fake(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts=1):
     sums = mean.new_empty(*mean.shape[:-1], 2, mean.shape[-1])
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
+@_normalise_op.register_fake
+def _normalise_fake(x, mean, var, weight, bias, eps, act, rate, clock, site, parts=1):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _setup(ctx, inputs, output):
-    x, weight, bias, ctx.eps = inputs
+    x, weight, bias, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
     _, mean, var = output
-    ctx.bias_like = bias.dtype
-    ctx.save_for_backward(x, weight, mean, var)
+    ctx.save_for_backward(x, weight, bias, mean, var, rate, clock)
     ctx.mark_non_differentiable(mean, var)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, *_):
     if grad is None:
-        return None, None, None, None
-    x, weight, mean, var = ctx.saved_tensors
-    grad_x, sums = _backward_op(grad.contiguous(), x, weight, mean, var, ctx.eps)
+        return (None,) * 9
+    *given, rate, clock = ctx.saved_tensors
+    _, weight, bias, *_ = given
+    grad_x, sums = _backward_op(grad.contiguous(), *given, ctx.eps, ctx.act, rate, clock, ctx.site, ctx.parts)
     grad_weight, grad_bias = sums.unbind(-2)
-    return grad_x, grad_weight.to(weight.dtype), grad_bias.to(ctx.bias_like), None
+    return grad_x, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), *(None,) * 6
 
 
 _op.register_autograd(_backward, setup_context=_setup)
 
 
 @_op.register_vmap
-def _vmap(info, in_dims, x, weight, bias, eps):
-    parts = (lead_task(value, dim, info.batch_size) for value, dim in zip((x, weight, bias), in_dims, strict=False))
-    return _op(*parts, eps), (0, 0, 0)
+def _vmap(info, in_dims, *arguments):
+    return _op(*lead_tasks(info.batch_size, in_dims, arguments)), (0, 0, 0)
 
 
 @_backward_op.register_vmap
 def _backward_vmap(info, in_dims, *arguments):
-    *tensors, eps = arguments
-    parts = [lead_task(v, d, info.batch_size).contiguous() for v, d in zip(tensors, in_dims, strict=False)]
-    return _backward_op(*parts, eps), (0, 0)
+    led = lead_tasks(info.batch_size, in_dims, arguments)
+    return _backward_op(*(value.contiguous() if isinstance(value, Tensor) else value for value in led)), (0, 0)
 
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
-    """``x [..., N, F]`` normalised by its own columns, with ``weight`` and ``bias [..., F]``.
+@_normalise_op.register_vmap
+def _normalise_vmap(info, in_dims, *arguments):
+    return _normalise_op(*lead_tasks(info.batch_size, in_dims, arguments)), 0
+
+
+def batch_norm_act_dropout(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dropout(act(norm(x)))`` of ``x [..., N, F]`` by its own columns, with ``weight`` and ``bias [..., F]``.
 
     Returns ``(out [..., N, F], mean [..., F], var [..., F])``; the variance is the biased one. Only ``out`` is
-    differentiable.
+    differentiable. ``act``, ``p``, ``clock``, ``site`` and ``parts`` are those of
+    :func:`~weft.ops.dropout.bias_act_dropout`.
     """
-    return _op(x, weight, bias, eps)
+    check_columns("batch_norm_act_dropout", x, x.dim() - 2, weight, bias)
+    return _op(x, weight, bias, eps, *as_ending("batch_norm_act_dropout", x, act, p, clock, site, parts))
+
+
+def normalise_act_dropout(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """The same by the ``mean`` and ``var [..., F]`` that it is given. Not differentiable: it serves evaluation."""
+    check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
+    ending = as_ending("normalise_act_dropout", x, act, p, clock, site, parts)
+    return _normalise_op(x, mean, var, weight, bias, eps, *ending)
