@@ -79,8 +79,30 @@ def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
     from weft.ops import linear_backward_triton as module
 
     monkeypatch.setattr(module, "float32_precision", lambda: "tf32")
+    monkeypatch.setattr(module, "tall_precision", lambda: "bf16x3")
     x, grad, weight = numbers(300, inputs), numbers(300, outputs), numbers(outputs, inputs)
     module.linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, True)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
+def test_linear_backward_with_the_accuracy_of_float32(launches, inputs, wants_x):
+    """Six products a term, for layers of the widths at which that is used."""
+    from weft.ops.linear_backward_triton import linear_backward_triton
+
+    x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
+    linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, wants_x)
+    compile_all(launches)
+
+
+def test_products_with_narrow_tiles_beside(launches):
+    from weft.ops.linear_triton import linear_triton
+    from weft.ops.weight_grad_triton import choose_launch, weight_grad_triton
+
+    x, grad, weight = numbers(300, 72), numbers(300, 72), numbers(72, 72)
+    linear_triton(x, weight)
+    weight_grad_triton(grad, x, choose_launch(72, 72))
+    weight_grad_triton(numbers(2, 300, 64), numbers(300, 128), choose_launch(64, 128, tasks=2))
     compile_all(launches)
 
 

@@ -26,6 +26,7 @@ from weft.ops.optimizer_triton import adam_triton
 from weft.ops.parts_triton import add_parts
 from weft.ops.random import keep_mask_rows
 from weft.ops.weight_grad_triton import WeightGradLaunch, weight_grad_triton
+from weft.ops.weight_grad_triton import choose_launch as choose_weight_launch
 
 from .walks import assert_same, numbers
 
@@ -127,6 +128,27 @@ def test_linear_with_shared_operands():
     x, weight = numbers(2, 9, 4), numbers(5, 4, seed=1)
     for left, right in ((x, weight), (x[0], numbers(2, 5, 4, seed=2))):
         assert_same(linear_triton(left, right), left @ right.transpose(-2, -1), torch.float32)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(72, 80), (9, 65), (45, 72), (130, 5)])
+def test_linear_with_a_few_more_inputs_and_outputs_than_its_tiles(inputs, outputs):
+    """Narrow tiles beside the last ones: in all that follows the product, too."""
+    x, weight, bias, add = (
+        numbers(2, 70, inputs),
+        numbers(2, outputs, inputs),
+        numbers(2, outputs),
+        numbers(2, 70, outputs),
+    )
+    given = (x, weight, bias, add, "relu", torch.tensor([0.25, 0.5]), clocks(2), 5)
+    torch.testing.assert_close(linear_triton(*given), linear_torch(*given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [17, 90])
+def test_weight_grad_of_a_few_more_outputs_than_a_tile(inputs):
+    grad, x = numbers(300, 72), numbers(300, inputs, seed=1)
+    launch = choose_weight_launch(72, inputs)
+    assert launch.block_extra
+    torch.testing.assert_close(weight_grad_triton(grad, x, launch), weight_grad_torch(grad, x), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)  # no bfloat16 dots in the interpreter
