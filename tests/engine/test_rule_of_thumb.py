@@ -11,11 +11,10 @@ from weft.plan.work import memory
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("count", [1, 8])
-def test_near_the_captured_estimate(model, count):
-    tasks = [
-        Task(graph="shape:ogbn-arxiv", name=f"t{i}", model=model, layers=3, hidden=64, heads=4) for i in range(count)
-    ]
+@pytest.mark.parametrize(("count", "norm"), [(1, None), (8, None), (8, "batch"), (8, "layer")])
+def test_near_the_captured_estimate(model, count, norm):
+    common = {"model": model, "layers": 3, "hidden": 64, "heads": 4, "norm": norm}
+    tasks = [Task(graph="shape:ogbn-arxiv", name=f"t{i}", **common) for i in range(count)]
     estimator = Estimator(profile("h200"))
     rule = memory(tasks, estimator.stats(tasks[0]), "cuda")
     assert 0.9 < rule / estimator.group_bytes(tasks) < 1.75

@@ -26,7 +26,7 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
 ROWS_KEPT = 2.0
 KEPT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.75}  # some of what bf16 keeps is float32
 KEPT = {"gcn": 1.0, "sage": 1.0, "gin": 1.35, "gat": 2.05, "gatv2": 1.85}
-NORM_KEPT = 0.65
+NORM_KEPT = {"cpu": 0.65, "cuda": 0.2}  # a GPU keeps a norm's input, and no output beside it
 SAVED_HEADS = 8  # rows of the last layer's heads that are there at once, at most
 SPARE = 1.1  # as an estimate has, and a little for what a rule does not know
 LIBRARIES = 640 << 20  # context, workspaces of cuBLAS
@@ -117,7 +117,7 @@ def memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
     total = graph_bytes(stats, size) + constant  # the first aggregation, kept
     for task in tasks:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
-        total += 4.0 * 6 * parameters(task, stats) + _kept(task) * stats.num_nodes * rows
+        total += 4.0 * 6 * parameters(task, stats) + _kept(task, device) * stats.num_nodes * rows
     return SPARE * total + (LIBRARIES if device == "cuda" else 0)
 
 
@@ -137,8 +137,8 @@ def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
     return total
 
 
-def _kept(task: Task) -> float:
+def _kept(task: Task, device: str) -> float:
     """Bytes that a model keeps of every value of its rows for the backward pass, more than a GCN does."""
     own = KEPT[task.model] if task.model in MODELS else max(KEPT.values())
     norms = 0 if task.norm is None else 2 if task.model == "gin" else 1
-    return KEPT_BYTES[task.precision] * ROWS_KEPT * (own + norms * NORM_KEPT)
+    return KEPT_BYTES[task.precision] * ROWS_KEPT * (own + norms * NORM_KEPT[device])
