@@ -44,6 +44,7 @@ from weft.run.group import GroupRun
 from weft.run.threads import cpu_threads
 
 ROUNDS, ROUND_SECONDS = 3, 0.1
+LEFT_OVER = 2**26  # bytes reserved and not used from which on the graph's arrays are made anew
 MOST_EPOCHS = 100  # of a round; the tasks have 400
 
 
@@ -158,15 +159,26 @@ def settled(graph: Graph) -> Graph:
     return graph.to(device)
 
 
+def scattered(device: torch.device) -> bool:
+    """Whether an array of the graph has come to lie in a large segment of an earlier training, which then stays."""
+    used = empty(device)
+    return reserved(device) - used > LEFT_OVER
+
+
 def run_all(recorder: Recorder, machine: Machine, args: Namespace) -> None:
     """Shape by shape, so that a graph is made once for all that train on it."""
     wanted = [(entry, tasks) for entry, tasks in chosen(args) if not args.shapes or entry.shape in listed(args.shapes)]
-    for shape in dict.fromkeys(entry.shape for entry, _ in wanted):
+    shapes = listed(args.shapes) or dict.fromkeys(entry.shape for entry, _ in wanted)
+    for shape in shapes:
         graph = recorder.prepare(f"graph {shape}", lambda s=shape: settled(make_graph(s, recorder.device, args.scale)))
         if graph is None:
             continue
         for entry, tasks in (pair for pair in wanted if pair[0].shape == shape):
             key = {"name": entry.name, "shape": shape, "tasks": tasks}
+            if scattered(recorder.device):
+                graph = graph.to("cpu")  # nobody else holds it: its arrays are let go
+                empty(recorder.device)
+                graph = graph.to(recorder.device)
             recorder.cell(key, lambda e=entry, t=tasks, g=graph: cell(e, t, fresh(g), machine, args.hidden))
         del graph
 
@@ -199,7 +211,7 @@ def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--shapes", default="", help="only these")
+    parser.add_argument("--shapes", default="", help="only these, in this order")
     parser.add_argument("--tasks", default="1,4,16")
     parser.add_argument("--every", type=int, default=1, help="take every n-th training only")
     parser.add_argument("--stacked-every", type=int, default=4, help="stack every n-th training")

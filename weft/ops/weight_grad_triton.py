@@ -95,7 +95,11 @@ def suits(grad: Tensor, x: Tensor) -> bool:
         launch.block_out + launch.block_extra if launch.block_extra else -(-O // launch.block_out) * launch.block_out
     )
     waste = outputs * -(-I // launch.block_in) * launch.block_in / max(1, O * I)
-    return grad.shape[:-2].numel() > 1 or (waste <= 1.8 and max(O, I) <= 256 and x.shape[-2] >= 16384)
+    if grad.shape[:-2].numel() > 1:
+        return True
+    # 580,768 x 1,323 x 64 on an H200: 2.58 ms against the library's 3.26; 20,000 x 3,703 x 16: 0.28 against 0.18.
+    narrow = max(O, I) <= 256 or (O <= 64 and I <= 2048 and x.shape[-2] >= 1 << 17)
+    return waste <= 1.8 and narrow and x.shape[-2] >= 16384
 
 
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
