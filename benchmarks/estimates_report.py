@@ -32,12 +32,17 @@ def usable(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell["status"] == "ok" and cell.get("fits")]
 
 
+def timed(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells whose time counts: not those that were run while others used the device as well."""
+    return [cell for cell in usable(cells) if cell.get("seconds")]
+
+
 # ---- time --------------------------------------------------------------------------------------------
 
 
 def calibrated(cells: Sequence[Cell]) -> list[float | None]:
     """Seconds of every cell with factors fitted to the other half of the cells."""
-    run = usable(cells)
+    run = timed(cells)
     halves = [Calibration().with_observations(_observation(cell) for cell in run[1 - half :: 2]) for half in (0, 1)]
     found = {id(cell): _corrected(cell, halves[place % 2]) for place, cell in enumerate(run)}
     return [found.get(id(cell)) for cell in cells]
@@ -108,16 +113,16 @@ def _group(cells: list[Cell], after: dict[int, float | None]) -> dict[str, Any]:
     for name in ("allocated", "reserved"):
         errors = [e for e in (error(cell, name) for cell in cells) if e is not None]
         if errors:
-            below = sum(cell[name] > upper_bound(cell[f"estimated_{name}"]) for cell in cells)
+            below = sum((cell[name] or 0) > upper_bound(cell[f"estimated_{name}"]) for cell in cells)
             found[name] = {"worst": max(map(abs, errors)), "median": median(map(abs, errors)),
                            "lowest": min(errors), "below_with_margin": below}  # fmt: skip
-    measured = [cell["seconds"] for cell in cells]
-    plain = [cell["estimated_seconds"] for cell in cells]
-    fitted = [after[id(cell)] or 0.0 for cell in cells]
-    found["time"] = {
-        "before": _time(plain, measured),
-        "after": _time(fitted, measured),
-    }
+    clocked = timed(cells)
+    measured = [cell["seconds"] for cell in clocked]
+    plain = [cell["estimated_seconds"] for cell in clocked]
+    fitted = [after[id(cell)] or 0.0 for cell in clocked]
+    found["timed_cells"] = len(clocked)
+    if clocked:
+        found["time"] = {"before": _time(plain, measured), "after": _time(fitted, measured)}
     return found
 
 
@@ -135,8 +140,8 @@ def print_summary(found: dict[str, Any]) -> None:
             about = one.get(account)
             row += [100 * about["worst"], 100 * about["median"], about["below_with_margin"]] if about else [None] * 3
         for when in ("before", "after"):
-            about = one["time"][when]
-            row += [100 * about["median"], about["spearman"]]
+            about = one["time"][when] if "time" in one else None
+            row += [100 * about["median"], about["spearman"]] if about else [None, None]
         rows.append(row)
     print_table(
         ["set", "cells", "allocated worst %", "median %", "below with margin", "reserved worst %", "median %",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -17,9 +19,17 @@ pytestmark = [
 SWEEP = weft.Sweep("shape:ogbn-arxiv?scale=0.3", model="gcn", layers=3, seed=range(8), epochs=30)
 
 
+def held_by_others() -> int:
+    """Bytes that tests before this one have left with the process."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
 def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
     device = torch.device("cuda", torch.cuda.current_device())
     machine = machine_with(device)
+    others = held_by_others()
     before = torch.cuda.get_per_process_memory_fraction(device)
     budget = machine.context_bytes + (1 << 30)
     result = weft.run(SWEEP, device="cuda", budget=budget, progress=False)
@@ -28,7 +38,7 @@ def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
     for plan in result.plan:
         assert plan.cost["total_bytes"] <= budget
         assert plan.measured["reserved_bytes"] <= 1 << 30
-        assert plan.measured["peak_bytes"] == pytest.approx(plan.cost["peak_bytes"], rel=0.1)
+        assert plan.measured["peak_bytes"] - others == pytest.approx(plan.cost["peak_bytes"], rel=0.1)
         assert plan.measured["epoch_seconds"] > 0
     assert load_calibration(machine) is not None
 
