@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from weft.core.errors import InputError
 from weft.nn import BatchNorm, Epilogue, LayerNorm
 from weft.nn import norm as norm_module
 
@@ -151,7 +152,13 @@ class TestInOneOperator:
 
     def test_wide_layer_norms_and_norms_over_the_graph_are_torchs(self, monkeypatch) -> None:
         x = torch.randn(3, 1030)
-        for norm in (LayerNorm(1030), LayerNorm(1030, mode="graph")):
-            expected = norm(x)
-            monkeypatch.setattr(norm_module, "on_gpu", lambda tensor: True)
-            assert torch.equal(norm(x), expected)
+        norms = LayerNorm(1030), LayerNorm(1030, mode="graph")
+        expected = [norm(x) for norm in norms]
+        monkeypatch.setattr(norm_module, "on_gpu", lambda tensor: True)
+        assert all(torch.equal(norm(x), before) for norm, before in zip(norms, expected, strict=True))
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_batch_norm_refuses_to_train_on_less_than_two_nodes(rows) -> None:
+    with pytest.raises(InputError, match=f"x has {rows} nodes"):
+        BatchNorm(3)(torch.ones(rows, 3))

@@ -23,7 +23,8 @@ CLOCK, SITE = torch.tensor([5, 6]), 9
 def plain(x, bias=None, act="none", rate=0.0, clock=CLOCK):
     """One task."""
     out = ACTIVATE[act](x if bias is None else x + bias)
-    return out if rate == 0.0 else out * row_mask_of(clock, SITE, tuple(x.shape), rate)
+    shape = (*x.shape, 1) if x.dim() == 1 else tuple(x.shape)  # values without columns are rows of one
+    return out if rate == 0.0 else out * row_mask_of(clock, SITE, shape, rate).reshape(x.shape)
 
 
 def make(*shape: int, seed: int = 0) -> torch.Tensor:

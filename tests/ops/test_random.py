@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from weft.ops import random
+from weft.ops.dropout import dropout
 from weft.ops.random import keep_mask_rows, mix_key, random_bits, row_elements, uniform
 
 from .bits import bits_of, key_of
@@ -119,6 +120,15 @@ def test_rows_and_columns_are_independent():
         pairs = bits[: len(bits) - rows, : 64 - columns] * 16 + bits[rows:, columns:]
         counts = torch.bincount(pairs.flatten(), minlength=256)
         assert stats.chisquare(counts.numpy()).pvalue > 1e-4
+
+
+def test_values_without_columns_have_masks_of_their_own():
+    """As columns of one row, the masks of two steps would be pieces of one sequence, shifted."""
+    values = torch.ones(50_000)
+    masks = [dropout(values, 0.5, torch.tensor([6, step])) != 0 for step in (30, 154)]
+    assert torch.equal(masks[0], keep_mask_rows(torch.tensor(0.5), torch.tensor([6, 30]), 0, 50_000, 1)[:, 0])
+    runs = {tuple(row) for row in masks[0].unfold(0, 64, 1).tolist()}
+    assert not any(tuple(row) in runs for row in masks[1].unfold(0, 64, 64).tolist())
 
 
 def test_swapping_seed_and_step_gives_other_bits():

@@ -106,6 +106,15 @@ def test_products_with_narrow_tiles_beside(launches):
     compile_all(launches)
 
 
+@pytest.mark.parametrize("limit", [232448, 166912, 101376], ids=["H200", "A100", "RTX 4090"])
+@pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
+def test_linear_backward_of_three_parts_fits_elsewhere_too(inputs, wants_x, limit):
+    from weft.ops.linear_backward_triton import choose_launch, shared_bytes
+
+    launch = choose_launch(inputs, 64, 6, wants_x, limit)
+    assert shared_bytes(launch, 64, 6, wants_x) <= limit
+
+
 def test_linear_backward_asks_for_the_shared_memory_there_is():
     from weft.ops.linear_backward_triton import choose_launch, shared_bytes
 

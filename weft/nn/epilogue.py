@@ -14,8 +14,9 @@ ACTIVATIONS = ("relu", "elu", "none")
 class Epilogue(nn.Module):
     """``y = dropout(act(norm(x + b)))`` for a layer's output ``x [N, F]`` and its bias ``b [F]``.
 
-    This is one operator; on a CPU, and for layer norms wider than 1,024 features, a norm is one of its own. A layer
-    takes an epilogue as an argument and hands its bias to it: ``conv(x, adj, epilogue=epilogue)``.
+    This is one operator. A norm is one of its own on a CPU, as a layer norm of over 1,024 features or over the graph,
+    and as a batch norm that is evaluated for gradients. A layer takes an epilogue as an argument and hands its bias to
+    it: ``conv(x, adj, epilogue=epilogue)``.
     """
 
     def __init__(self, features: int, norm: str | None = None, activation: str = "relu", dropout: float = 0.0) -> None:

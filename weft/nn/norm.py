@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft import ops
+from weft.core.errors import InputError
 from weft.nn.checks import check_choice, check_count
 from weft.nn.initial import ONES, ZEROS, Parametrised
 from weft.ops.backend import on_gpu
@@ -45,7 +46,7 @@ class BatchNorm(Parametrised):
     Training uses the nodes' own statistics and moves the running ones (in place, so that a runner may hand
     the buffers over); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
     A runner that maps the model over many tasks sets ``stacked``: there an operator of its own spares the copies that
-    torch's would make. On a GPU that operator always serves, and takes what follows the norm along.
+    torch's would make. On a GPU that operator trains one task as well, and takes what follows the norm along.
     """
 
     stacked = False
@@ -73,6 +74,8 @@ class BatchNorm(Parametrised):
         return self._train(x, weight, bias, b, then) if self.training else self._evaluate(x, weight, bias, b, then)
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        if x.shape[-2] < 2:
+            raise InputError(f"BatchNorm: x has {x.shape[-2]} nodes; training takes a variance over at least two")
         if on_gpu(x) and x.dim() == 2:
             return self._train_in_one(x, weight, bias, b, then)
         if self.stacked:  # where a pass of its own has a kernel, and the operator has none

@@ -21,14 +21,14 @@ from weft.ops.walk import Walk
 
 @triton.jit
 def _row_gradient_kernel(
-    grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows, slope,
+    grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, items, slope,
     H: tl.constexpr, D: tl.constexpr, S_DST: tl.constexpr, G_DST: tl.constexpr, SHARED: tl.constexpr, ACC: tl.constexpr,
     BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Per row and head: delta, d a_dst, and the three numbers that the pass over the transpose reads together."""
     item = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)  # a row and a head
     row, head = item // H, item % H
-    valid = item < rows * H
+    valid = item < items
     # What is one number an item is asked for first, or it would wait until the sums are there.
     share = tl.load(alpha_plus + item, mask=valid, other=0.0)
     score = tl.load(a_dst + row * S_DST + head, mask=valid, other=0.0).to(ACC)
@@ -98,7 +98,7 @@ def attention_row_gradient_triton(
         (a_dst, s_dst), (_, g_dst) = spaced_rows(a_dst, 1), spaced_rows(grad_a_dst, 1)
         launch = launch or choose_row_gradient_launch(D)
         _row_gradient_kernel[(-(-rows * H // launch.items),)](
-            grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows, slope,
+            grad, out, out_plus, alpha_plus, a_dst, log_sum, stats, grad_a_dst, rows * H, slope,
             H=H, D=D, S_DST=s_dst, G_DST=g_dst, SHARED=shared, ACC=triton_acc(grad.dtype),
             BN=launch.items, BD=launch.block_width, num_warps=launch.num_warps,
         )  # fmt: skip

@@ -195,13 +195,13 @@ def _finish_hubs_kernel(
 
 @triton.jit
 def _join_groups_kernel(
-    gains, loss, grad_a, rows, H: tl.constexpr, PER_HEAD: tl.constexpr, S_A: tl.constexpr, BN: tl.constexpr,
+    gains, loss, grad_a, items, H: tl.constexpr, PER_HEAD: tl.constexpr, S_A: tl.constexpr, BN: tl.constexpr,
     BG: tl.constexpr,
 ):  # fmt: skip
     """``d a_src``: the gains of a head's groups added up, less the loss."""
     item = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)  # a row and a head
     g = tl.arange(0, BG)
-    valid = item < rows * H
+    valid = item < items
     gain = tl.load(
         gains + item[:, None] * PER_HEAD + g[None, :], mask=valid[:, None] & (g < PER_HEAD)[None, :], other=0.0
     )
@@ -302,6 +302,6 @@ def gather(
     if backward and per_head > 1:
         block = 256
         _join_groups_kernel[(-(-tasks * N * heads // block),)](
-            gains, loss, grad_a, tasks * N, H=heads, PER_HEAD=per_head, S_A=grad_a_spacing, BN=block,
+            gains, loss, grad_a, tasks * N * heads, H=heads, PER_HEAD=per_head, S_A=grad_a_spacing, BN=block,
             BG=next_power_of_2(per_head), num_warps=4,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton, normalise_triton
 from weft.ops.dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.ending import ENDING, as_ending, check_columns, lead_tasks
+from weft.ops.norm_ending import ENDING, as_ending, check_columns, lead_tasks
 
 
 def batch_norm_torch(
@@ -196,7 +196,7 @@ def batch_norm_act_dropout(
     :func:`~weft.ops.dropout.bias_act_dropout`.
     """
     check_columns("batch_norm_act_dropout", x, x.dim() - 2, weight, bias)
-    return _op(x, weight, bias, eps, *as_ending("batch_norm_act_dropout", x, act, p, clock, site, parts))
+    return _op(x, weight, bias, eps, *as_ending("batch_norm_act_dropout", weight, act, p, clock, site, parts))
 
 
 def normalise_act_dropout(
@@ -214,5 +214,5 @@ def normalise_act_dropout(
 ) -> Tensor:
     """The same by the ``mean`` and ``var [..., F]`` that it is given. Not differentiable: it serves evaluation."""
     check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
-    ending = as_ending("normalise_act_dropout", x, act, p, clock, site, parts)
+    ending = as_ending("normalise_act_dropout", weight, act, p, clock, site, parts)
     return _normalise_op(x, mean, var, weight, bias, eps, *ending)

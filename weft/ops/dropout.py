@@ -2,7 +2,8 @@
 
     out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
 
-The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f.
+The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f. Values without
+columns (a task's stored values ``[Z]``) are rows of one.
 ``parts`` > 1 says that the last dimension is that many parts side by side (heads), each a row of the mask by itself.
 
 Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a
@@ -234,6 +235,9 @@ def bias_act_dropout(
         clock = None
         if bias is None and act == "none":
             return x
+    if clock is not None and bias is None and x.dim() == clock.dim():
+        # Values in a row of their own: as columns of one row their masks would be pieces of one long sequence.
+        return _op(x.unsqueeze(-1), None, act, rate, clock, site, parts).squeeze(-1)
     return _op(x, bias, act, rate, clock, site, parts)
 
 

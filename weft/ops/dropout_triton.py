@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.ops.activation_triton import activate, drop_scale
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
@@ -14,16 +15,6 @@ from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
 BLOCK = 1024
 PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
-
-
-@triton.jit
-def _activate(value, ACT: tl.constexpr):
-    if ACT == "relu":
-        # A comparison that NaN passes: a diverged value must stay visible.
-        value = tl.where(value <= 0.0, 0.0, value)
-    elif ACT == "elu":
-        value = tl.where(value > 0.0, value, tl.exp(value) - 1.0)
-    return value
 
 
 @triton.jit
@@ -39,7 +30,7 @@ def _forward_kernel(
     value = tl.load(x + task * rows_x * F + element, mask=inside, other=0.0).to(ACC)
     if HAS_BIAS:
         value += tl.load(bias + task * stride_bias + element % F, mask=inside, other=0.0).to(ACC)
-    tl.store(out + task * count + element, _activate(value, ACT).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + task * count + element, activate(value, ACT).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -60,7 +51,7 @@ def _forward_drop_kernel(
         value += tl.load(bias + task * stride_bias + own, mask=inside, other=0.0).to(ACC)
     row_key = mask_row(mix_key(clock + task * stride_clock, site), row)
     scale = keep_scale(row_key[:, None], tl.load(rate + task * stride_rate).to(tl.float32), column[None, :])
-    value = _activate(value, ACT) * scale.to(ACC)
+    value = activate(value, ACT) * scale.to(ACC)
     tl.store(out + task * rows * W + at, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -201,11 +192,7 @@ def _backward_bias_kernel(
             value = tl.where(tl.load(out + at, mask=mask, other=0.0) > 0.0, value * scale, 0.0)
         else:
             if DROP:
-                if W == F:
-                    value *= keep_scale(mask_row(key, n)[:, None], fraction, f[None, :]).to(ACC)
-                else:
-                    row = n.to(tl.int64)[:, None] * (F // W) + f[None, :] // W
-                    value *= keep_scale(mask_row(key, row), fraction, f[None, :] % W).to(ACC)
+                value *= drop_scale(key, fraction, n.to(tl.int64), f, F, W).to(ACC)
             if ACT == "elu":
                 activated = tl.load(out + at, mask=mask, other=0.0).to(ACC) / scale
                 value = tl.where(activated > 0.0, value, value * (activated + 1.0))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.ending import ENDING, as_ending, check_columns, lead_tasks
 from weft.ops.layer_norm_triton import WIDEST, layer_norm_backward_triton, layer_norm_triton
+from weft.ops.norm_ending import ENDING, as_ending, check_columns, lead_tasks
 
 
 def _columns(value: Tensor, x: Tensor) -> Tensor:
@@ -169,5 +169,5 @@ def layer_norm_act_dropout(
     ``act``, ``p``, ``clock``, ``site`` and ``parts`` are those of :func:`~weft.ops.dropout.bias_act_dropout`.
     """
     check_columns("layer_norm_act_dropout", x, weight.dim() - 1, weight, shift, *(() if b is None else (b,)))
-    ending = as_ending("layer_norm_act_dropout", x, act, p, clock, site, parts)
+    ending = as_ending("layer_norm_act_dropout", weight, act, p, clock, site, parts)
     return _op(x, b, weight, shift, eps, *ending)[0]

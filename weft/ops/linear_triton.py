@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.ops.activation_triton import activate
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
@@ -33,11 +34,7 @@ def _finish(
         total += tl.load(bias + task * stride_bias + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
     if HAS_ADD:
         total += tl.load(add + at, mask=mask, other=0.0).to(tl.float32)
-    if ACT == "relu":
-        # A comparison that NaN passes: a diverged value must stay visible.
-        total = tl.where(total <= 0.0, 0.0, total)
-    elif ACT == "elu":
-        total = tl.where(total > 0.0, total, tl.exp(total) - 1.0)
+    total = activate(total, ACT)
     if DROP:
         key = mix_key(clock + task * stride_clock, site)
         fraction = tl.load(rate + task * stride_rate).to(tl.float32)

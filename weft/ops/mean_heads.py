@@ -33,12 +33,12 @@ def mean_heads_torch(x: Tensor, bias: Tensor | None) -> Tensor:
 
 @triton.jit
 def _mean_heads_kernel(
-    x, bias, out, N, stride_bias,
+    x, bias, out, count, N, stride_bias,
     H: tl.constexpr, D: tl.constexpr, HAS_BIAS: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = element < N * D
+    inside = element < count
     d = element % D
     first = x + task * N * (H * D) + (element // D) * (H * D) + d
     total = tl.zeros([BLOCK], ACC)
@@ -58,7 +58,7 @@ def mean_heads_triton(x: Tensor, bias: Tensor | None) -> Tensor:
         x_TNHD = flatten_tasks(x, 3)
         tasks = x_TNHD.shape[0]
         _mean_heads_kernel[(-(-N * D // BLOCK), tasks)](
-            x_TNHD, x_TNHD if bias is None else bias.contiguous(), out, N, per_task_stride(bias, tasks, D),
+            x_TNHD, x_TNHD if bias is None else bias.contiguous(), out, N * D, N, per_task_stride(bias, tasks, D),
             H=H, D=D, HAS_BIAS=bias is not None, ACC=triton_acc(x.dtype), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return out

@@ -13,7 +13,9 @@ import numpy as np
 from weft.ops.cpu.kernel import float32s, int64s, part, shift
 from weft.ops.cpu.simd import load, madd, spread_pair, store, zeros
 from weft.ops.cpu.spmm_kernel import Edges, sum_row
-from weft.ops.random_cpu import column_term, keep_bound, mask_row, mix_key, random_bits
+from weft.ops.random_cpu import column_term, keep_bound, key_high, mask_row, mask_row_of, mix_key, random_bits
+
+LOW = np.uint64(0xFFFFFFFF)
 
 
 class Mask(NamedTuple):
@@ -37,10 +39,19 @@ def task_mask(rate_at, rate_step, clock_at, clock_step, site, has_mask, task):
 @part
 def drop(values, at, edges, H, mask, first):
     """Multiply the values of ``edges`` edges from ``first`` on by ``keep / (1 - rate)``; an edge is a mask's row."""
-    for head in range(H):
-        term = column_term(head)
-        for k in range(edges):
-            bits = random_bits(mask_row(mask.key, first + k), term)
+    in_one_half = (first >> 32) == ((first + edges) >> 32)
+    if edges > 1 and in_one_half and (H == 1 or H == 2 or H == 4):  # too few for a vector loop over an edge's heads
+        low_key, high_key, low = np.uint32(mask.key & LOW), key_high(mask.key, first), np.uint32(np.uint64(first) & LOW)
+        shift_by = np.uint32(H >> 1)  # 0, 1, 2
+        for k in range(edges * H):
+            row = np.uint32(low + (np.uint32(k) >> shift_by))
+            bits = random_bits(mask_row_of(low_key, high_key, row), column_term(k & (H - 1)))
+            values[at + k] *= mask.scale if bits >= mask.bound else np.float32(0.0)
+        return
+    for k in range(edges):
+        row_key = mask_row(mask.key, first + k)
+        for head in range(H):
+            bits = random_bits(row_key, column_term(head))
             values[at + k * H + head] *= mask.scale if bits >= mask.bound else np.float32(0.0)
 
 

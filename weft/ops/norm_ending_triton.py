@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from weft.ops.activation_triton import activate, drop_scale
 from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
-from weft.ops.random_triton import keep_scale, mask_row, mix_key
+from weft.ops.random_triton import mix_key
 
 
 @triton.jit
@@ -25,22 +26,9 @@ def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.conste
 
 
 @triton.jit
-def drop_scale(key, fraction, n, f, F: tl.constexpr, W: tl.constexpr):
-    """``keep / (1 - rate)`` of rows ``n`` (int64) and columns ``f``; F is parts of W columns, each a row of the mask."""
-    if W == F:
-        return keep_scale(mask_row(key, n)[:, None], fraction, f[None, :])
-    else:  # noqa: RET505  a choice at compile time: Triton must not see both
-        return keep_scale(mask_row(key, n[:, None] * (F // W) + f[None, :] // W), fraction, f[None, :] % W)
-
-
-@triton.jit
 def end(value, key, fraction, n, f, F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr):
     """``dropout(act(value))`` of a tile."""
-    if ACT == "relu":
-        # A comparison that NaN passes: a diverged value must stay visible.
-        value = tl.where(value <= 0.0, 0.0, value)
-    elif ACT == "elu":
-        value = tl.where(value > 0.0, value, tl.exp(value) - 1.0)
+    value = activate(value, ACT)
     if DROP:
         value *= drop_scale(key, fraction, n, f, F, W).to(value.dtype)
     return value

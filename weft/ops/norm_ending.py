@@ -14,12 +14,18 @@ ENDING = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a s
 
 
 def as_ending(
-    operator: str, x: Tensor, act: str, p: float | Tensor, clock: Tensor | None, site: int, parts: int
+    operator: str, columns: Tensor, act: str, p: float | Tensor, clock: Tensor | None, site: int, parts: int
 ) -> tuple[str, Tensor | None, Tensor | None, int, int]:
-    """``(act, rate, clock, site, parts)`` as an operator takes them: rate and clock are both there, or neither is."""
+    """``(act, rate, clock, site, parts)`` as an operator takes them: rate and clock are both there, or neither is.
+
+    ``columns [..., F]`` are a parameter of the norm: a clock is refused unless there is one wherever there are columns.
+    """
     if act not in ACTIVATIONS:
         raise InputError(f"{operator}: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
-    rate = as_rate(p, x.device) if clock is not None else None
+    if clock is not None and clock.shape[:-1] != columns.shape[:-1]:
+        has = f"a clock of shape {list(clock.shape)} beside columns of shape {list(columns.shape)}"
+        raise InputError(f"{operator}: {has}; every task has one of its own, or all share everything")
+    rate = as_rate(p, columns.device) if clock is not None else None
     return act, rate, None if rate is None else clock, site, parts
 
 
