@@ -102,7 +102,7 @@ def test_columns_of_zeros_stay_zero():
     for value in (x, weight, bias):
         value[..., 2:] = 0.0
     out, mean, var = batch_norm_act_dropout(x, weight, bias, act="elu")
-    grads = batch_norm_backward_torch(torch.zeros_like(out), x, weight, bias, mean, var, 1e-5, "elu")
+    grads = batch_norm_backward_torch(torch.zeros_like(out), x, weight, bias, mean, var, 1e-5, "elu", None, None, 0)
     assert not out[:, 2:].any()
     assert not any(grad[..., 2:].any() for grad in grads)
 

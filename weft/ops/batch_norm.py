@@ -13,13 +13,15 @@ Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton, normalise_triton
 from weft.ops.dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
-from weft.ops.norm_ending import ENDING, as_ending, check_columns, lead_tasks
+from weft.ops.norm_ending import ENDING, NO_ENDING, as_ending, check_columns, lead_tasks
 
 
 def batch_norm_torch(
@@ -27,15 +29,11 @@ def batch_norm_torch(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-    act: str = "none",
-    rate: Tensor | None = None,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    *ending: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(out, mean, var)``; the variance is the biased one."""
     var, mean = torch.var_mean(x.to(accumulate_dtype(x.dtype)), -2, correction=0)
-    return normalise_torch(x, mean, var, weight, bias, eps, act, rate, clock, site, parts), mean, var
+    return normalise_torch(x, mean, var, weight, bias, eps, *ending), mean, var
 
 
 def normalise_torch(
@@ -45,15 +43,11 @@ def normalise_torch(
     weight: Tensor,
     bias: Tensor,
     eps: float,
-    act: str = "none",
-    rate: Tensor | None = None,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    *ending: Any,
 ) -> Tensor:
     """Reference: everything that follows the moments."""
     out = _before(x, mean, var, weight, bias, eps)
-    return bias_act_dropout_torch(out, None, act, rate, clock, site, parts).to(x.dtype)
+    return bias_act_dropout_torch(out, None, *(ending or NO_ENDING)).to(x.dtype)
 
 
 def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -71,18 +65,14 @@ def batch_norm_backward_torch(
     mean: Tensor,
     var: Tensor,
     eps: float,
-    act: str = "none",
-    rate: Tensor | None = None,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    *ending: Any,
 ) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and those to ``weight`` and ``bias`` side by side ``[..., 2, F]``."""
     acc = accumulate_dtype(x.dtype)
     deviation = (var + eps).rsqrt()
     slope, normal = grad.to(acc), (x.to(acc) - mean.unsqueeze(-2)) * deviation.unsqueeze(-2)
+    act, rate = (ending or NO_ENDING)[:2]
     if act != "none" or rate is not None:
-        ending = (act, rate, clock, site, parts)
         out = bias_act_dropout_torch(_before(x, mean, var, weight, bias, eps).to(acc), None, *ending)
         slope = bias_act_dropout_backward_torch(slope, out, *ending)
     grad_bias, grad_weight = slope.sum(-2), (slope * normal).sum(-2)

@@ -9,12 +9,11 @@ from weft.ops.activation_triton import activate, drop_scale
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.column_sum import column_sum_triton
 from weft.ops.lang import tl, triton
-from weft.ops.launch import once_for_all, per_task_stride, triton_acc
+from weft.ops.launch import PROGRAMS, once_for_all, per_task_stride, triton_acc
 from weft.ops.parts_triton import add_parts
 from weft.ops.random_triton import keep_scale, mask_row, mix_key
 
 BLOCK = 1024
-PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 
 @triton.jit

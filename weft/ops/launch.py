@@ -7,6 +7,8 @@ from torch import Tensor
 
 from weft.ops.lang import tl
 
+PROGRAMS = 528  # that share rows out among themselves: four to each of an H200's 132 multiprocessors
+
 
 def triton_acc(dtype: torch.dtype):
     """The accumulation type in Triton's terms."""

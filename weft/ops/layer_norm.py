@@ -12,13 +12,15 @@ have the leading dimensions of a task. All other dimensions of ``x`` but the las
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.layer_norm_triton import WIDEST, layer_norm_backward_triton, layer_norm_triton
-from weft.ops.norm_ending import ENDING, as_ending, check_columns, lead_tasks
+from weft.ops.norm_ending import ENDING, NO_ENDING, as_ending, check_columns, lead_tasks
 
 
 def _columns(value: Tensor, x: Tensor) -> Tensor:
@@ -38,11 +40,7 @@ def layer_norm_torch(
     weight: Tensor,
     shift: Tensor,
     eps: float,
-    act: str = "none",
-    rate: Tensor | None = None,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    *ending: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(out, mean, rstd)``."""
     moved = _moved(x, b)
@@ -51,7 +49,7 @@ def layer_norm_torch(
     rstd = (away.square().mean(-1) + eps).rsqrt()
     normal = away * rstd[..., None]
     value = normal * _columns(weight, x) + _columns(shift, x)
-    return bias_act_dropout_torch(value, None, act, rate, clock, site, parts).to(x.dtype), mean, rstd
+    return bias_act_dropout_torch(value, None, *(ending or NO_ENDING)).to(x.dtype), mean, rstd
 
 
 def layer_norm_backward_torch(
@@ -62,15 +60,11 @@ def layer_norm_backward_torch(
     shift: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    act: str = "none",
-    rate: Tensor | None = None,
-    clock: Tensor | None = None,
-    site: int = 0,
-    parts: int = 1,
+    *ending: Any,
 ) -> tuple[Tensor, Tensor]:
     """Reference: the gradient to ``x``, and those to weight, shift and (where there is one) b ``[..., 2 or 3, F]``."""
     normal = (_moved(x, b) - mean[..., None]) * rstd[..., None]
-    scale, ending = _columns(weight, x), (act, rate, clock, site, parts)
+    scale, ending = _columns(weight, x), ending or NO_ENDING
     out = bias_act_dropout_torch(normal * scale + _columns(shift, x), None, *ending)
     slope = bias_act_dropout_backward_torch(grad.to(out.dtype), out, *ending)
     inner = slope * scale

@@ -7,14 +7,12 @@ from torch import Tensor
 
 from weft.ops.backend import accumulate_dtype, next_power_of_2
 from weft.ops.lang import tl, triton
-from weft.ops.launch import triton_acc
-from weft.ops.norm_ending_triton import drop_arguments, drop_key, end, end_backward
+from weft.ops.launch import PROGRAMS, triton_acc
+from weft.ops.norm_ending_triton import TILE, drop_arguments, drop_key, end, end_backward
 from weft.ops.parts_triton import add_parts
 
 WIDEST = 1024  # features of a row that a tile can hold
-TILE = 2048  # elements of a tile: 16 to a thread
 MOST_ROWS = 128
-PROGRAMS = 528  # four to each of an H200's 132 multiprocessors
 
 
 @triton.jit

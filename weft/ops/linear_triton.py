@@ -46,9 +46,13 @@ def _finish(
 def _linear_kernel(
     x, weight, bias, add, rate, clock, out, N, site, rows_x, rows_weight, stride_bias, stride_rate, stride_clock,
     I: tl.constexpr, O: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ACT: tl.constexpr,
-    DROP: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr, BE: tl.constexpr, BK: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr,
+    BE: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of BO outputs; with BE > 0 all outputs, the last of them in a narrow tile beside, so that x is read once."""
+    """A tile of BO outputs; with BE > 0 all outputs, the last of them in a narrow tile beside, so that x is read once.
+
+    Inputs up to WHOLE are met in steps of BK, the few after them in a narrow one.
+    """
     task = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -61,8 +65,6 @@ def _linear_kernel(
     if BE > 0:
         e = BO + tl.arange(0, BE)
         extra = tl.zeros([BN, BE], tl.float32)
-    # Inputs that are a few more than a multiple of 32 are met in whole steps and a narrow one.
-    WHOLE: tl.constexpr = I - I % 32 if I > 32 and I % 32 > 0 and I % 32 <= 16 else I
     for first in range(0, WHOLE, BK):
         k = first + tl.arange(0, BK)
         left = tl.load(x + row[:, None] * I + k[None, :], mask=inside[:, None] & (k < WHOLE)[None, :], other=0.0)
@@ -111,13 +113,17 @@ def choose_launch(num_in: int, num_out: int) -> LinearLaunch:
     0.073 ms on an H200 against 0.100 in two tiles of 64.
     """
     block_out = max(16, next_power_of_2(num_out))
-    whole = num_in - num_in % 32 if num_in > 32 and 0 < num_in % 32 <= 16 else num_in
-    extra = extra_outputs(num_out)
+    whole, extra = whole_inputs(num_in), extra_outputs(num_out)
     if extra:
         return LinearLaunch(64, 64, min(32, max(16, next_power_of_2(whole))), num_stages=3, block_extra=extra)
     if whole <= 64:
         return LinearLaunch(64, min(128, block_out), max(16, next_power_of_2(whole)))
     return LinearLaunch(128, min(64, block_out), 32, num_warps=8, num_stages=3)
+
+
+def whole_inputs(num_in: int) -> int:
+    """Inputs that are met in whole steps; the others are a few more than a multiple of 32."""
+    return num_in - num_in % 32 if num_in > 32 and 0 < num_in % 32 <= 16 else num_in
 
 
 def extra_outputs(num_out: int) -> int:
@@ -159,7 +165,7 @@ def linear_triton(
             per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
             I=I, O=O, HAS_BIAS=bias is not None, HAS_ADD=add is not None, ACT=act, DROP=rate is not None,
             PRECISION=float32_precision() if x.dtype == torch.float32 else "tf32",
-            BN=launch.block_rows, BO=launch.block_out, BE=launch.block_extra, BK=launch.block_in,
+            WHOLE=whole_inputs(I), BN=launch.block_rows, BO=launch.block_out, BE=launch.block_extra, BK=launch.block_in,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
     return out

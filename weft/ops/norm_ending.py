@@ -10,6 +10,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.dropout import ACTIVATIONS, as_rate, lead_task
 
+NO_ENDING = ("none", None, None, 0)  # act, rate, clock, site
 ENDING = "str act, Tensor? rate, Tensor? clock, int site, int parts=1"  # in a schema
 
 

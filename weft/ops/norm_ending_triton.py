@@ -13,6 +13,8 @@ from weft.ops.lang import tl, triton
 from weft.ops.launch import per_task_stride
 from weft.ops.random_triton import mix_key
 
+TILE = 2048  # elements of a norm's tile: 16 to a thread
+
 
 @triton.jit
 def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.constexpr):
