@@ -6,6 +6,14 @@ from typing import Annotated
 
 import typer
 
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Send steps through Inductor, or never do.",
+        show_default="on a GPU, where the plan expects it to repay",
+    ),
+]
 Weave = Annotated[
     bool | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import Weave
+from weft.cli.options import Compile, Weave
 from weft.core.event import finite
 from weft.core.spec import read_spec
 
@@ -30,6 +30,7 @@ def plan(
         typer.Option(metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="all of the machine's"),
     ] = None,
     weave: Weave = None,
+    compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     plot: Annotated[
         Path | None,
@@ -51,7 +52,8 @@ def plan(
 
     if plot is not None:
         check_plot(plot)
-    report = make_plan(read_spec(spec, changes or []), machine=machine, budget=budget, weave=weave)
+    work = read_spec(spec, changes or [])
+    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
     print(jsonlib.dumps(finite(report.to_dict()), allow_nan=False) if json else str(report))
     if plot is not None:
         write_timeline(report, plot)

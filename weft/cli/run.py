@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.options import Weave
+from weft.cli.options import Compile, Weave
 from weft.core.event import Event
 from weft.core.spec import read_spec
 from weft.engine.interrupt import Interrupted
@@ -54,6 +54,7 @@ def run(
         ),
     ] = None,
     weave: Weave = None,
+    compile: Compile = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -80,10 +81,12 @@ def run(
             prune=prune,
             budget=budget,
             weave=weave,
+            compile=compile,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
-        flags = [] if weave is None else ["--weave" if weave else "--no-weave"]
+        chosen = {"weave": weave, "compile": compile}
+        flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
         raise typer.Exit(interruption.exit_code) from None
     if isinstance(result, SweepResult):

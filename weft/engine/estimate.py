@@ -16,11 +16,12 @@ from weft.core.task import Task
 from weft.graph import catalog
 from weft.graph.graph import Graph
 from weft.plan.calibration import Calibration
+from weft.plan.compiling import Compiling, compiling
 from weft.plan.grouping import group, together
 from weft.plan.memory import Memory, memory
 from weft.plan.stacking import one_after_another, stacked
 from weft.plan.structure import graph_key, structure, treatment, width
-from weft.plan.time import Setting, seconds
+from weft.plan.time import OperatorSeconds, Setting, seconds
 from weft.run.captured import capture
 
 
@@ -140,10 +141,8 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
-        # A model that asks its data for sizes waits for the answers, and what waits cannot be recorded.
-        recorded = not steps.step.note
-        setting = Setting(first.precision, plan.replay and recorded, plan.threads, first.eval_every)
-        held = memory(steps.step, self.machine, plan.replay, steps.preparation, recorded)
+        setting = _setting(steps.step, first, plan)
+        held = memory(steps.step, self.machine, plan.replay, steps.preparation, _can_be_recorded(steps.step))
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(
             cost,
@@ -154,6 +153,14 @@ class Estimator:
         )
         return Estimate(cost, held, steps.step, steps.parameters)
 
+    def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
+        """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
+        if not estimate.parameters:
+            return None
+        setting = _setting(estimate.program, task, plan)
+        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), setting)
+        return compiling(estimate.program, costs, costs.waiting)
+
     def _graph(self, task: Task) -> Graph | GraphStats:
         key = graph_key(task)
         if key not in self._graphs:
@@ -161,6 +168,16 @@ class Estimator:
         found = self._graphs[key]
         check_plannable(task, found if isinstance(found, GraphStats) else found.stats())
         return found
+
+
+def _setting(program: Program, task: Task, plan: Plan) -> Setting:
+    """How the step of a group will run, of which ``task`` is a member."""
+    return Setting(task.precision, plan.replay and _can_be_recorded(program), plan.threads, task.eval_every)
+
+
+def _can_be_recorded(program: Program) -> bool:
+    """A model that asks its data for sizes waits for the answers, and what waits cannot be recorded."""
+    return not program.note
 
 
 def _switches(task: Task) -> tuple[bool, ...]:

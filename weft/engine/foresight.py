@@ -18,29 +18,26 @@ from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.engine.calibration import label_of, observe
 from weft.engine.estimate import Estimator
-from weft.engine.fitting import fitting_groups
+from weft.engine.fitting import NONE, fitting_groups
 from weft.engine.graphs import Graphs
 from weft.engine.machines import load_calibration, machine_with
 from weft.engine.planning import report_on
 from weft.engine.room import room
+from weft.plan.compiling import whether_to_compile
 from weft.plan.explain import refusal
 from weft.plan.grouping import group
 from weft.plan.throughput import Throughput
+from weft.plan.wishes import Wishes
 from weft.run.randomness import seeded
 
 ENOUGH_EPOCHS = 10  # for a run to teach something
 
 
 class Foresight:
-    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there).
+    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there)."""
 
-    ``weave``: as for :func:`weft.plan.grouping.group`.
-    """
-
-    def __init__(
-        self, device: torch.device, graphs: Graphs, budget: int | None = None, weave: bool | None = None
-    ) -> None:
-        self._device, self._budget, self._weave = device, budget, weave
+    def __init__(self, device: torch.device, graphs: Graphs, budget: int | None = None, wishes: Wishes = NONE) -> None:
+        self._device, self._budget, self._wishes = device, budget, wishes
         self.machine = machine_with(device)
         self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs.summary)
 
@@ -81,23 +78,29 @@ class Foresight:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput, self._weave)]
+            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput, self._wishes)]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             return self._by_rule(tasks, throughput, _in_words(error))
 
     def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
-        limits = {"throughput": throughput, "budget": self.room, "weave": self._weave}
+        limits = {"throughput": throughput, "budget": self.room, "weave": self._wishes.weave}
         plans = group(tasks, stats, machine.device, machine=machine, **limits)
         told = f"memory by rule of thumb, time not known: {reason}"
-        return [replace(plan, why=(*plan.why, told)) for plan in plans]
+        found = []
+        for plan in plans:
+            compiled, why = whether_to_compile(self._wishes.compile, None, 0, plan.device, plan.join)
+            found.append(replace(plan, compiled=compiled, why=(*plan.why, told, *why)))
+        return found
 
     def learn(self, plan: Plan, folder: Path | None) -> None:
         """Keep what a group took beside what was foreseen, for the plans to come; failing that is no harm.
 
-        Stacks that overlap take less than the sum of them that was foreseen: nothing is learnt from those.
+        Stacks that overlap take less than the sum of them that was foreseen, and what was compiled takes less than its
+        operators: nothing is learnt from those.
         """
-        if plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.join != "beside":
+        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
+        if taught and plan.join != "beside" and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):
                 observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)

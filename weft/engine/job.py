@@ -26,6 +26,7 @@ from weft.engine.session import CHECKPOINT_SECONDS, Session
 from weft.engine.telling import Telling
 from weft.engine.throughput import learn
 from weft.plan.grouping import together
+from weft.plan.wishes import Wishes
 from weft.run.checkpoint import Checkpoint
 from weft.run.group import GroupRun
 from weft.run.precision import matmul_precision
@@ -35,12 +36,12 @@ from weft.run.threads import cpu_threads
 
 @dataclass(frozen=True)
 class Habits:
-    """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, merged steps."""
+    """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, and wishes."""
 
     checkpoint_every: float = CHECKPOINT_SECONDS
     endings: Endings = field(default_factory=Endings)
     budget: int | None = None
-    weave: bool | None = None
+    wishes: Wishes = field(default_factory=Wishes)
 
 
 class Job:
@@ -55,7 +56,7 @@ class Job:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
         self._graphs = Graphs(device, on_host=habits.budget is not None)
-        self._foresight = Foresight(device, self._graphs, habits.budget, habits.weave)
+        self._foresight = Foresight(device, self._graphs, habits.budget, habits.wishes)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0

@@ -25,10 +25,11 @@ def check_options(*, out: Any, resume: Any, on_event: Any, checkpoint_every: Any
         raise SpecError(f"cancel={cancel!r} must be a weft.Cancel()")
 
 
-def check_weave(weave: Any) -> None:
+def check_choices(**choices: Any) -> None:
     """A :class:`SpecError` for anything but yes, no and undecided."""
-    if weave is not None and not isinstance(weave, bool):
-        raise SpecError(f"weave={weave!r} must be True, False or None, which leaves it to the plan")
+    for name, choice in choices.items():
+        if choice is not None and not isinstance(choice, bool):
+            raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
 
 
 def not_work(work: Any, caller: str) -> SpecError:

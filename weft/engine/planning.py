@@ -12,15 +12,16 @@ from weft.core.stats import GraphStats
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.engine.estimate import Estimate, Estimator, check_budget
-from weft.engine.fitting import fitting_groups
+from weft.engine.fitting import NONE, fitting_groups
 from weft.engine.following import RECKONED, alone_estimates
 from weft.engine.machines import Given, find_machine, load_calibration, load_throughput
-from weft.engine.options import check_weave, not_work
+from weft.engine.options import check_choices, not_work
 from weft.plan.advice import nearest, roomy_machines
 from weft.plan.calibration import Calibration
 from weft.plan.profiles import PROFILES
 from weft.plan.report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
 from weft.plan.structure import graph_key
+from weft.plan.wishes import Wishes
 
 AT_PEAK = 4  # of the largest things alive
 
@@ -30,33 +31,33 @@ def plan(
     machine: Given = None,
     budget: str | float | None = None,
     weave: bool | None = None,
+    compile: bool | None = None,
 ) -> PlanReport:
     """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
 
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
-    the machine has. ``weave`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan`` prints.
+    the machine has. ``weave`` and ``compile`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
+    prints.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
-    check_weave(weave)
+    check_choices(weave=weave, compile=compile)
     tasks, name = _listed(work)
     there = find_machine(machine)
     room = there.memory_bytes if budget is None else parse_bytes(budget)
-    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, weave)
+    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, Wishes(weave, compile))
 
 
-def report_on(
-    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, weave: bool | None = None
-) -> PlanReport:
+def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int, wishes: Wishes = NONE) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     there, calibration = estimator.machine, estimator.calibration
     alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
         if estimate is not None:
             check_budget(estimate, task, room)
-    found = fitting_groups(tasks, estimator, room, load_throughput(there.name), weave)
+    found = fitting_groups(tasks, estimator, room, load_throughput(there.name), wishes)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]

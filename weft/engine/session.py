@@ -153,12 +153,14 @@ class Session:
     @property
     def _leaves_by_epoch(self) -> bool:
         """Whether members leave at fixed epochs: a smaller step may round differently, and numbers on a CPU are to be
-        the same bits however fast it is and wherever it was interrupted. There a new step costs next to nothing."""
+        the same bits however fast it is and wherever it was interrupted. There a new step costs next to nothing, unless
+        it is compiled: from such a one nobody leaves."""
         return self.group.device.type == "cpu"
 
     def _time_to_leave(self, ended: int, present: int) -> bool:
         if self._leaves_by_epoch:
-            return 0 < ended < present and self.group.epoch % LEAVE_EVERY == 0
+            at_hand = self.group.epoch % LEAVE_EVERY == 0 and not self.group.plan.compiled
+            return 0 < ended < present and at_hand
         left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
         return pays_to_leave(ended, present, left, self._pace, self._prepare_seconds)
 

@@ -22,13 +22,14 @@ from weft.engine.device import choose_device, environment
 from weft.engine.endings import Endings
 from weft.engine.folder import REPORT, RunFolder, SweepFolder
 from weft.engine.job import Habits, Job
-from weft.engine.options import check_options, check_weave, not_work
+from weft.engine.options import check_choices, check_options, not_work
 from weft.engine.progress import display_for
 from weft.engine.result import Result
 from weft.engine.session import CHECKPOINT_SECONDS
 from weft.engine.sweep_result import SweepResult
 from weft.engine.telling import Listener, SweepTelling, TaskTelling
 from weft.plan.pruning import Policy, policy_for
+from weft.plan.wishes import Wishes
 
 
 @overload
@@ -48,6 +49,7 @@ def run(
     cancel: Cancel | None = None,
     budget: str | float | None = None,
     weave: bool | None = None,
+    compile: bool | None = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
 
@@ -60,6 +62,8 @@ def run(
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
     ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
     a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
+    ``compile``: whether Inductor fuses what lies between Weft's operators, in modules of one's own above all; None: on
+    a GPU, where the plan expects it to repay.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -67,9 +71,9 @@ def run(
     """
     work = _checked(work)
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
-    check_weave(weave)
+    check_choices(weave=weave, compile=compile)
     limit = None if budget is None else parse_bytes(budget)
-    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit, weave)
+    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit, Wishes(weave, compile))
     if cancel is not None:
         cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
     target = choose_device(device)

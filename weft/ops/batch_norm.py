@@ -47,7 +47,7 @@ def normalise_torch(
 ) -> Tensor:
     """Reference: everything that follows the moments."""
     out = _before(x, mean, var, weight, bias, eps)
-    return bias_act_dropout_torch(out, None, *(ending or NO_ENDING)).to(x.dtype)
+    return bias_act_dropout_torch(out, None, *(ending or NO_ENDING)).to(x.dtype).contiguous()
 
 
 def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

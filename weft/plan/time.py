@@ -86,6 +86,38 @@ def seconds(
     )
 
 
+class OperatorSeconds:
+    """Seconds of single operators of ``program``, as :func:`seconds` adds them up.
+
+    ``epoch``: all of them; ``waiting``: the part of it in which the device waits for the host.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        calibration: Calibration | None,
+        stats: GraphStats | None,
+        setting: Setting,
+    ) -> None:
+        self._clock = _Clock(program, machine, calibration or Calibration(), stats, setting)
+        self._evaluated = 1.0 / setting.eval_every
+        self.device = machine.device
+        self.epoch = sum(self._clock.resources.values())
+        self.waiting = self._clock.resources.get("host", 0.0)
+
+    def work(self, op: Operator) -> float:
+        """What an operator takes in an epoch, but for its launches."""
+        return self._clock.work_of(op) * self._share(op)
+
+    def fixed(self, op: Operator) -> float:
+        """What its launches take."""
+        return self._clock.fixed_of(op) * self._share(op)
+
+    def _share(self, op: Operator) -> float:
+        return self._evaluated if op.phase == "evaluation" else 1.0
+
+
 class _Clock:
     """Adds up the operators of one epoch."""
 
@@ -127,14 +159,20 @@ class _Clock:
         return {"gpu": self.device, "host": waiting} if waiting else {"gpu": self.device}
 
     def _add(self, op: Operator, phase: str, share: float) -> None:
-        name = family(op)
-        work = self._work(op) * self.calibration.factor(name) * share
-        fixed = self._fixed(op) * self.calibration.factor("launch") * share
-        self._count(name, phase, work)
+        work, fixed = self.work_of(op) * share, self.fixed_of(op) * share
+        self._count(family(op), phase, work)
         self._count("launch", phase, fixed)
         self.device += work + fixed
         if op.launches:
             self.host += self._call(op) * self.calibration.factor("launch") * share
+
+    def work_of(self, op: Operator) -> float:
+        """Seconds of one call but for its launches, corrected."""
+        return self._work(op) * self.calibration.factor(family(op))
+
+    def fixed_of(self, op: Operator) -> float:
+        """Seconds of its launches, corrected."""
+        return self._fixed(op) * self.calibration.factor("launch")
 
     def _count(self, name: str, phase: str, amount: float) -> None:
         if amount <= 0:

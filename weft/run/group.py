@@ -21,6 +21,7 @@ from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.graph import Graph
 from weft.run.beside import Beside, Steps, in_turn
+from weft.run.compiled import compile_stack
 from weft.run.inputs import Inputs
 from weft.run.members import CannotStack, Seat
 from weft.run.randomness import OwnGenerator, generator_states, restore_generators
@@ -161,6 +162,18 @@ class GroupRun:
             what = str(reason) if isinstance(reason, InputError) else f"{type(reason).__name__}: {reason}"
             self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {what.splitlines()[0]}")
 
+    def _compile(self) -> None:
+        """Send the steps of stacks through Inductor where the plan says so; where that fails, a note says why."""
+        if not self.plan.compiled or self.woven is not None:
+            return
+        evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
+        for stack in self.stacks:
+            try:
+                self._of_its_own(stack, partial(compile_stack, stack, evaluated))
+            except (InputError, torch.OutOfMemoryError) as reason:
+                what = "memory ran out" if isinstance(reason, torch.OutOfMemoryError) else str(reason)
+                self._notes.append(f"the step is not compiled: {what}")
+
     def _of_its_own(self, stack: Stack, step: Callable[[], None]) -> None:
         own = self._own_random.get(id(stack))
         if own is None:
@@ -186,6 +199,7 @@ class GroupRun:
     def prepare(self) -> None:
         """Record the step where the plan says so; the state is as before."""
         self._weave()
+        self._compile()
         self._with_evaluation = self._replay(self.step, record=self.plan.replay)
         if self._always_evaluates():
             return
@@ -230,6 +244,7 @@ class GroupRun:
         """One epoch without an evaluation, as it is recorded: for benchmarks."""
         if self._without_evaluation is None:
             self._weave()
+            self._compile()
             self._prepare_without()
         self.epoch += 1
         self._without_evaluation()

@@ -60,6 +60,7 @@ class Stack:
         self._record = Recorder.of(self.tasks, 1 + len(splits), watched, self.device)
         self.forward = self.members.forward
         self.members.attach(state)
+        self.differentiate, self.infer = self.gradients, self.logits  # until a compiler has made something of them
         self._ones = torch.ones(state.members, device=self.device)
 
     @property
@@ -88,7 +89,7 @@ class Stack:
     def evaluate(self, losses: Tensor) -> None:
         """What follows a step with ``losses [T]``: evaluate the weights it left and write the outcome down."""
         with torch.no_grad():
-            measured = self._evaluation(self.forward(self.state.flat, training=False))
+            measured = self._evaluation(self.infer(self.state.flat))
             self._record(self.state, torch.cat([losses[:, None], measured], 1))
         self.state.steps.add_(1)
 
@@ -98,17 +99,26 @@ class Stack:
         self.state.steps.add_(1)
 
     def train_step(self) -> Tensor:
-        """Forward, loss, backward and update in place; the losses ``[T]``.
+        """Forward, loss, backward and update in place; the losses ``[T]``."""
+        state = self.state
+        losses, grad = self.differentiate(state.flat)
+        self._optimizer.update(state.flat, grad, state.moments, state.step)
+        return losses
+
+    def gradients(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms take note.
 
         What is differentiated is their sum, in which each has a slope of 1: a member that is no longer a number does
         not touch its neighbours. The ones are at hand, so neither the sum nor its gradient is computed.
         """
-        state = self.state
-        leaf = state.flat.detach().requires_grad_()
+        leaf = flat.detach().requires_grad_()
         losses = self._loss_of_one(self.forward(leaf, training=True))
         (grad,) = torch.autograd.grad(losses, leaf, self._ones)
-        self._optimizer.update(state.flat, grad, state.moments, state.step)
-        return losses.detach()
+        return losses.detach(), grad
+
+    def logits(self, flat: Tensor) -> Tensor:
+        """What the members say of every node ``[T, N, C]`` with the weights ``flat [T, P]``, as in evaluation."""
+        return self.forward(flat, training=False)
 
     # ---- leaving -------------------------------------------------------------------------------------
 
