@@ -275,9 +275,40 @@ def test_a_broken_calibration_is_no_calibration(tmp_path):
 
 
 @pytest.mark.parametrize("call", [weft.plan, weft.run])
-def test_weave_is_yes_no_or_undecided(call):
-    with pytest.raises(SpecError, match="weave='yes' must be True, False or None"):
-        call(weft.Task(graph="demo"), weave="yes")
+@pytest.mark.parametrize("name", ["weave", "compile"])
+def test_weave_and_compile_are_yes_no_or_undecided(call, name):
+    with pytest.raises(SpecError, match=f"{name}='yes' must be True, False or None"):
+        call(weft.Task(graph="demo"), **{name: "yes"})
+
+
+class Passes(nn.Module):
+    """Mostly element-wise passes of torch's."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.layer = weft.nn.GCNConv(in_features, out_features)
+
+    def forward(self, x, graph):
+        h = self.layer(x, graph)
+        for _ in range(20):
+            h = torch.sin(h) * torch.sigmoid(h) + h
+        return h
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "compiled"), [(Passes, 50_000, True), (Passes, 50, False), ("gcn", 10**6, False)]
+)
+def test_long_trainings_of_modules_full_of_passes_are_compiled_and_no_others(model, epochs, compiled):
+    """A built-in model leaves nothing to fuse, however long it trains."""
+    (group,) = weft.plan(weft.Task(graph="shape:ogbn-arxiv", model=model, epochs=epochs), "h200").groups
+    assert group.plan.compiled is compiled
+    assert group.plan.why[-1].startswith("compiled by Inductor: about" if compiled else "not compiled: Inductor would")
+
+
+def test_compiling_is_asked_for():
+    task = weft.Task(graph="demo")
+    chosen = {choice: weft.plan(task, "cpu", compile=choice).groups[0].plan.compiled for choice in CHOICES}
+    assert chosen == {None: False, True: True, False: False}
 
 
 def test_weaving_is_asked_for():
