@@ -14,8 +14,9 @@ from torch import nn
 from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.train import run as engine_run
+from weft.run.collection import without_collection
 from weft.run.randomness import seeded
-from weft.run.replay import Replay, _without_collection
+from weft.run.replay import Replay
 
 from .alone import Alone
 
@@ -37,7 +38,7 @@ def test_without_recording_it_is_a_call():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
     def fails():
-        with _without_collection():
+        with without_collection():
             assert not gc.isenabled()
             raise KeyError
 

@@ -204,17 +204,24 @@ class _Member:
         writer: dict[Any, int] = {}
         readers: dict[Any, list[int]] = {}
         for place, node in enumerate(self.nodes):
-            touched = {source.meta.get("storage") for source in node.all_input_nodes} - {None}
+            before, touched = set(), set()
+            for source in node.all_input_nodes:
+                if source in self.position:
+                    before.add(self.position[source])
+                touched.add(source.meta.get("storage"))
+            touched.discard(None)
             written = {source.meta.get("storage") for source in written_arguments(node)} - {None}
-            written |= {"generator"} if is_random(node) else set()
-            self.written |= written
-            before = {self.position[source] for source in node.all_input_nodes if source in self.position}
-            before |= {writer[storage] for storage in touched | written if storage in writer}
+            if is_random(node):
+                written.add("generator")
+            for storage in touched | written:
+                if storage in writer:
+                    before.add(writer[storage])
             for storage in written:
                 before.update(readers.pop(storage, ()))
                 writer[storage] = place
             for storage in touched - written:
                 readers.setdefault(storage, []).append(place)
+            self.written |= written
             yield tuple(sorted(before))
 
     def number_walks(self, structures: dict[Hashable, int]) -> None:

@@ -8,7 +8,7 @@ compile it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,22 +18,19 @@ from torch import fx
 class Node:
     """``target(*args, **kwargs)``, an input (``op`` is ``"placeholder"``) or what the graph returns (``"output"``)."""
 
-    __slots__ = ("_inputs", "args", "kwargs", "meta", "number", "op", "target", "users")
+    __slots__ = ("all_input_nodes", "args", "kwargs", "meta", "number", "op", "target", "users")
 
     def __init__(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> None:
         self.op, self.target, self.args, self.kwargs, self.number = op, target, args, kwargs, number
         self.meta: dict[str, Any] = {}
         self.users: dict[Node, None] = {}
-        self._inputs: dict[Node, None] = {}
-        _collect(args, self._inputs)
-        _collect(kwargs, self._inputs)
-        for node in self._inputs:
+        given: dict[Node, None] = {}
+        _collect(args, given)
+        if kwargs:
+            _collect(kwargs.values(), given)
+        self.all_input_nodes = tuple(given)  # the nodes whose results it is given, each once
+        for node in given:
             node.users[self] = None
-
-    @property
-    def all_input_nodes(self) -> tuple[Node, ...]:
-        """The nodes whose results it is given, each once."""
-        return tuple(self._inputs)
 
     @property
     def name(self) -> str:
@@ -46,25 +43,28 @@ class Node:
         return self.name
 
 
-def _collect(value: Any, found: dict[Node, None]) -> None:
+def _collect(values: Iterable[Any], found: dict[Node, None]) -> None:
     """Add the nodes in a nest of tuples, lists and dictionaries to ``found``."""
-    if type(value) is Node:
-        found[value] = None
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            _collect(one, found)
-    elif isinstance(value, dict):
-        _collect(tuple(value.values()), found)
+    for value in values:
+        kind = type(value)
+        if kind is Node:
+            found[value] = None
+        elif kind is list or kind is tuple:
+            _collect(value, found)
+        elif kind is dict:
+            _collect(value.values(), found)
 
 
 def map_nodes(value: Any, change: Callable[[Node], Any]) -> Any:
     """``value`` with every node in it replaced by what ``change`` makes of it."""
-    if type(value) is Node:
+    kind = type(value)
+    if kind is Node:
         return change(value)
-    if isinstance(value, (tuple, list)):
-        changed = [map_nodes(one, change) for one in value]
-        return changed if isinstance(value, list) else tuple(changed)
-    if isinstance(value, dict):
+    if kind is list:
+        return [map_nodes(one, change) for one in value]
+    if kind is tuple:
+        return tuple([map_nodes(one, change) for one in value])
+    if kind is dict:
         return {name: map_nodes(one, change) for name, one in value.items()}
     return value
 

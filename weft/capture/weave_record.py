@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.capture.weave_apart import rule_for
 from weft.capture.weave_nodes import Graph, Node, map_nodes
@@ -26,6 +26,7 @@ from weft.core.errors import InputError
 from weft.ops.multi_launch import intercepted
 
 aten = torch.ops.aten
+PLAIN = frozenset((int, float, bool, str, type(None)))  # most arguments that are no tensors
 HOST_QUESTIONS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
 
@@ -88,13 +89,13 @@ def _counts_unread(node: Node) -> bool:
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a node writes to."""
     found: list[Node] = []
-    for place, name in _written(node.target):
+    for place, name in written_places(node.target):
         map_nodes(node.args[place] if place < len(node.args) else node.kwargs.get(name), found.append)
     return found
 
 
 @cache
-def _written(target: Any) -> tuple[tuple[int, str], ...]:
+def written_places(target: Any) -> tuple[tuple[int, str], ...]:
     """Places and names of the arguments that ``target`` writes to."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -121,7 +122,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.name, self.apart, self.graph = name, apart, Graph()
         self.inputs: list[Tensor] = []
-        self._nodes = WeakTensorKeyDictionary()
+        self._nodes: dict[int, tuple[ref[Tensor], Node]] = {}  # address of a tensor's object to what it stands for
         self._storages: dict[int, tuple[int, StorageWeakRef]] = {}  # address to number
         self._numbers = 0
         self._given: set[int] = set()  # numbers of storages that were there before
@@ -186,9 +187,10 @@ class Recorder(TorchDispatchMode):
 
     def describe(self, node: Node, tensor: Tensor) -> None:
         """``node`` stands for ``tensor`` from here on."""
-        node.meta["storage"] = self._number(tensor)
-        node.meta |= {"shape": tuple(tensor.shape), "dtype": tensor.dtype, "contiguous": tensor.is_contiguous()}
-        self._nodes[tensor] = node
+        meta = node.meta
+        meta["storage"], meta["shape"] = self._number(tensor), tuple(tensor.shape)
+        meta["dtype"], meta["contiguous"] = tensor.dtype, tensor.is_contiguous()
+        self._nodes[id(tensor)] = ref(tensor), node
 
     def _number(self, tensor: Tensor) -> int:
         """The number of the tensor's storage; another storage at the address of one that is gone is a new one."""
@@ -204,12 +206,17 @@ class Recorder(TorchDispatchMode):
 
         It is the one that made the tensor, and a new input where none did.
         """
+        kind = type(value)
+        if kind is list or kind is tuple:
+            return kind([self.nodes_of(one) for one in value])
+        if kind in PLAIN:
+            return value
         if isinstance(value, Tensor):
-            node = self._nodes.get(value)
-            return self._input(value) if node is None else node
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self.nodes_of, value)) if value else value
-        return {name: self.nodes_of(one) for name, one in value.items()} if isinstance(value, dict) else value
+            known = self._nodes.get(id(value))  # of a tensor that is gone, if its object lay at the same address
+            return known[1] if known is not None and known[0]() is value else self._input(value)
+        if kind is dict:
+            return {name: self.nodes_of(one) for name, one in value.items()}
+        return value
 
     def _input(self, tensor: Tensor) -> Node:
         before = self._numbers

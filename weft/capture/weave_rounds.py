@@ -71,9 +71,10 @@ class _Progress:
     def ready(self) -> dict[Hashable, list[int]]:
         """The nodes whose keyed predecessors are all done, by key."""
         found: dict[Hashable, list[int]] = {}
+        needs, keys, missing = self.lane.needs, self.lane.keys, ~self.done
         for node in self.left:
-            if not self.lane.needs[node] & ~self.done:
-                found.setdefault(self.lane.keys[node], []).append(node)
+            if not needs[node] & missing:
+                found.setdefault(keys[node], []).append(node)
         return found
 
     def take(self, nodes: Sequence[int]) -> None:
@@ -105,15 +106,17 @@ def longest_first(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list
 def _one_by_one(lanes: Sequence[Lane], lazy: Container[Hashable], rank: Rank) -> list[Round]:
     """Rounds, the key of each the one that ranks highest among those that are ready."""
     progress = [_Progress(lane) for lane in lanes]
+    ready = [lane.ready() for lane in progress]
     rounds: list[Round] = []
-    while any(lane.left for lane in progress):
-        ready = [lane.ready() for lane in progress]
+    while any(ready):
         keys = dict.fromkeys(key for found in ready for key in found)
         hurried = [key for key in keys if key not in lazy]
         key = max(hurried or keys, key=lambda key: rank(key, progress, ready))
         taken = tuple((place, node) for place, found in enumerate(ready) for node in found.get(key, ()))
         for place, found in enumerate(ready):
-            progress[place].take(found.get(key, ()))
+            if key in found:
+                progress[place].take(found[key])
+                ready[place] = progress[place].ready()
         rounds.append(taken)
     return rounds
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.run.collection import without_collection
 from weft.run.streams import recording_stream
 
 COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
@@ -72,7 +73,7 @@ class Replay:
         try:
             self._warm_up(side, warmup)
             graph = torch.cuda.CUDAGraph()
-            with _without_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
+            with without_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
                 self._fn()
             self._graph = graph
         except torch.OutOfMemoryError:
@@ -104,24 +105,12 @@ class Replay:
             self._fn()
             if time.perf_counter() - begin > COMPILING:
                 gc.collect()
-            with _without_collection():
+            with without_collection():
                 for _ in range(times - 1):
                     self._fn()
                 with _waiting_is_an_error():
                     self._fn()
         torch.cuda.current_stream().wait_stream(side)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """No garbage is collected inside: it may hold an older recording, and to destroy that breaks one under way."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 @contextmanager

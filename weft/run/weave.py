@@ -21,6 +21,7 @@ from weft.core.errors import InputError
 from weft.core.plan import FILLS_DEVICE
 from weft.ops.backend import on_gpu
 from weft.run.beside import Beside, Steps, in_turn
+from weft.run.collection import without_collection
 from weft.run.stack import Stack
 from weft.run.streams import SIDE_STREAMS
 from weft.run.weave_streams import Streamed
@@ -93,7 +94,8 @@ class WovenStep:
 def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
     """The steps of ``stacks``, which have run before, recorded and merged into one; the stacks are as they were."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
-    return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
+    with without_collection():
+        return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
 
 
 def _is_small(stacks: Sequence[Stack]) -> bool:
