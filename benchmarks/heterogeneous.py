@@ -7,11 +7,13 @@ shape. Sides: ``woven`` (one group, equal structures stacked, operators in share
 stack on a stream of its own), ``stacks`` (each stack a step of its own, one after the other), ``sequence`` (Weft's solo
 runs one after another; the sum of their epochs), ``mps`` (a process each under NVIDIA's Multi-Process Service, started
 together; the time until the last has trained its epochs) and, where asked for, ``processes`` (the same without the
-service).
+service). Those are epochs once everything is prepared; ``runs``, ``run``, ``run_woven`` and, where asked for,
+``shells``, ``shell``, ``shell_woven`` are whole runs: see ``whole_runs.py``.
 
-*Analysis* is what a woven group takes before it trains that tasks alone would not: planning the group, recording the
-operators of its stacks and matching them. Compiling the kernels that the match asks for comes on top when they are met
-for the first time on a machine; ``preparing_seconds`` has that, and the recording of the CUDA graph.
+*Analysis* of epochs is what a woven group takes before it trains that tasks alone would not: planning the group,
+recording the operators of its stacks and matching them. Compiling the kernels that the match asks for comes on top when
+they are met for the first time on a machine; ``preparing_seconds`` has that, and the recording of the CUDA graph.
+Analysis of a whole run is all of its planning, estimates included, which a task alone has as well, and the matching.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from argparse import Namespace
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from benchmarks import mps
 from benchmarks.graphs import fresh, make_graph
 from benchmarks.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.timing import Memory, Timing, synchronize, time_until
 from benchmarks.weft_side import MOST_EPOCHS, eager_memory, group_epoch
+from benchmarks.whole_runs import PARTS, RUNS, SHELLS, measure_runs, measure_shells
 from benchmarks.workers import Workers
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -172,6 +177,8 @@ def print_report(recorder: Recorder, args: Namespace) -> None:
     """A row a case: milliseconds of all sides, and theirs over woven."""
     cells, shown = recorder.cells, [side for side in (*SIDES, "processes") if side in listed(args.sides)]
     rows, found = [], {}
+    if not shown:
+        return
     for case in listed(args.cases):
         ms = {side: (find(cells, case=case, side=side) or {}).get("ms") for side in shown}
         over = [ms[side] / ms["woven"] if ms.get("woven") and ms[side] else None for side in shown if side != "woven"]
@@ -187,6 +194,29 @@ def print_report(recorder: Recorder, args: Namespace) -> None:
     recorder.save(analysis=found)
 
 
+def print_runs(recorder: Recorder, args: Namespace) -> None:
+    """A row a case and length: seconds of whole runs, those one after another over the others, shares of analysis."""
+    shown = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
+    pairs = [(apart, side) for apart, *joined in (RUNS, SHELLS) for side in joined if {apart, side} <= set(shown)]
+    rows, parts = [], []
+    for case in listed(args.cases):
+        for epochs in map(int, listed(args.run_epochs)):
+            cells = {side: find(recorder.cells, case=case, side=side, epochs=epochs) or {} for side in shown}
+            seconds = {side: cell.get("seconds") for side, cell in cells.items()}
+            over = [seconds[a] / seconds[b] if seconds[a] and seconds[b] else None for a, b in pairs]
+            shares = [100 * cells[side]["analysis_share"] if cells[side] else None for side in shown if side in RUNS]
+            rows.append([case, epochs, *seconds.values(), *over, *shares])
+            parts += [_parts(case, epochs, side, cells[side]) for side in shown if side in RUNS and cells[side]]
+    names = [*(f"{side} s" for side in shown), *(f"{a}/{b}" for a, b in pairs)]
+    print_table(["case", "epochs", *names, *(f"analysis % of {side}" for side in shown if side in RUNS)], rows)
+    print_table(["case", "epochs", "side", "groups", *(f"{part} s" for part in PARTS), "other s"], parts)
+
+
+def _parts(case: str, epochs: int, side: str, cell: dict[str, Any]) -> list[Any]:
+    groups = ", ".join(cell["groups"][:3]) + ", ..." * (len(cell["groups"]) > 3)
+    return [case, epochs, side, groups, *(cell[f"{part}_seconds"] for part in (*PARTS, "other"))]
+
+
 def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
     """All sides of one case; alone before woven, so that kernels are compiled before preparation is timed."""
     shape = CASES[case][0]
@@ -196,18 +226,38 @@ def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
     for side in ("sequence", "stacks", "beside", "woven", "mps", "processes"):
         if side in listed(args.sides):
             recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
+    sides = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
+    host, graph = fresh(graph).to("cpu"), None
+    for epochs in map(int, listed(args.run_epochs)):
+        for side in sides:
+            key = {"case": case, "side": side, "epochs": epochs}
+            recorder.cell(key, lambda s=side, n=epochs: measure_whole(s, case, host, recorder.device, n, args))
+
+
+def measure_whole(
+    side: str, case: str, graph: Graph, device: torch.device, epochs: int, args: Namespace
+) -> dict[str, Any]:
+    """Seconds of whole runs of ``epochs`` epochs; ``graph`` lies on the host."""
+    settings = settings_of(case, args.hidden)
+    if side in SHELLS:
+        return measure_shells(side, settings, graph, device, epochs, evaluate_every=args.evaluate_every)
+    more = {"evaluate_every": args.evaluate_every, "repeats": args.run_repeats}
+    return measure_runs(side, settings, graph, device, epochs, **more)
 
 
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--sides", default=",".join(SIDES), help="also: processes")
+    parser.add_argument("--sides", default=",".join((*SIDES, *RUNS)), help=f"also: processes, {', '.join(SHELLS)}")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--epochs", type=int, help="that every process trains, instead of each case's own number")
     parser.add_argument("--analysis-epochs", type=int, default=1000, help="training that analysis is a share of")
     parser.add_argument("--seconds", type=float, default=2.0, help="timed seconds of one group")
     parser.add_argument("--process-seconds", type=float, default=90.0, help="for processes to prepare, and to train")
+    parser.add_argument("--run-epochs", default="200,1000", help="lengths of whole runs")
+    parser.add_argument("--run-repeats", type=int, default=3, help="passes of whole runs, of which the median counts")
+    parser.add_argument("--evaluate-every", type=int, help="epochs, in whole runs; else after the last one")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     return parser.parse_args()
 
@@ -219,6 +269,7 @@ def main() -> None:
     for case in listed(args.cases):
         run_case(recorder, case, args)
     print_report(recorder, args)
+    print_runs(recorder, args)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import heterogeneous, mps, sweep
+from benchmarks import heterogeneous, mps, sweep, whole_runs
 from benchmarks.baselines import Setting
 from benchmarks.recorder import NotHere
+from weft.core.spec import read_spec
+from weft.core.task import Task
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -126,3 +129,61 @@ def test_analysis_is_a_share_of_training():
     enough = found["epochs_until_half_a_percent"]
     assert heterogeneous.analysis(cells, "ten", enough)["share"] == pytest.approx(0.005, rel=1e-3)
     assert heterogeneous.analysis(cells[:1], "ten", 1000) is None
+
+
+# ---- whole runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", whole_runs.RUNS)
+def test_whole_runs_are_told_by_their_parts(side, graph):
+    settings = heterogeneous.settings_of("depths", 8)
+    found = whole_runs.measure_runs(side, settings, graph, torch.device("cpu"), 2, repeats=1)
+    parts = {part: found[f"{part}_seconds"] for part in (*whole_runs.PARTS, "other")}
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(found["seconds"])
+    assert all(parts[part] > 0 for part in ("planning", "building", "training"))
+    assert (parts["matching"] > 0) == (side == "run_woven")
+    assert 0 < found["analysis_share"] < 1
+    expected = {"runs": ["1 solo"] * 4, "run": ["2 stacked", "1 solo", "1 solo"], "run_woven": ["4 woven"]}
+    assert found["groups"] == expected[side]
+
+
+def test_whole_runs_train_the_same(graph):
+    settings = whole_runs.lasting(heterogeneous.settings_of("depths", 8), 3, None)
+    with whole_runs.own_home():
+        cpu = torch.device("cpu")
+        apart, joined = (whole_runs.one_pass(side, settings, graph, cpu)["losses"] for side in ("runs", "run"))
+    assert apart == pytest.approx(joined, rel=1e-5)
+
+
+def test_a_run_that_ends_badly_is_no_measurement(graph, monkeypatch):
+    settings = whole_runs.lasting(heterogeneous.settings_of("depths", 8), 3, None)
+    settings[1]["lr"] = 1e30
+    with whole_runs.own_home(), pytest.raises(RuntimeError, match="diverged"):
+        whole_runs.train("run", settings, graph, torch.device("cpu"))
+
+
+def test_the_command_is_given_the_same_tasks(tmp_path):
+    settings = whole_runs.lasting(heterogeneous.settings_of("ten", 8), 7, 2)
+    sweep_file = whole_runs.write_spec(tmp_path / "all.toml", settings)
+    sweep_tasks = read_spec(sweep_file).tasks()
+    task = read_spec(whole_runs.write_spec(tmp_path / "one.toml", settings[-1:]))
+    assert [one.with_values(graph="g") for one in sweep_tasks] == [Task(graph="g", **one) for one in settings]
+    assert task == sweep_tasks[-1]
+
+
+def test_whole_runs_through_the_command(graph):
+    settings = heterogeneous.settings_of("depths", 8)[:1]
+    found = whole_runs.measure_shells("shells", settings, graph, torch.device("cpu"), 2)
+    assert found["processes"] == 1
+    assert found["seconds"] > 0
+
+
+def test_heterogeneous_from_the_shell(tmp_path, monkeypatch, capsys):
+    command = ["heterogeneous", "--device", "cpu", "--scale", "0.01", "--cases", "depths", "--sides", "runs,run",
+               "--run-epochs", "2,3", "--run-repeats", "1", "--hidden", "8", "--out", str(tmp_path / "o.json")]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    heterogeneous.main()
+    printed = capsys.readouterr().out
+    assert "| case   | epochs | runs s | run s" in printed
+    assert "| depths | 3      | run  | 2 stacked, 1 solo, 1 solo" in printed
