@@ -181,7 +181,8 @@ def test_whole_runs_through_the_command(graph):
 
 def test_heterogeneous_from_the_shell(tmp_path, monkeypatch, capsys):
     command = ["heterogeneous", "--device", "cpu", "--scale", "0.01", "--cases", "depths", "--sides", "runs,run",
-               "--run-epochs", "2,3", "--run-repeats", "1", "--hidden", "8", "--out", str(tmp_path / "o.json")]  # fmt: skip
+               "--run-epochs", "2,3", "--run-repeats", "1", "--hidden", "8",
+               "--out", str(tmp_path / "out.json")]  # fmt: skip
     monkeypatch.setattr(sys, "argv", command)
     heterogeneous.main()
     printed = capsys.readouterr().out
