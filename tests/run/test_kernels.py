@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("program", ["interpreted_kernels.py", "interpreted_stack.py"])
+@pytest.mark.parametrize("program", ["interpreted_kernels.py", "interpreted_stack.py", "interpreted_modules.py"])
 def test_interpreted_kernels_equal_the_cpu(program):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
