@@ -197,6 +197,8 @@ def print_report(recorder: Recorder, args: Namespace) -> None:
 def print_runs(recorder: Recorder, args: Namespace) -> None:
     """A row a case and length: seconds of whole runs, those one after another over the others, shares of analysis."""
     shown = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
+    if not shown:
+        return
     pairs = [(apart, side) for apart, *joined in (RUNS, SHELLS) for side in joined if {apart, side} <= set(shown)]
     rows, parts = [], []
     for case in listed(args.cases):
@@ -209,7 +211,8 @@ def print_runs(recorder: Recorder, args: Namespace) -> None:
             parts += [_parts(case, epochs, side, cells[side]) for side in shown if side in RUNS and cells[side]]
     names = [*(f"{side} s" for side in shown), *(f"{a}/{b}" for a, b in pairs)]
     print_table(["case", "epochs", *names, *(f"analysis % of {side}" for side in shown if side in RUNS)], rows)
-    print_table(["case", "epochs", "side", "groups", *(f"{part} s" for part in PARTS), "other s"], parts)
+    if parts:
+        print_table(["case", "epochs", "side", "groups", *(f"{part} s" for part in PARTS), "other s"], parts)
 
 
 def _parts(case: str, epochs: int, side: str, cell: dict[str, Any]) -> list[Any]:
@@ -227,7 +230,7 @@ def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
         if side in listed(args.sides):
             recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
     sides = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]
-    host, graph = fresh(graph).to("cpu"), None
+    host, graph = (fresh(graph).to("cpu") if sides else None), None  # whole runs have the device to themselves
     for epochs in map(int, listed(args.run_epochs)):
         for side in sides:
             key = {"case": case, "side": side, "epochs": epochs}

@@ -32,6 +32,7 @@ import weft
 from benchmarks.graphs import fresh
 from benchmarks.timing import synchronize
 from weft.core.task import Task, rules
+from weft.engine.graphs import Graphs
 from weft.engine.home import HOME_VARIABLE
 from weft.engine.job import Job
 from weft.engine.result import Result
@@ -45,6 +46,7 @@ WARM_EPOCHS = 3
 # What the engine calls for each part of a run.
 PARTS: dict[str, tuple[Any, str]] = {
     "planning": (Job, "_plans"),
+    "moving": (Graphs, "on_device"),
     "building": (GroupRun, "__init__"),
     "recording": (GroupRun, "prepare"),  # warm-up and recording of the step
     "matching": (weaving, "merged"),  # of a woven group: taking its stacks' operators down, and matching them
