@@ -280,7 +280,7 @@ class Drops(Plain):
     """Draws from torch's own generator."""
 
     def forward(self, x, adj):
-        return super().forward(nn.functional.dropout(x, 0.5, self.training), adj)
+        return super().forward(x * torch.bernoulli(torch.full_like(x, 0.5)) * 2 if self.training else x, adj)
 
 
 class Asks(Plain):

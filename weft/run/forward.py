@@ -6,12 +6,15 @@ Shapes: T members, P parameters, N nodes, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from weft.nn.build import MODELS
 from weft.ops.backend import on_gpu
-from weft.run.buffers import BufferSlots, ClockSlots
+from weft.run.buffers import BufferSlots, ClockSlots, drawing_modules
+from weft.run.counted_dropout import CountedDropout
 from weft.run.parameters import Layout, Slots
 from weft.run.state import State
 from weft.run.tall_products import TallProducts, has_own_products
@@ -23,7 +26,8 @@ class Forward:
     ``call`` runs the model on the graph; ``dtype`` is the type of weights and activations. The graph and its
     features are the same for all members, so they stay outside of ``vmap`` and are never copied T times.
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
-    On a GPU the dense layers of a user's model are Weft's products: see :class:`weft.run.tall_products.TallProducts`.
+    A user's model draws the masks of its dropout from the clock (:class:`weft.run.counted_dropout.CountedDropout`), and
+    on a GPU its dense layers are Weft's products (:class:`weft.run.tall_products.TallProducts`).
     """
 
     def __init__(
@@ -31,7 +35,8 @@ class Forward:
     ) -> None:
         self._layout, self.call, self._dtype = layout, call, dtype
         self._set_mode = mode_switch(model)
-        self._own_products = has_own_products(model)
+        self._built_in, self._own_products = type(model) in MODELS.values(), has_own_products(model)
+        self._first_site = len(drawing_modules(model))  # their own sites come first
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -39,7 +44,8 @@ class Forward:
         self._state, self._rates = state, list(rates)
         if state.members == 1:
             self._row = {name: buffer[0] for name, buffer in state.buffers.items()}
-            self._hang(state.clock[0], [rate[0] for rate in rates], self._row)
+            self._clock = state.clock[0]
+            self._hang(self._clock, [rate[0] for rate in rates], self._row)
 
     def __call__(self, flat: Tensor, training: bool) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
@@ -53,7 +59,7 @@ class Forward:
         """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
         self._set_mode(training)
         self._slots.fill(self._views(flat))
-        logits = self._called(flat)
+        logits = self._called(self._clock)
         self._buffers.collect(self._row)
         return logits
 
@@ -66,11 +72,12 @@ class Forward:
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self._layout.views(flat.to(self._dtype))
 
-    def _called(self, like: Tensor) -> Tensor:
-        """What the model gives, run where ``like`` lies."""
-        if not self._own_products or not on_gpu(like):
+    def _called(self, clock: Tensor) -> Tensor:
+        """What the model gives; torch's dropout and tall products in it are Weft's where it is a user's."""
+        if self._built_in:
             return self.call()
-        with TallProducts():
+        products = TallProducts() if self._own_products and on_gpu(clock) else nullcontext()
+        with CountedDropout(clock, self._first_site), products:
             return self.call()
 
     def _hang(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
