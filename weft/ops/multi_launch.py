@@ -59,12 +59,10 @@ class Part:
     def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
         """The launch as it was asked for."""
         options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
-        parameters = inspect.signature(kernel.fn).parameters
+        parameters, names, fixed = _parameters(kernel.fn)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
-        fixed = {name for name, parameter in parameters.items() if "constexpr" in str(parameter.annotation)}
-        names = tuple(name for name in parameters if name not in fixed)
         sizes = (*grid, 1, 1)[:3]
-        constants = tuple((name, bound[name]) for name in parameters if name in fixed)
+        constants = tuple((name, bound[name]) for name in fixed)
         return cls(kernel, sizes, names, tuple(bound[name] for name in names), constants, options)
 
     @property
@@ -77,6 +75,14 @@ class Part:
         """What decides the code: the kernel, its constants and the types of its arguments."""
         types = tuple(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in self.arguments)
         return self.kernel, self.constants, types
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of a kernel's parameters: all of them, those that a launch passes, those that are constants to Triton."""
+    found = inspect.signature(function).parameters
+    fixed = tuple(name for name, parameter in found.items() if "constexpr" in str(parameter.annotation))
+    return tuple(found), tuple(name for name in found if name not in fixed), fixed
 
 
 @dataclass(frozen=True)

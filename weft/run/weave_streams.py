@@ -62,7 +62,7 @@ def schedule(woven: Woven, side_streams: int) -> Schedule:
         for other in action.waits:
             if other != START:
                 actions[other].event = True
-        action.drops = lifetimes.after(number, clocks)
+        action.drops = lifetimes.after(number, action, clocks)
     joins = {stream: number for number, stream in enumerate(streams) if stream != OWN_STREAM}
     for number in joins.values():
         actions[number].event = True
@@ -109,21 +109,24 @@ class _Lifetimes:
         self._home: dict[Node, int] = {}
         self._readers: dict[Node, dict[int, int]] = {}
         self._due: dict[int, list[Node]] = defaultdict(list)
-        self._held: list[Node] = []
+        self._held: dict[int, list[Node]] = defaultdict(list)  # by the stream that does not know it yet
         for number, node in enumerate(nodes):
             storage = node.meta.get("storage", node)
             self._home[node] = home.setdefault(storage, streams[number])
-            users = [place[user] for user in node.users if user in place]
-            self._readers[node] = {streams[user]: user for user in sorted(users)}
-            self._readers[node].setdefault(streams[number], number)
+            users = sorted(place[user] for user in node.users if user in place)
+            self._readers[node] = {streams[number]: number} | {streams[user]: user for user in users}
             if node not in kept:
                 self._due[max([number, *users])].append(node)
 
-    def after(self, number: int, clocks: _Clocks) -> list[Node]:
-        """The nodes to be dropped after action ``number``: read for the last time, and their own stream knows it."""
-        self._held += self._due.pop(number, [])
-        free = [node for node in self._held if self._settled(node, clocks)]
-        self._held = [node for node in self._held if node not in set(free)]
+    def after(self, number: int, action: Action, clocks: _Clocks) -> list[Node]:
+        """The nodes to be dropped after an action: read for the last time, and their own stream knows it.
+
+        A stream learns of others when it waits; those held for it are looked at again then.
+        """
+        candidates = [*(self._held.pop(action.stream, ()) if action.waits else ()), *self._due.pop(number, ())]
+        free = []
+        for node in candidates:
+            (free if self._settled(node, clocks) else self._held[self._home[node]]).append(node)
         return free
 
     def _settled(self, node: Node, clocks: _Clocks) -> bool:
