@@ -134,3 +134,31 @@ def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of)
     run.leave([1])
     run.advance(1)
     assert [shape[0] for shape in made] == [3, 3, 2, 2]  # each to differentiate and to evaluate
+
+
+def test_a_small_parameter_that_is_wrong_is_noticed_beside_large_ones(monkeypatch, run_of):
+    """Relative to the whole gradient it would be a trifle."""
+
+    def wrong(traced, flat):
+        def call(flat):
+            losses, grads = traced(flat)
+            return losses, torch.cat([grads[:, :-1], torch.zeros_like(grads[:, -1:])], 1)
+
+        return call
+
+    monkeypatch.setattr(compiled, "_by_inductor", wrong)
+    (stack,) = run_of(Scaled).stacks
+    with pytest.raises(InputError, match="gives other numbers"):
+        compile_stack(stack, evaluated=False)
+
+
+class Scaled(nn.Module):
+    """Its last parameter has a gradient of a hundredth of the others'."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.dense, self.shift = nn.Linear(in_features, out_features), nn.Parameter(torch.ones(1))
+
+    def forward(self, x, graph):
+        weights = torch.linspace(0.01, 0.02, self.dense.out_features)
+        return self.dense(x) + self.shift * weights
