@@ -26,4 +26,6 @@ def _add_identity(adj: Adjacency) -> Adjacency:
     rows, cols = torch.cat([rows, ids[:-1]]), torch.cat([cols, ids[:-1]])
     order = torch.sort(rows.long() * adj.num_cols + cols).indices
     indptr = (adj.indptr.long() + ids).to(offset_dtype(cols.numel()))
-    return Adjacency(indptr, cols[order], adj.num_cols, symmetric=adj.symmetric)
+    more = Adjacency(indptr, cols[order], adj.num_cols, symmetric=adj.symmetric)
+    more.nodes = adj.nodes
+    return more

@@ -55,6 +55,7 @@ class Adjacency:
         self._perm = perm
         self._structure: Adjacency | None = None
         self._derived: dict[Any, Any] = {}
+        self.nodes: dict[str, Tensor] = {}  # what is known of the nodes, one dictionary for all forms of a matrix
 
     @property
     def num_rows(self) -> int:
@@ -122,7 +123,7 @@ class Adjacency:
             symmetric=self.symmetric and weight is self.weight,
             perm=self.perm,
         )
-        other._structure = self.structure
+        other._structure, other.nodes = self.structure, self.nodes
         return other
 
     @property
@@ -160,12 +161,13 @@ class Adjacency:
             back = Adjacency(
                 self.indptr, self.indices, weight=self.weight, symmetric=True, perm=base._sort_by_source, **factors
             )
-            back._structure = base
+            back._structure, back.nodes = base, self.nodes
             return back
         perm = base._sort_by_source()
         indptr, indices = base.derived("transposed arrays", base._transposed_arrays)
         weight = None if self.weight is None else self.weight[perm]
         back = Adjacency(indptr, indices, self.num_rows, weight=weight, perm=perm, **factors)
+        back.nodes = self.nodes
         back._structure = base.derived("transposed structure", lambda: back)
         return back
 
@@ -195,9 +197,11 @@ class Adjacency:
         else:
             arrays = insert_loops(self.indptr, rows, self.indices, self.weight)
         indptr, indices, weight = arrays
-        return Adjacency(
+        looped = Adjacency(
             indptr.to(offset_dtype(indices.numel())), indices, self.num_cols, weight=weight, symmetric=self.symmetric
         )
+        looped.nodes = self.nodes
+        return looped
 
     def gcn(self) -> Adjacency:
         """GCN's ``D^-1/2 (A + I) D^-1/2``, D counting weighted in-edges as PyG does."""

@@ -8,6 +8,9 @@ to 3x slower than cuSPARSE on power-law graphs). Here every piece of work is bou
 * *heavy* rows are handled one to a program, many edges at a time;
 * *hubs* (degree > chunk) are cut into chunks whose partial results a second kernel adds in a fixed order.
 
+Where clusters of the rows are known (``clusters.py``), rows of one cluster come together and by degree inside it: they
+gather the same rows of x while those are in the cache. The order of pieces moves no sum, so results keep their bits.
+
 No atomics anywhere: the result is the same bits on every run.
 """
 
@@ -59,20 +62,23 @@ def thresholds(num_edges: int, num_rows: int) -> tuple[int, int]:
 
 
 def worklist(adj: Adjacency) -> WorkList:
-    """The work list of an adjacency, built once per structure."""
+    """The work list of an adjacency, built once per structure; by cluster once ``order_rows`` has found those.
+
+    A list that was built before stays: a recorded step may still read it.
+    """
     light, chunk = thresholds(adj.num_edges, adj.num_rows)
-    return adj.structure.derived("worklist", lambda: build_worklist(adj.indptr, light, chunk))
+    cluster = adj.nodes.get("clusters")
+    key = "worklist" if cluster is None else "worklist by cluster"
+    return adj.structure.derived(key, lambda: build_worklist(adj.indptr, light, chunk, cluster))
 
 
-def build_worklist(indptr: Tensor, light: int, chunk: int) -> WorkList:
-    """Cut and sort the rows of ``indptr [N+1]``."""
+def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | None = None) -> WorkList:
+    """Cut and sort the rows of ``indptr [N+1]``; those of a ``cluster [N]`` stay together where it is given."""
     degrees = indptr.diff().to(torch.int32)
     light_row = (degrees <= light).nonzero().squeeze(1).to(torch.int32)
-    # Longest first, so that the last programs to start are the shortest.
-    order = torch.sort(degrees[light_row], descending=True, stable=True).indices
-    light_row = light_row[order]
+    light_row = light_row[_longest_first(degrees[light_row], light, light_row, cluster)]
     single = ((degrees > light) & (degrees <= chunk)).nonzero().squeeze(1)
-    single = single[torch.sort(degrees[single], descending=True, stable=True).indices].to(torch.int32)
+    single = single[_longest_first(degrees[single], chunk, single, cluster)].to(torch.int32)
     hub_row = (degrees > chunk).nonzero().squeeze(1).to(torch.int32)
     pieces = (degrees[hub_row].long() + chunk - 1) // chunk
     hub_ptr = torch.zeros(hub_row.numel() + 1, dtype=torch.int64, device=indptr.device)
@@ -93,3 +99,13 @@ def build_worklist(indptr: Tensor, light: int, chunk: int) -> WorkList:
         hub_ptr=hub_ptr.to(torch.int32),
         hub_of_partial=hub.to(torch.int32),
     )
+
+
+def _longest_first(degrees: Tensor, most: int, rows: Tensor, cluster: Tensor | None) -> Tensor:
+    """The order of ``rows`` of at most ``most`` edges: the longest first, cluster by cluster where those are known.
+
+    Longest first, so that the last programs to start are the shortest.
+    """
+    if cluster is not None:
+        degrees = degrees - cluster[rows] * (most + 1)
+    return torch.sort(degrees, descending=True, stable=True).indices
