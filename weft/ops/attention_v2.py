@@ -22,7 +22,7 @@ from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention
 from weft.ops.backend import accumulate_dtype, use_triton
 from weft.ops.dropout import as_rate, lead_task
 from weft.ops.segments import segment_log_sum_exp, segment_softmax, segment_sum
-from weft.ops.walk import Walk, pack, pack_backward, unpack
+from weft.ops.walk import Walk, pack_backward, pack_by_length, unpack
 
 
 def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: Walk) -> tuple[Tensor, Tensor]:
@@ -178,4 +178,5 @@ def graph_attention_v2(
         )
     rate = as_rate(dropout, x_src.device) if clock is not None else None
     clock = None if rate is None else clock
-    return _op(x_src, x_dst, att, slope, rate, clock, site, pack(adj), pack_backward(adj))[0]
+    walk = pack_by_length(adj)  # the gradient of att is a sum over all rows
+    return _op(x_src, x_dst, att, slope, rate, clock, site, walk, pack_backward(adj))[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.ops.adjacency import Adjacency
 from weft.ops.backend import on_gpu
-from weft.ops.worklist import WorkList, worklist
+from weft.ops.worklist import WorkList, worklist, worklist_by_length
 
 HEADER = 4
 
@@ -58,6 +58,16 @@ def pack(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tens
         adj.rows() if rows else empty,
     ]
     return header + (worklist(adj).tensors() if on_gpu(adj.indices) else [])
+
+
+def pack_by_length(adj: Adjacency) -> list[Tensor]:
+    """The walk of ``adj`` in the order of lengths even where clusters are known.
+
+    For what adds up over all rows, piece by piece: with the order of pieces its last bits would change.
+    """
+    empty = adj.indices.new_empty(0)
+    header = [adj.indptr, adj.indices, empty, empty]
+    return header + (worklist_by_length(adj).tensors() if on_gpu(adj.indices) else [])
 
 
 def unpack(tensors: list[Tensor]) -> Walk:

@@ -9,7 +9,7 @@ to 3x slower than cuSPARSE on power-law graphs). Here every piece of work is bou
 * *hubs* (degree > chunk) are cut into chunks whose partial results a second kernel adds in a fixed order.
 
 Where clusters of the rows are known (``clusters.py``), rows of one cluster come together and by degree inside it: they
-gather the same rows of x while those are in the cache. The order of pieces moves no sum, so results keep their bits.
+gather the same rows of x while those are in the cache. A row's result does not depend on its place, so its bits stay.
 
 No atomics anywhere: the result is the same bits on every run.
 """
@@ -66,10 +66,17 @@ def worklist(adj: Adjacency) -> WorkList:
 
     A list that was built before stays: a recorded step may still read it.
     """
-    light, chunk = thresholds(adj.num_edges, adj.num_rows)
     cluster = adj.nodes.get("clusters")
-    key = "worklist" if cluster is None else "worklist by cluster"
-    return adj.structure.derived(key, lambda: build_worklist(adj.indptr, light, chunk, cluster))
+    if cluster is None:
+        return worklist_by_length(adj)
+    cuts = thresholds(adj.num_edges, adj.num_rows)
+    return adj.structure.derived("worklist by cluster", lambda: build_worklist(adj.indptr, *cuts, cluster))
+
+
+def worklist_by_length(adj: Adjacency) -> WorkList:
+    """The work list that knows of no clusters."""
+    cuts = thresholds(adj.num_edges, adj.num_rows)
+    return adj.structure.derived("worklist", lambda: build_worklist(adj.indptr, *cuts))
 
 
 def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | None = None) -> WorkList:

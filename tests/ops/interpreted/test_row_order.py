@@ -1,0 +1,100 @@
+"""Rows in another order: every kernel gives the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from weft.ops.attention_backward_triton import attention_backward_triton
+from weft.ops.attention_forward_triton import attention_forward_triton
+from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+from weft.ops.edge_softmax_triton import edge_softmax_triton
+from weft.ops.multi import Call, together_triton
+from weft.ops.sddmm_triton import sddmm_triton
+from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+from weft.ops.spmm_triton import spmm_triton
+from weft.ops.worklist import build_worklist
+
+from .walks import numbers, small, walks
+
+SIZE, LIGHT, CHUNK = 23, 4, 8
+
+
+@pytest.fixture(scope="module")
+def orders():
+    """``(forward, backward)`` walks by length, and the same by cluster."""
+    random = torch.Generator().manual_seed(3)
+    cluster = torch.randint(0, 4, (SIZE,), generator=random, dtype=torch.int32)
+    by_length, by_cluster = (
+        [replace(walk, work=build_worklist(walk.indptr, LIGHT, CHUNK, given)) for walk in walks(small(SIZE, SIZE))]
+        for given in (None, cluster)
+    )
+    for mine, theirs in zip(by_length, by_cluster, strict=True):
+        assert mine.work.hub_row.numel()
+        assert not torch.equal(mine.work.light_row, theirs.work.light_row)
+        assert not torch.equal(mine.work.heavy_row, theirs.work.heavy_row)
+    return by_length, by_cluster
+
+
+def assert_same_bits(results) -> None:
+    """Of two tuples of tensors."""
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_sums_and_maxima(orders):
+    x, grad = numbers(2, SIZE, 17), numbers(2, SIZE, 17, seed=1)
+    weight = numbers(orders[0][0].num_edges, seed=2)
+    scale = numbers(SIZE, seed=3)
+
+    def all_of(walk, back):
+        out, winner = spmm_max_triton(x, weight, walk)
+        backward = spmm_max_backward_triton(grad, winner, weight, back)
+        return spmm_triton(x, None, scale, scale, walk), spmm_triton(grad, weight, scale, None, back), out, backward
+
+    assert_same_bits([all_of(*order) for order in orders])
+
+
+def test_sums_and_maxima_in_one_launch(orders):
+    x, other = numbers(2, SIZE, 3), numbers(SIZE, 5, seed=1)
+
+    def all_of(walk, back):
+        packed = [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+        calls = [Call("spmm", (x, None, None, None, packed, [], None)), Call("spmm_max", (other, None, packed, []))]
+        return [outputs[0] for outputs in together_triton(calls)]
+
+    assert_same_bits([all_of(*order) for order in orders])
+
+
+def test_edges(orders):
+    a, scores = numbers(SIZE, 6), numbers(orders[0][0].num_edges, 2, seed=1)
+    assert_same_bits([(sddmm_triton(a, a, 2, walk), edge_softmax_triton(scores, walk)) for walk, _ in orders])
+
+
+@pytest.mark.parametrize("spread", [1.0, 300.0])
+def test_attention(orders, spread):
+    heads, width = 2, 5
+    x, grad = numbers(2, SIZE, heads, width), numbers(2, SIZE, heads, width, seed=1)
+    a_src, a_dst = spread * numbers(2, SIZE, heads, seed=2), numbers(2, SIZE, heads, seed=3)
+    stats = numbers(2, SIZE, 3, heads, seed=4)
+    rate, clock = torch.tensor([0.25, 0.5]), torch.tensor([[1, 2], [3, 4]])
+    some = orders[0][0].indptr.diff() > 0  # nothing reads the logarithm of an empty sum
+
+    def all_of(walk, back):
+        *rows, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+        backward = attention_backward_triton(grad, x, numbers(2, SIZE, heads), stats, 0.2, rate, clock, 7, back)
+        return *rows, log_sum[..., some, :], *backward
+
+    assert_same_bits([all_of(*order) for order in orders])
+
+
+def test_attention_v2(orders):
+    """Its forward walk is always by length: the gradient of att is a sum over all rows."""
+    (walk, back), (_, other_back) = orders
+    x, grad = numbers(SIZE, 2, 3), numbers(SIZE, 2, 3, seed=1)
+    att = numbers(2, 3, seed=2)
+    out, log_sum = attention_v2_forward_triton(x, x, att, 0.2, None, None, 0, walk)
+    given = (grad, x, x, att, (grad * out).sum(-1), log_sum, 0.2, None, None, 0, walk)
+    assert_same_bits([attention_v2_backward_triton(*given, some_back) for some_back in (back, other_back)])
