@@ -21,7 +21,8 @@ class Plan:
     stacks in one merged step). ``stacks``: the members of each stack as positions in ``members``; empty means one
     stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: record the step once as a CUDA graph and replay it.
     ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
-    training, else ``"every step"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
+    training, else ``"every step"``. ``rows``: the order in which a GPU walks the rows of the graph, ``"by length"`` or
+    ``"by cluster"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
     ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
     ``measured``: what it then took: ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU
@@ -33,6 +34,7 @@ class Plan:
     device: str = "cpu"
     replay: bool = False
     first_layer: str = "every step"
+    rows: str = "by length"
     compiled: bool = False
     threads: int | None = None
     why: tuple[str, ...] = ()

@@ -177,17 +177,19 @@ def _plan(tasks: list[Task], members: list[int], joined: list[Bundle], why: list
     own = [tasks[place] for place in members]
     once, first_reason = step.first_layer(own, limits.stats)
     replay, replay_reason = step.replay(limits.device)
+    clustered, rows_reason = step.row_order(own, limits.stats, limits.device, limits.machine)
     threads, threads_reason = step.threads(own, limits.stats, limits.device)
     seat = {place: seat for seat, place in enumerate(members)}
     stacks = tuple(tuple(sorted(seat[place] for place in bundle.places)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
-    general = (first_reason, replay_reason, step.features_reason(limits.stats), *threads_reason)
+    general = (first_reason, replay_reason, *rows_reason, step.features_reason(limits.stats), *threads_reason)
     return Plan(
         members=tuple(task.label for task in own),
         join=("woven" if limits.weave else "beside") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
         device=limits.device,
         replay=replay,
         first_layer="once" if once else "every step",
+        rows="by cluster" if clustered else "by length",
         threads=threads,
         why=tuple(dict.fromkeys((*why, *reasons, *_too_large(own, limits), *general))),
         stacks=stacks if len(stacks) > 1 else (),

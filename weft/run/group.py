@@ -20,6 +20,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
 from weft.core.task import MODELS, Task
 from weft.graph.graph import Graph
+from weft.ops.clusters import order_rows
 from weft.run.beside import Beside, Steps, in_turn
 from weft.run.compiled import compile_stack
 from weft.run.inputs import Inputs
@@ -74,6 +75,8 @@ class GroupRun:
     def __init__(self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device) -> None:
         self.tasks, self.plan, self.device = tuple(tasks), plan, device
         self.graph = graph.to(device)
+        if plan.rows == "by cluster" and device.type == "cuda":
+            order_rows(self.graph.adj)
         self.epoch = 0
         self._notes: list[str] = []
         self._inputs = Inputs(self.graph)
