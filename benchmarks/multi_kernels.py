@@ -2,11 +2,12 @@
 
     python -m benchmarks.multi_kernels --out multi_kernels.json
 
-``widths``: T x 64 features on one graph. Weft takes ``[T, N, 64]`` as a stacked step has it; cuSPARSE gets the same
-numbers as one ``[N, T * 64]`` matrix (which a stacked step would have to transpose for) and as T matrices, descriptors
-cached, best of its algorithms. ``passes``: three forward products (sums over in-edges) and three backward ones (sums
-over out-edges) of six independent tasks on a directed graph: joined in one launch, pulled and pushed along one
-walk, stacked by direction, and as six kernels one after another (Weft's and cuSPARSE's).
+``widths``: T x 64 features on one graph. Weft takes ``[T, N, 64]`` as a stacked step has it, with the rows of the graph
+by length and by cluster (``--rows``); cuSPARSE gets the same numbers as one ``[N, T * 64]`` matrix (which a stacked
+step would have to transpose for) and as T matrices, descriptors cached, best of its algorithms. ``passes``: three
+forward products (sums over in-edges) and three backward ones (sums over out-edges) of six independent tasks on a
+directed graph: joined in one launch, pulled and pushed along one walk, stacked by direction, and as six kernels one
+after another (Weft's and cuSPARSE's).
 
 All sides are replayed from a CUDA graph, so that launches count on none; results are compared with float64.
 """
@@ -16,12 +17,13 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import cusparse, traffic
+from benchmarks import cusparse, row_orders, traffic
 from benchmarks.cusparse_models import csr, edge_values
 from benchmarks.graphs import make_graph
 from benchmarks.passes import Passes
@@ -74,10 +76,10 @@ def repeated(calls: list[Callable[[], Any]], device: torch.device, seconds: floa
 # ---- one side each -----------------------------------------------------------------------------------
 
 
-def batched(operands: Operands, seconds: float) -> dict[str, Any]:
-    """Weft on ``[T, N, F]``."""
-    error = operands.error(ops.spmm(operands.matrix, operands.xs[-1]))
-    calls = [lambda x=x: ops.spmm(operands.matrix, x) for x in operands.xs]
+def batched(operands: Operands, form: Adjacency, seconds: float) -> dict[str, Any]:
+    """Weft on ``[T, N, F]``, with the rows in the order of ``form``."""
+    error = operands.error(ops.spmm(form, operands.xs[-1]))
+    calls = [lambda x=x: ops.spmm(form, x) for x in operands.xs]
     return {"timing": repeated(calls, operands.matrix.device, seconds), "error": error}
 
 
@@ -142,11 +144,13 @@ def _wide(x: Tensor) -> list[Tensor]:
     return [x.movedim(0, 1).reshape(x.shape[1], -1)]
 
 
-def measure(side: str, operands: Operands, handle: cusparse.Handle | None, seconds: float) -> dict[str, Any]:
-    """Time, error and achieved TB/s of one side."""
+def measure(
+    side: str, operands: Operands, handle: cusparse.Handle | None, seconds: float, form: Adjacency | None = None
+) -> dict[str, Any]:
+    """Time, error and achieved TB/s of one side; ``form`` is the matrix with its rows in another order."""
     with torch.no_grad():
         if side == "batched":
-            found = batched(operands, seconds)
+            found = batched(operands, operands.matrix if form is None else form, seconds)
         else:
             found = best_product(handle, operands, _wide if side == "wide" else list, seconds)
     if not found["error"] < WORST_ERROR:
@@ -172,16 +176,24 @@ def run_widths(recorder: Recorder, args: Namespace, handle: cusparse.Handle | No
         return
     matrix = graph.adj.gcn()
     values = edge_values(matrix)
+    forms = row_orders.forms(recorder, args.shape, matrix, args.rows)
     for tasks in (int(text) for text in listed(args.tasks)):
         made: list[Operands] = []
+
+        def work(side: str, form: Adjacency | None, tasks: int = tasks, made: list[Operands] = made) -> dict[str, Any]:
+            if not made:
+                made.append(Operands(matrix, values, tasks, args.features))
+            return measure(side, made[0], handle, args.cell_seconds, form)
+
+        plan = row_orders.planned(matrix, args.features, tasks)
         for side in (side for side in SIDES if side in listed(args.sides)):
-
-            def work(side: str = side, tasks: int = tasks, made: list[Operands] = made) -> dict[str, Any]:
-                if not made:
-                    made.append(Operands(matrix, values, tasks, args.features))
-                return measure(side, made[0], handle, args.cell_seconds)
-
-            recorder.cell({"part": "widths", "tasks": tasks, "side": side}, work)
+            key = {"part": "widths", "tasks": tasks, "side": side}
+            if side != "batched":
+                recorder.cell(key, partial(work, side, None))
+                continue
+            for order, form in forms.items():
+                cell = recorder.cell({**key, "rows": order}, partial(work, side, form))
+                cell["planned"] = order == plan or len(forms) == 1
         made.clear()
 
 
@@ -209,19 +221,33 @@ def run_passes(recorder: Recorder, args: Namespace, handle: cusparse.Handle | No
         recorder.cell(key, work)
 
 
+def _widths(cells: list[dict[str, Any]], tasks: int) -> list[list[Any]]:
+    """The lines of the first table for one T: Weft by every order of rows that was measured."""
+    here = {"part": "widths", "tasks": tasks}
+    others = [(find(cells, **here, side=side) or {}).get("ms") for side in SIDES[1:]]
+    lines = []
+    for order in row_orders.ORDERS:
+        cell = find(cells, **here, side="batched", rows=order)
+        if cell is not None:
+            over = [other / cell["ms"] if other else None for other in others]
+            label = f"{order} (planned)" if cell.get("planned") else order
+            lines.append(
+                [tasks, label, cell["ms"], *others, *over, cell["ms_a_task"], cell["gathered_tb_s"], cell["error"]]
+            )
+    return lines or [[tasks, None, None, *others, None, None, None, None, None]]
+
+
 def print_report(recorder: Recorder) -> None:
     """The two tables."""
     cells = recorder.cells
-    rows = []
-    for tasks in dict.fromkeys(cell["tasks"] for cell in cells if cell["part"] == "widths"):
-        found = {side: find(cells, part="widths", tasks=tasks, side=side) or {} for side in SIDES}
-        ms = [found[side].get("ms") for side in SIDES]
-        over = [other / ms[0] if other and ms[0] else None for other in ms[1:]]
-        batched = found["batched"]
-        rows.append([tasks, *ms, *over, batched.get("ms_a_task"), batched.get("gathered_tb_s"), batched.get("error")])
+    rows = [
+        row
+        for tasks in dict.fromkeys(c["tasks"] for c in cells if c["part"] == "widths")
+        for row in _widths(cells, tasks)
+    ]
     if rows:
         print_table(
-            ["T", "Weft ms", "one wide cuSPARSE", "T cuSPARSE", "wide/Weft", "T separate/Weft", "ms a task",
+            ["T", "rows by", "Weft ms", "one wide cuSPARSE", "T cuSPARSE", "wide/Weft", "T separate/Weft", "ms a task",
              "Weft gathered TB/s", "error"],
             rows,
         )  # fmt: skip
@@ -244,6 +270,7 @@ def arguments() -> Namespace:
     parser.add_argument("--forward", type=int, default=3)
     parser.add_argument("--backward", type=int, default=3)
     parser.add_argument("--sides", default=",".join(SIDES))
+    row_orders.add_option(parser)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--cell-seconds", type=float, default=0.5, help="timed seconds of one variant")
     return parser.parse_args()

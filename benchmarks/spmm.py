@@ -1,8 +1,8 @@
 """SpMM against cuSPARSE with cached descriptors, both replayed from a CUDA graph.
 
 The matrix is GCN's ``D^-1/2 (A + I) D^-1/2``. cuSPARSE gets its values; Weft gets the same matrix twice, as
-structure with row and column scales (how its GCN runs) and with explicit weights. ``--sweep`` tries launch
-parameters instead.
+structure with row and column scales (how its GCN runs) and with explicit weights, each with its rows by length and by
+cluster (``--rows``); the summary takes the order that a plan would. ``--sweep`` tries launch parameters instead.
 
     python -m benchmarks.spmm --shapes pubmed,arxiv,products,reddit --features 16,64,256,1024 --out spmm.json
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import cusparse, traffic
+from benchmarks import cusparse, row_orders, traffic
 from benchmarks.cusparse_models import csr, edge_values
 from benchmarks.graphs import make_graph
 from benchmarks.recorder import Recorder, common_arguments, listed, print_table
@@ -106,9 +106,9 @@ def _recorded(together: Callable[[], list[Tensor]]) -> tuple[Callable[[], Any], 
     return graph.replay, outs, True
 
 
-def weft_calls(inputs: Inputs, side: str) -> list[Callable[[], Tensor]]:
-    """Weft's product on every set."""
-    matrix = inputs.matrix if side == "scales" else inputs.matrix.scaled(weight=inputs.values)
+def weft_calls(inputs: Inputs, side: str, form: Adjacency) -> list[Callable[[], Tensor]]:
+    """Weft's product on every set, with the rows in the order of ``form``."""
+    matrix = form if side == "scales" else form.scaled(weight=inputs.values)
     return [lambda x=x: ops.spmm(matrix, x) for x in inputs.xs]
 
 
@@ -146,13 +146,15 @@ def best_cusparse(handle: cusparse.Handle | None, inputs: Inputs, seconds: float
     return {**results[best], "algorithm": best, "every_algorithm_ms": every, "failures": failures}
 
 
-def measure_cell(side: str, inputs: Inputs, handle: cusparse.Handle | None, seconds: float) -> dict[str, Any]:
-    """Time, error and achieved TB/s of one side."""
+def measure_cell(
+    side: str, inputs: Inputs, handle: cusparse.Handle | None, seconds: float, form: Adjacency | None = None
+) -> dict[str, Any]:
+    """Time, error and achieved TB/s of one side; ``form`` is the matrix with its rows in another order."""
     with torch.no_grad():
         if side == "cusparse":
             found = best_cusparse(handle, inputs, seconds)
         else:
-            found = measure(weft_calls(inputs, side), inputs, seconds)
+            found = measure(weft_calls(inputs, side, inputs.matrix if form is None else form), inputs, seconds)
     if not found["error"] < WORST_ERROR:
         raise RuntimeError(f"wrong result: error {found['error']:.3g} against float64 on sampled rows")
     timing: Timing = found.pop("timing")
@@ -179,58 +181,74 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace, handle: cusparse.
         return
     values = edge_values(matrix)
     recorder.say(f"{shape}: {matrix.num_rows:,} rows, {matrix.num_edges:,} entries")
+    forms = row_orders.forms(recorder, shape, matrix, args.rows)
     for width in (int(text) for text in listed(args.features)):
         made: list[Inputs] = []
 
-        def work(side: str, width: int = width, made: list[Inputs] = made) -> dict[str, Any]:
+        def work(side: str, form: Adjacency | None, width: int = width, made: list[Inputs] = made) -> dict[str, Any]:
             if not made:
                 made.append(Inputs(matrix, values, width, args.sets))
-            return measure_cell(side, made[0], handle, args.cell_seconds)
+            return measure_cell(side, made[0], handle, args.cell_seconds, form)
 
+        plan = row_orders.planned(matrix, width)
         for side in (side for side in SIDES if side in listed(args.sides)):
-            recorder.cell({"shape": shape, "features": width, "side": side}, partial(work, side))
+            key = {"shape": shape, "features": width, "side": side}
+            if side == "cusparse":
+                recorder.cell(key, partial(work, side, None))
+                continue
+            for order, form in forms.items():
+                cell = recorder.cell({**key, "rows": order}, partial(work, side, form))
+                cell["planned"] = order == plan or len(forms) == 1
         made.clear()
 
 
 def ratios(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a shape and width: milliseconds of each side and cuSPARSE's over Weft's."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    """One row a shape, width and order of rows: milliseconds of each side and cuSPARSE's over Weft's."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for cell in cells:
-        row = found.setdefault((cell["shape"], cell["features"]), {})
-        if cell["status"] == "ok":
-            row[cell["side"]] = cell
+        found.setdefault((cell["shape"], cell["features"]), []).append(cell)
     rows = []
-    for (shape, width), sides in found.items():
-        ms = {side: sides[side]["ms"] if side in sides else None for side in SIDES}
-        row = {"shape": shape, "features": width, **ms}
-        for side in ("scales", "weights"):
-            both = ms["cusparse"] and ms[side]
-            row[f"{side}_ratio"] = ms["cusparse"] / ms[side] if both else None
-        row |= {"sides": sides}
-        rows.append(row)
+    for (shape, width), here in found.items():
+        for order in dict.fromkeys(cell["rows"] for cell in here if "rows" in cell) or [None]:
+            inside = [cell for cell in here if cell["status"] == "ok" and cell.get("rows", order) == order]
+            sides = {cell["side"]: cell for cell in inside}
+            rows.append({"shape": shape, "features": width, "rows": order, **_row(sides), "sides": sides})
     return rows
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric mean and worst of cuSPARSE's time over Weft's, per form of the matrix."""
-    found: dict[str, Any] = {}
+def _row(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    ms = {side: sides[side]["ms"] if side in sides else None for side in SIDES}
+    row: dict[str, Any] = {**ms, "planned": any(cell.get("planned") for cell in sides.values())}
     for side in ("scales", "weights"):
-        values = [row[f"{side}_ratio"] for row in rows if row[f"{side}_ratio"]]
-        if values:
-            found[side] = {"geometric_mean": geometric_mean(values), "worst": min(values), "cells": len(values)}
+        row[f"{side}_ratio"] = ms["cusparse"] / ms[side] if ms["cusparse"] and ms[side] else None
+    return row
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric mean and worst of cuSPARSE's time over Weft's, per form of the matrix: as planned, and by order."""
+    found: dict[str, Any] = {}
+    chosen = {"": [row for row in rows if row["planned"]]}
+    chosen |= {f" by {order}": [row for row in rows if row["rows"] == order] for order in row_orders.ORDERS}
+    for side in ("scales", "weights"):
+        for label, inside in chosen.items():
+            values = [row[f"{side}_ratio"] for row in inside if row[f"{side}_ratio"]]
+            if values:
+                mean = geometric_mean(values)
+                found[side + label] = {"geometric_mean": mean, "worst": min(values), "cells": len(values)}
     return found
 
 
 def print_report(recorder: Recorder) -> None:
     """The table: ms, ratios, achieved TB/s and errors."""
     rows = ratios(recorder.cells)
-    header = ["shape", "F", "cuSPARSE ms", "algorithm", "Weft ms", "ratio", "weighted ms", "ratio",
+    header = ["shape", "F", "rows by", "cuSPARSE ms", "algorithm", "Weft ms", "ratio", "weighted ms", "ratio",
               "Weft TB/s compulsory", "gathered", "cuSPARSE gathered", "error"]  # fmt: skip
     table = []
     for row in rows:
         base, weft = row["sides"].get("cusparse", {}), row["sides"].get("scales", {})
+        order = f"{row['rows']} (planned)" if row["planned"] else row["rows"]
         table.append([
-            row["shape"], row["features"], row["cusparse"], base.get("algorithm"), row["scales"],
+            row["shape"], row["features"], order, row["cusparse"], base.get("algorithm"), row["scales"],
             row["scales_ratio"], row["weights"], row["weights_ratio"], weft.get("compulsory_tb_s"),
             weft.get("gathered_tb_s"), base.get("gathered_tb_s"), weft.get("error"),
         ])  # fmt: skip
@@ -247,6 +265,7 @@ def arguments() -> Namespace:
     parser.add_argument("--shapes", default="pubmed,arxiv,products,reddit")
     parser.add_argument("--features", default="16,64,256,1024")
     parser.add_argument("--sides", default=",".join(SIDES))
+    row_orders.add_option(parser)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--cell-seconds", type=float, default=1.0, help="timed seconds of one variant")
     parser.add_argument("--sets", type=int, default=MOST_SETS, help="inputs to rotate among, where they fit")

@@ -9,7 +9,7 @@ from argparse import Namespace
 import pytest
 import torch
 
-from benchmarks import accuracy, attention, cpu, epoch, papers100m, spmm, spmm_sweep, traffic
+from benchmarks import accuracy, attention, cpu, epoch, papers100m, row_orders, spmm, spmm_sweep, traffic
 from benchmarks.baselines import Setting
 from benchmarks.cusparse_models import edge_values
 from benchmarks.graphs import fresh, row_normalised
@@ -94,6 +94,38 @@ def test_spmm_sides_are_exact(side, graph):
     found = spmm.measure_cell(side, inputs, None, 0.01)
     assert found["error"] < 1e-6
     assert found["ms"] > 0
+
+
+def test_spmm_in_both_orders(graph, tmp_path, capsys):
+    """cuSPARSE's time is set against both; the summary goes by what a plan would take."""
+    recorder = Recorder("try", options(tmp_path))
+    matrix = graph.adj.gcn()
+    forms = row_orders.forms(recorder, "tiny", matrix, "both")
+    assert list(forms) == ["length", "cluster"]
+    assert forms["length"] is matrix
+    assert not matrix.nodes
+    assert recorder.about["row_orders"]["tiny"]["seconds"] > 0
+    assert list(row_orders.forms(recorder, "tiny", matrix, "length")) == ["length"]
+    assert list(row_orders.forms(recorder, "tiny", matrix, "cluster")) == ["cluster"]
+    assert row_orders.planned(matrix, 64, 16) == "length"
+    key = {"shape": "tiny", "features": 5, "status": "ok"}
+    cells = [
+        {**key, "side": "cusparse", "ms": 4.0},
+        {**key, "side": "scales", "rows": "length", "ms": 2.0, "planned": False},
+        {**key, "side": "scales", "rows": "cluster", "ms": 1.0, "planned": True},
+        {**key, "side": "weights", "rows": "length", "status": "failed"},
+    ]
+    rows = spmm.ratios(cells)
+    assert [(row["rows"], row["scales_ratio"], row["weights_ratio"]) for row in rows] == [
+        ("length", 2.0, None), ("cluster", 4.0, None)
+    ]  # fmt: skip
+    found = spmm.summary(rows)
+    assert {name: one["worst"] for name, one in found.items()} == {
+        "scales": 4.0, "scales by length": 2.0, "scales by cluster": 4.0
+    }  # fmt: skip
+    recorder.cells, recorder.about["copy_tb_s"] = cells, 1.0
+    spmm.print_report(recorder)
+    assert "cluster (planned)" in capsys.readouterr().out
 
 
 def test_spmm_notices_what_was_not_written(graph):

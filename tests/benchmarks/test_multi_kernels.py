@@ -57,5 +57,7 @@ def test_it_runs_from_the_shell(tmp_path, monkeypatch, capsys):
     multi_kernels.main()
     printed = capsys.readouterr().out
     assert "T separate/Weft" in printed
+    assert "| length (planned) |" in printed
+    assert "| cluster          |" in printed
     assert "joined: " in printed
     assert out.exists()

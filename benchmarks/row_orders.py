@@ -1,0 +1,67 @@
+"""A matrix with its rows by length and by cluster, what finding the clusters took, and which a plan would take."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser
+
+from benchmarks.recorder import Recorder
+from benchmarks.timing import synchronize
+from weft.core.stats import GraphStats
+from weft.core.task import Task
+from weft.ops.adjacency import Adjacency
+from weft.ops.clusters import order_rows
+from weft.plan.step import row_order
+
+ORDERS = ("length", "cluster")
+
+
+def add_option(parser: ArgumentParser) -> None:
+    """``--rows``."""
+    parser.add_argument(
+        "--rows", choices=(*ORDERS, "both"), default="both", help="orders in which Weft walks the rows of the graph"
+    )
+
+
+def forms(recorder: Recorder, name: str, matrix: Adjacency, wanted: str) -> dict[str, Adjacency]:
+    """``matrix`` in every wanted order; the seconds that the clusters of graph ``name`` took are recorded."""
+    found = {"length": matrix} if wanted != "cluster" else {}
+    made = recorder.prepare(f"clusters of {name}", lambda: _ordered(matrix)) if wanted != "length" else None
+    if made is not None:
+        found["cluster"], took = made
+        recorder.about.setdefault("row_orders", {})[name] = took
+        recorder.say(f"clusters of {name}: {took['first_seconds']:.3f} s the first time, then {took['seconds']:.4f} s")
+    return found
+
+
+def _ordered(matrix: Adjacency) -> tuple[Adjacency, dict[str, float]]:
+    """A copy by cluster. They are found twice: the first time kernels may have to be compiled."""
+    took = {}
+    for label in ("first_seconds", "seconds"):
+        ordered = copy_of(matrix)
+        synchronize(matrix.device)
+        start = time.perf_counter()
+        order_rows(ordered)
+        synchronize(matrix.device)
+        took[label] = round(time.perf_counter() - start, 5)
+    return ordered, took
+
+
+def copy_of(matrix: Adjacency) -> Adjacency:
+    """The same arrays without anything derived from them."""
+    return Adjacency(
+        matrix.indptr,
+        matrix.indices,
+        matrix.num_cols,
+        weight=matrix.weight,
+        row_scale=matrix.row_scale,
+        col_scale=matrix.col_scale,
+        symmetric=matrix.symmetric,
+    )
+
+
+def planned(matrix: Adjacency, features: int, tasks: int = 1) -> str:
+    """The order that a plan for so many tasks of this hidden width takes on a GPU."""
+    stats = GraphStats("graph", matrix.num_rows, matrix.num_edges)
+    group = [Task(graph="graph", hidden=features, name=str(place)) for place in range(tasks)]
+    return "cluster" if row_order(group, stats, "cuda")[0] else "length"
