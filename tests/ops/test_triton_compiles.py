@@ -165,6 +165,25 @@ def test_sddmm_and_softmax(launches, dtype):
     compile_all(launches)
 
 
+@pytest.mark.parametrize("arch", [80, 89, 90])
+@pytest.mark.parametrize(("heads", "width", "shared"), [(3, 5, False), (4, 40, True), (2, 200, False)])
+def test_attention_of_any_width(launches, heads, width, shared, arch):
+    """Also in 64-bit offsets and without dropout; what is evaluated has no sums of positive arguments."""
+    from weft.ops.attention_backward_triton import attention_backward_triton
+    from weft.ops.attention_forward_triton import attention_forward_triton
+
+    walk, back = walks(small())
+    x, a_src, a_dst = (numbers(n, heads, *d) for n, d in ((9, (width,)), (9, ()), (11, ())))
+    for training in (True, False):
+        out, *_, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, training)
+    grad = numbers(11, 1, width).expand_as(out) if shared else out
+    attention_backward_triton(grad, x, a_src, torch.stack([log_sum] * 3, -2), 0.2, None, None, 0, back)
+    for name, (kernel, signature, constants, options) in list(launches.items()):
+        if "WIDE" in constants:
+            launches[f"wide {name}"] = kernel, signature, constants | {"WIDE": True}, options
+    compile_all(launches, arch, 101376)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
     from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton

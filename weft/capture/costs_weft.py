@@ -75,7 +75,7 @@ def _edge_softmax(call: Call) -> Work:
 
 
 def _attention(call: Call, packed: bool = False) -> Work:
-    """Scores and coefficients once an edge and head, rows gathered once an edge."""
+    """One pass: scores and coefficients once an edge and head, rows gathered once an edge."""
     x, edges, rows = call.args[0], _edges(call), _rows(call)
     heads = call.args[1] if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
@@ -83,7 +83,7 @@ def _attention(call: Call, packed: bool = False) -> Work:
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 40 + 4 * edges * width * tasks,
-        stream=2 * edges * INDEX * tasks + 2 * coefficients * x.itemsize + bytes_out(call),
+        stream=edges * INDEX * tasks + bytes_out(call),
         gather=edges * tasks * x.itemsize * (width + heads),
     )
 
@@ -100,7 +100,7 @@ def _attention_backward(call: Call) -> Work:
     coefficients = edges * heads * tasks
     return Work(
         flops=coefficients * 60 + 4 * edges * width * tasks,
-        stream=3 * edges * INDEX * tasks + 2 * coefficients * grad.itemsize + _plain_in(call) + bytes_out(call),
+        stream=2 * edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
         gather=edges * tasks * (width * grad.itemsize + 3 * heads * 4),
     )
 

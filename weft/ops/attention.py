@@ -1,4 +1,4 @@
-"""graph_attention: GAT's scores, softmax and weighted sum in one pass, nothing of size E x F in memory.
+"""graph_attention: GAT's scores, softmax and weighted sum in one pass, nothing of the size of the edges in memory.
 
     s[e, h]      = leaky_relu(a_src[j, h] + a_dst[i, h])                    for e = (j -> i)
     alpha[e, h]  = softmax of s over the in-edges of i

@@ -7,11 +7,25 @@ of row i: the softmax's shift is known before an edge has been looked at. How fa
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from weft.ops.backend import next_power_of_2
 from weft.ops.lang import tl, triton
 from weft.ops.launch import triton_acc
+
+# float32's exponentials err by 1e-6 at a shift of 30 and by twice that at 60; rows of half precision are rounded more
+# coarsely than that, and their coefficients are float32's.
+SPREAD_LIMIT = {torch.float16: 60.0, torch.bfloat16: 60.0, torch.float32: 30.0, torch.float64: 60.0}
+
+
+def spread_limit(dtype: torch.dtype, slope: float) -> float:
+    """How far apart the source scores of a head may lie for one bound to do for all of its rows.
+
+    Coefficients are then at least ``exp(-limit)``, far from where numbers lose digits and vanish. Outside of [0, 1] a slope
+    turns scores around or drives them apart: no spread is small enough.
+    """
+    return SPREAD_LIMIT[dtype] if 0.0 <= slope <= 1.0 else -1.0
 
 
 @triton.jit

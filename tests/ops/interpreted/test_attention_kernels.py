@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from weft.ops import attention_backward_triton as attention_backward
+from weft.ops import attention_forward_triton as attention_forward
 from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
 from weft.ops.attention_backward_triton import (
     RowGradientLaunch,
@@ -12,6 +14,7 @@ from weft.ops.attention_backward_triton import (
     attention_row_gradient_triton,
 )
 from weft.ops.attention_forward_triton import attention_forward_triton
+from weft.ops.attention_gather_triton import GatherLaunch, choose_gather_launch
 from weft.ops.attention_packed import take_apart
 from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
@@ -46,7 +49,15 @@ def dropout_of(lead, active):
     return (torch.arange(1, count + 1) / 8).reshape(lead), clock
 
 
-@pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
+TILES = [  # several tiles of heads: one of them not full, none idle; wide heads
+    ((), 5, 16, True, torch.float32),
+    ((2,), 6, 16, False, torch.bfloat16),
+    ((), 2, 40, True, torch.float32),
+    ((), 2, 130, False, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), [*CASES, *TILES])
 def test_attention(lead, heads, width, active, dtype):
     adj = small()
     walk, back = walks(adj)
@@ -68,6 +79,56 @@ def test_attention(lead, heads, width, active, dtype):
     assert_same(attention_row_gradient_triton(*rows), (stats, grad_a_dst), dtype)
     mine = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
     assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk), dtype)
+
+
+@pytest.mark.parametrize("launch", [GatherLaunch(4, 1, 8), GatherLaunch(1, 4, 16, 2)], ids=str)
+def test_other_tiles_and_wide_offsets(launch, monkeypatch):
+    for module in (attention_forward, attention_backward):
+        monkeypatch.setattr(module, "wide_offsets", lambda *sizes: True)
+    adj = small()
+    walk, back = walks(adj)
+    x, a_src, a_dst = numbers(2, 9, 3, 7), numbers(2, 9, 3, seed=1), numbers(2, 11, 3, seed=2)
+    random = (*dropout_of((2,), True), 7)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, *random, walk, True, launch)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, *random, walk)
+    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    grad, (out, out_plus, alpha_plus, log_sum) = numbers(2, 11, 3, 7, seed=3), expected
+    stats, _ = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    mine = attention_backward_triton(grad, x, a_src, stats, 0.2, *random, back, launch)
+    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, *random, walk), torch.float32)
+
+
+def test_a_stack_has_the_bits_of_each_task():
+    adj = small()
+    walk, back = walks(adj)
+    x, a_src, a_dst = numbers(3, 9, 3, 7), numbers(3, 9, 3, seed=1), numbers(3, 11, 3, seed=2)
+    rate, clock = dropout_of((3,), True)
+    grad, stats = numbers(3, 11, 3, 7, seed=3), numbers(3, 11, 3, 3, seed=4)
+    out = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+    grads = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
+    for t in range(3):
+        own = rate[t], clock[t], 7
+        alone = attention_forward_triton(x[t], a_src[t], a_dst[t], 0.2, *own, walk, True)
+        assert all(torch.equal(all_of[t], one) for all_of, one in zip(out, alone, strict=True))
+        alone = attention_backward_triton(grad[t], x[t], a_src[t], stats[t], 0.2, *own, back)
+        assert all(torch.equal(all_of[t], one) for all_of, one in zip(grads, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "shared", "launch"),
+    [
+        (4, 16, False, (2, 4, 16, 1)),
+        (8, 8, False, (2, 8, 8, 1)),
+        (3, 16, False, (2, 4, 16, 1)),
+        (6, 16, False, (4, 2, 16, 1)),
+        (1, 40, False, (2, 1, 64, 1)),
+        (1, 3, False, (8, 1, 4, 1)),
+        (2, 256, False, (2, 1, 256, 4)),
+        (4, 40, True, (2, 4, 64, 2)),
+    ],
+)
+def test_tiles_of_a_gather(heads, width, shared, launch):
+    assert choose_gather_launch(heads, width, shared) == GatherLaunch(*launch)
 
 
 @pytest.mark.parametrize("launch", [RowGradientLaunch(4, 8), RowGradientLaunch(32, 4, 2)], ids=str)
@@ -135,10 +196,10 @@ def test_attention_of_large_scores():
 
 @pytest.mark.parametrize("lead", [(), (2,)], ids=str)
 @pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
-def test_parts_of_one_matrix(lead, shared):
+@pytest.mark.parametrize(("heads", "width"), [(3, 5), (5, 70)])
+def test_parts_of_one_matrix(lead, shared, heads, width):
     adj = small(9, 9)
     walk, back = walks(adj)
-    heads, width = 3, 5
     packed = numbers(*lead, adj.num_rows, heads * (width + 2))
     x, a_src, a_dst = take_apart(packed, heads)
     rate, clock = dropout_of(lead, True)

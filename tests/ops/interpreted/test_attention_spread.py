@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from weft.ops.attention import attention_forward_torch
-from weft.ops.attention_bounds_triton import score_bounds
-from weft.ops.attention_coefficients_triton import spread_limit
+from weft.ops.attention_bounds_triton import score_bounds, spread_limit
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.worklist import build_worklist
 
