@@ -291,13 +291,16 @@ def test_a_module_that_asks_its_data_in_training_alone():
     assert "scaled from one real step" in program.note
 
 
-def test_dropout_keeps_the_mask_that_a_gpu_keeps():
+@pytest.mark.parametrize(("inplace", "kept"), [(True, [PRODUCTS.num_nodes * 64]), (False, [])])
+def test_torchs_dropout_keeps_its_mask_and_wefts_draws_it_again(inplace, kept):
+    """In place, dropout stays torch's, which keeps a byte an element on a GPU."""
+
     def model(inputs: int, outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(inputs, 64), nn.Dropout(0.5), nn.Linear(64, outputs))
+        return nn.Sequential(nn.Linear(inputs, 64), nn.Dropout(0.5, inplace=inplace), nn.Linear(64, outputs))
 
     program = capture(Task(graph="products", model=model), PRODUCTS).program
     masks = [v for v in program.values if v.dtype == "bool" and v.kind == "activation"]
-    assert [mask.bytes for mask in masks] == [PRODUCTS.num_nodes * 64]
+    assert [mask.bytes for mask in masks] == kept
 
 
 def test_triton_is_not_needed():
