@@ -129,7 +129,15 @@ ATTENTION = [  # leading dimensions, heads, width, dropout, type
 ]
 
 
-@pytest.mark.parametrize(("lead", "heads", "width", "rate", "dtype"), [*ATTENTION, ((), 8, 8, 0.5, F16)])
+MORE = [
+    ((), 8, 8, 0.5, F16),
+    ((2,), 4, 40, 0.5, F32),
+    ((), 6, 16, 0.0, BF16),
+    ((), 1, 256, 0.5, F32),
+]
+
+
+@pytest.mark.parametrize(("lead", "heads", "width", "rate", "dtype"), [*ATTENTION, *MORE])
 def test_attention(lead, heads, width, rate, dtype):
     inputs = [make(*lead, NODES, heads, width), make(*lead, NODES, heads, seed=1), make(*lead, NODES, heads, seed=2)]
     clock, rates = clocks(*lead), torch.full(lead, rate, device="cuda")
@@ -137,6 +145,18 @@ def test_attention(lead, heads, width, rate, dtype):
     assert_agrees(
         lambda *a: ops.graph_attention(graph_on_gpu(), *a, dropout=rate, clock=clock, site=5),
         lambda *a: attention_torch(*a, 0.2, mask, walk()), inputs, dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lead", "heads", "width", "dtype"), [((), 4, 40, F32), ((3,), 3, 17, BF16), ((2,), 8, 64, F16)]
+)
+def test_attention_whose_heads_share_a_gradient(lead, heads, width, dtype):
+    """Behind a sum over heads every head has the same gradient, kept once."""
+    inputs = [make(*lead, NODES, heads, width), make(*lead, NODES, heads, seed=1), make(*lead, NODES, heads, seed=2)]
+    assert_agrees(
+        lambda *a: ops.graph_attention(graph_on_gpu(), *a).sum(-2),
+        lambda *a: attention_torch(*a, 0.2, None, walk()).sum(-2), inputs, dtype,
     )  # fmt: skip
 
 
