@@ -20,12 +20,16 @@ CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
 # embedded graph took 20 times as long beside one other process.
 WORK_FOR_THREADS = 1 << 25
 
-# Rows by cluster, measured on an H200: nothing gained on the pubmed shape and for one task on arxiv's, 7 % for 4 tasks
-# and 9 % for 16, about 30 % on products, whose rows do not stay in the L2. Clusters of 2.5 M edges took 8 ms once their
-# kernels were compiled, which a tenth of the time of sparse products repays in some 20 epochs.
+# Rows by cluster, measured on an H200 (benchmarks.spmm, benchmarks.multi_kernels): of the time of sparse products
+# nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
+# products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and some
+# seconds the first time on a machine, when a kernel is compiled for it.
 MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes a node
 MEMBERS_TO_CLUSTER = 4
-EPOCHS_TO_CLUSTER = 20
+GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
+GATHERED = 7e12  # bytes a second, from the L2
+CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
+REPAID = 2.0  # how far the seconds won must exceed those spent
 USUAL_L2 = 50 << 20
 
 
@@ -73,15 +77,22 @@ def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bo
         return False, f"the rows that {stats.num_edges:,} edges gather stay in the cache in any order"
     if stats.num_nodes > MOST_CLUSTERED:
         return False, f"clusters of {stats.num_nodes:,} nodes would take too much memory to find"
-    if epochs < EPOCHS_TO_CLUSTER:
-        return False, f"{epochs} epochs do not repay the time to find clusters"
     widest = max(stats.num_nodes * task.hidden * BYTES[task.precision] for task in tasks)
     sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
+    if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
+        return False, f"hidden rows of all nodes stay in any order ({sizes})"
+    won = epochs * _seconds_of_products(tasks, stats) * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
+    if won < REPAID * (CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges):
+        return False, f"{epochs:,} epochs would win {won:.2g} s by clusters, too little for finding them"
     if widest > cache:
         return True, f"hidden rows of all nodes do not stay ({sizes}), those that a cluster gathers do"
-    if len(tasks) >= MEMBERS_TO_CLUSTER:
-        return True, f"{len(tasks)} members walk the graph, and a cluster gathers the same rows again and again"
-    return False, f"hidden rows of all nodes stay in any order ({sizes})"
+    return True, f"{len(tasks)} members walk the graph, and a cluster gathers the same rows again and again"
+
+
+def _seconds_of_products(tasks: Sequence[Task], stats: GraphStats) -> float:
+    """An epoch's sparse products, forward and backward, by the rows that they gather."""
+    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
+    return 2 * layers * (stats.num_edges + stats.num_nodes) / GATHERED
 
 
 def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:
