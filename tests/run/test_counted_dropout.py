@@ -75,6 +75,64 @@ def test_a_pass_that_is_repeated_has_torchs_masks_both_times():
     assert torch.equal(y.detach(), x.grad)
 
 
+class Recomputed(torch.autograd.Function):
+    """Keeps its input alone and runs again in the backward pass, as reversible networks do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.random = torch.get_rng_state()
+        ctx.save_for_backward(x)
+        return F.dropout(x, 0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.set_rng_state(ctx.random)
+            return torch.autograd.grad(F.dropout(x, 0.5), x, grad)[0]
+
+
+def checkpointed(x):
+    return checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("again", [Recomputed.apply, checkpointed])
+def test_so_has_one_that_runs_without_gradients_first(again):
+    x = torch.ones(50, 4, requires_grad=True)
+    with CountedDropout(CLOCK, 0):
+        y = again(x)
+    y.sum().backward()
+    assert torch.equal(y.detach(), x.grad)
+
+
+def test_its_gradient_can_be_differentiated():
+    x = torch.linspace(1.0, 2.0, 40).view(10, 4).requires_grad_()
+    with CountedDropout(CLOCK, 0):
+        y = F.dropout(x**2, 0.5)
+    scale = torch.where(y.detach() > 0, 2.0, 0.0)
+    (grad,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), x)
+    torch.testing.assert_close(second, 12 * scale**2 * x.detach() ** 2)
+
+
+def test_other_derivatives_are_torchs():
+    x = torch.ones(40, 4)
+    with CountedDropout(CLOCK, 0):
+        assert set(torch.func.grad(lambda x: F.dropout(x, 0.5).sum())(x).unique().tolist()) == {0.0, 2.0}
+        value, slope = torch.func.jvp(lambda x: F.dropout(x, 0.5), (x,), (x,))
+    assert torch.equal(value, slope)
+
+
+def test_a_tensor_elsewhere_than_the_clock_is_torchs():
+    (y,) = dropped(CLOCK.to("meta"), torch.ones(40, 4))
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
+def test_a_rate_that_is_a_tensor_is_torchs():
+    with CountedDropout(CLOCK, 0), pytest.raises(TypeError, match="must be float"):
+        F.dropout(torch.ones(4, 4), torch.tensor([0.5]))
+
+
 def run_of(graph, seeds):
     tasks = [Task(graph=graph, model=Plain, seed=seed, name=str(seed), epochs=5, optimizer="sgd") for seed in seeds]
     return GroupRun(tasks, graph, default_plan(tasks, "cpu"), torch.device("cpu"))

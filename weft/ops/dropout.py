@@ -123,6 +123,8 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad):
     out, rate, clock = ctx.saved_tensors
     bias_shape = ctx.bias_shape if ctx.needs_input_grad[1] else None
+    if torch.is_grad_enabled() and ctx.act == "none" and bias_shape is None:  # it is to be differentiated in turn
+        return _op(grad.contiguous(), None, "none", rate, clock, ctx.site, ctx.parts), *(None,) * 6
     grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site, ctx.parts)
     return grad_x, grad_bias, None, None, None, None, None
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.functional import dropout as torch_dropout
 from torch.overrides import TorchFunctionMode
 
 from weft.ops.dropout import dropout
+from weft.run.tall_products import vmap_sizes
 
 PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor has meanings of its own
 
@@ -24,15 +26,28 @@ class CountedDropout(TorchFunctionMode):
 
     def __init__(self, clock: Tensor, site: int) -> None:
         super().__init__()
-        self._clock, self._site = clock, site
+        self._clock, self._site, self._with_grad = clock, site, torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch_dropout and not torch.compiler.is_compiling():
             x, p, training, inplace = _arguments(*args, **(kwargs or {}))
-            ours = type(x) in PLAIN and x.is_floating_point() and not inplace and not _is_repeated()
-            if training and 0.0 < p < 1.0 and ours:
+            if training and not inplace and isinstance(p, (int, float)) and 0.0 < p < 1.0 and self._serves(x):
                 return self._drop(x, p)
         return func(*args, **(kwargs or {}))
+
+    def _serves(self, x: Any) -> bool:
+        """Whether ``x`` is a tensor beside the clock, of which no derivative is taken that only torch's masks have."""
+        if type(x) not in PLAIN or not x.is_floating_point() or x.device != self._clock.device:
+            return False
+        return not self._is_repeated() and forward_ad._current_level < 0 and vmap_sizes(x) is not None
+
+    def _is_repeated(self) -> bool:
+        """Whether the backward pass will run this again, outside of here: its masks would be others.
+
+        ``torch.utils.checkpoint`` hooks what is saved; it may, and functions that recompute do, run without gradients.
+        """
+        hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        return hooked or (self._with_grad and not torch.is_grad_enabled())
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         site, self._site = self._site, self._site + 1
@@ -40,11 +55,6 @@ class CountedDropout(TorchFunctionMode):
             return x
         rows = x.reshape(-1, x.shape[-1]) if x.dim() > 2 else x.reshape(1, 1) if x.dim() == 0 else x
         return dropout(rows.contiguous(), p, self._clock, site).view(x.shape)
-
-
-def _is_repeated() -> bool:
-    """Whether ``torch.utils.checkpoint`` will run this again in the backward pass, outside of here."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _arguments(

@@ -76,7 +76,7 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, inputs
         return False
     if x.shape[1] != inputs or not (bias is None or bias.shape == (outputs,)) or _watched(x):
         return False
-    batches = [batch for tensor in given if (batch := _batches(tensor)) is not None]
+    batches = [batch for tensor in given if (batch := vmap_sizes(tensor)) is not None]
     if len(batches) < len(given):
         return False
     tasks = prod(dict(level for batch in batches for level in batch.items()).values())
@@ -96,7 +96,7 @@ def _watched(x: Tensor) -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def _batches(tensor: Tensor) -> dict[int, int] | None:
+def vmap_sizes(tensor: Tensor) -> dict[int, int] | None:
     """Size of the batch at every level of ``vmap``; None inside other transforms (``torch.func.grad``)."""
     functorch, sizes = torch._C._functorch, {}
     while functorch.is_functorch_wrapped_tensor(tensor):
