@@ -22,8 +22,8 @@ WORK_FOR_THREADS = 1 << 25
 
 # Rows by cluster, measured on an H200 (benchmarks.spmm, benchmarks.multi_kernels): of the time of sparse products
 # nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
-# products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and some
-# seconds the first time on a machine, when a kernel is compiled for it.
+# products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and
+# some seconds the first time on a machine, when a kernel is compiled for it.
 MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes a node
 MEMBERS_TO_CLUSTER = 4
 GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
