@@ -100,3 +100,18 @@ def test_numbers_drawn_are_drawn_anew():
 def test_results_are_attributes_that_move_with_the_module():
     module, _ = folded(lambda flat: flat * EDGES.float().mean())
     assert [name for name, _ in module.named_buffers() if name.startswith(NAME)]
+
+
+def test_a_counter_goes_on_counting():
+    """It was there before the step, and the step writes to it, by whatever name."""
+    counter = torch.zeros(2)
+    seen = counter[:1]
+
+    def function(flat):
+        counter.add_(1)
+        return flat * seen
+
+    module, flat = folded(function)
+    before = counter.clone()
+    assert torch.equal(module(flat), flat * (before[0] + 1))
+    assert torch.equal(module(flat), flat * (before[0] + 2))

@@ -28,12 +28,14 @@ from weft.core.errors import InputError
 from weft.run.constants import fold_constants
 from weft.run.parameters import Layout
 from weft.run.randomness import generator_states, restore_generators
+from weft.run.remembered import Questions, Remembered
 from weft.run.stack import Stack
 
 # The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
 # the gradient of a layer norm's bias where it is a part of the flat gradient (torch 2.11, H200).
 OPTIONS = {"triton.cudagraphs": False, "triton.mix_order_reduction": False}
 NEAR = {"fp32": 5e-3, "tf32": 2e-2, "bf16": 1e-1}  # relative to the largest: sums are added up in another order
+ASKS = "get value out of a tracing tensor"  # torch's words
 LEAST, TINY = 1e-3, 1e-30
 
 Function = Callable[[Tensor], Any]
@@ -52,16 +54,20 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise InputError(f"{type(error).__name__}: {_first_line(error)}") from error
+        asks = ASKS in str(error)
+        told = "it asks its data for a number on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(told) from error
     stack.differentiate, stack.infer = train, infer
 
 
 def _compiled(stack: Stack, function: Function, near: float) -> Function:
     flat = stack.state.flat
-    with _as_it_was(stack):
+    with _as_it_was(stack), Questions() as questions:
         expected = function(flat)  # also builds what is built once: forms of the adjacency, work lists
+    remembered = Remembered(stack.members.model)
     with _as_it_was(stack):
         traced = _traced(function, flat)
+    remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
         raise InputError("it draws from torch's generator, and compiled would draw other numbers")
     traced = fold_constants(traced, changing=stack.state.tensors().values())

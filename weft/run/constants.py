@@ -1,7 +1,8 @@
 """fold_constants: what a traced step computes from the graph alone is computed once.
 
 A layer that is given edges as data may normalise them, add loops or pick some of them in every call; the answer is the
-same every time. Folding it leaves a step whose shapes are all fixed, which can be compiled and recorded.
+same every time. Folding it leaves a step whose shapes are all fixed, which can be compiled and recorded. A tensor that
+was there before the step and that it writes to, such as a counter, differs from call to call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModu
 
     Results that the rest reads become attributes; the module is changed and returned.
     """
-    varying = _varying(traced, {_place(tensor) for tensor in changing})
+    varying = _varying(traced, {place_of(tensor) for tensor in changing})
     kept = {node for node in traced.graph.nodes if node not in varying and node.op == "call_function"}
     for number, (node, value) in enumerate(_worked_out(traced, kept)):
         name = f"{NAME}{number}"
@@ -43,7 +44,7 @@ def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModu
 def _varying(traced: GraphModule, changing: set[int]) -> set[Node]:
     """The nodes whose value may differ from call to call."""
     nodes = list(traced.graph.nodes)
-    root = _roots(nodes)
+    root = _roots(traced)
     varying = {node for node in nodes if _varies_by_itself(traced, node, changing)}
     places = {root[node] for node in varying}
     while True:
@@ -61,30 +62,34 @@ def _varies_by_itself(traced: GraphModule, node: Node, changing: set[int]) -> bo
         return True
     if node.op == "get_attr":
         value = getattr(traced, str(node.target), None)
-        return not isinstance(value, Tensor) or _place(value) in changing
+        return not isinstance(value, Tensor) or place_of(value) in changing
     tags = getattr(node.target, "tags", ())
     return node.op != "call_function" or torch.Tag.nondeterministic_seeded in tags
 
 
 def _written_late(nodes: list[Node], root: dict[Node, Node], varying: set[Node]) -> set[Node]:
-    """Places that something varying writes to, or that are written to after something varying has read them."""
+    """Places that something varying writes to, or that are written to after something varying has read them.
+
+    What was there before a call and is written to in it is another thing in the next one.
+    """
     found, read = set(), set()
     for node in nodes:
         for written in _written(node):
-            if node in varying or root[written] in read:
+            if node in varying or root[written] in read or root[written].op == "get_attr":
                 found.add(root[written])
         if node in varying:
             read.update(root[arg] for arg in node.all_input_nodes)
     return found
 
 
-def _roots(nodes: list[Node]) -> dict[Node, Node]:
+def _roots(traced: GraphModule) -> dict[Node, Node]:
     """For every node the first one that has its memory: views and results in place share it."""
     root: dict[Node, Node] = {}
-    by_name: dict[Any, Node] = {}
-    for node in nodes:
+    by_place: dict[Any, Node] = {}
+    for node in traced.graph.nodes:
         if node.op == "get_attr":
-            root[node] = by_name.setdefault(node.target, node)
+            value = getattr(traced, str(node.target), None)
+            root[node] = by_place.setdefault(place_of(value) if isinstance(value, Tensor) else node.target, node)
         else:
             shared = next(iter(_shared(node)), None)
             root[node] = node if shared is None else root[shared]
@@ -144,5 +149,23 @@ def _value(traced: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
     return getattr(traced, str(node.target)) if node.op == "get_attr" else values[node]
 
 
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def attributes_read(traced: GraphModule) -> list[Tensor]:
+    """The tensors that were there before ``traced`` ran and that it reads."""
+    values = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def attributes_written(traced: GraphModule) -> list[Tensor]:
+    """Those of them that it writes to."""
+    root = _roots(traced)
+    places = {root[written] for node in traced.graph.nodes for written in _written(node)}
+    values = [getattr(traced, str(node.target), None) for node in places if node.op == "get_attr"]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def place_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common, while they live."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse, or left over from a transform that has ended
+        return id(tensor)

@@ -70,6 +70,11 @@ class Members:
         return tuple(seat.task for seat in self.seats)
 
     @property
+    def model(self) -> nn.Module:
+        """The model that runs for all of them."""
+        return self._model
+
+    @property
     def _sparse(self) -> bool:
         return isinstance(self._graph.x, SparseFeatures)
 
