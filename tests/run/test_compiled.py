@@ -11,10 +11,11 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import InputError
 from weft.core.task import Task
-from weft.run import compiled
+from weft.run import compiled, group
 from weft.run.captured import default_plan
 from weft.run.compiled import compile_stack
 from weft.run.group import GroupRun
+from weft.run.replay import Replay
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -134,6 +135,34 @@ def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of)
     run.leave([1])
     run.advance(1)
     assert [shape[0] for shape in made] == [3, 3, 2, 2]  # each to differentiate and to evaluate
+
+
+def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch, run_of):
+    tried = []
+
+    def replay(step, changed, **options):
+        tried.append(run.stacks[0].is_compiled)
+        if run.stacks[0].is_compiled:
+            raise torch.OutOfMemoryError
+        return Replay(step, changed, **options)
+
+    monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: traced)
+    monkeypatch.setattr(group, "Replay", replay)
+    run = run_of(Masked)
+    run.plan = replace(run.plan, compiled=True)
+    run.advance(2)
+    assert tried == [True, False]
+    assert run.notes == ["the step is not compiled: memory ran out"]
+
+
+def test_clusters_that_cannot_be_found_for_want_of_memory_cost_a_note(monkeypatch, run_of):
+    def too_much(adj):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(group, "order_rows", too_much)
+    run = run_of(Masked)
+    run._order_rows()
+    assert run.notes == ["rows by length: the memory was not enough to find clusters"]
 
 
 def test_a_small_parameter_that_is_wrong_is_noticed_beside_large_ones(monkeypatch, run_of):

@@ -75,10 +75,10 @@ class GroupRun:
     def __init__(self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device) -> None:
         self.tasks, self.plan, self.device = tuple(tasks), plan, device
         self.graph = graph.to(device)
-        if plan.rows == "by cluster" and device.type == "cuda":
-            order_rows(self.graph.adj)
         self.epoch = 0
         self._notes: list[str] = []
+        if plan.rows == "by cluster" and device.type == "cuda":
+            self._order_rows()
         self._inputs = Inputs(self.graph)
         self.epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
@@ -98,6 +98,16 @@ class GroupRun:
         self._without_evaluation: Replay | None = None
 
     # ---- putting it together -------------------------------------------------------------------------
+
+    def _order_rows(self) -> None:
+        """Find clusters of the graph's rows; training may fit where finding them does not, and goes by length then."""
+        try:
+            order_rows(self.graph.adj)
+        except torch.OutOfMemoryError:
+            self._notes.append("rows by length: the memory was not enough to find clusters")
+        else:
+            return
+        torch.cuda.empty_cache()  # only now does no frame hold what was tried
 
     def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
         try:
@@ -203,10 +213,29 @@ class GroupRun:
         """Record the step where the plan says so; the state is as before."""
         self._weave()
         self._compile()
+        too_much = False
+        try:
+            self._prepare_with()
+        except torch.OutOfMemoryError:
+            too_much = any(stack.is_compiled for stack in self.stacks)
+            if not too_much:
+                raise
+        if too_much:  # compiled, it holds what is worked out once: uncompiled it may fit
+            self._as_written("the step is not compiled: memory ran out")
+            self._prepare_with()
+        if not self._always_evaluates():
+            self._prepare_without()
+
+    def _prepare_with(self) -> None:
         self._with_evaluation = self._replay(self.step, record=self.plan.replay)
-        if self._always_evaluates():
-            return
-        self._prepare_without()
+
+    def _as_written(self, note: str) -> None:
+        """Go on without what a compiler made."""
+        for stack in self.stacks:
+            stack.as_written()
+        self._notes.append(note)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _always_evaluates(self) -> bool:
         return any(member.task.eval_every == 1 for member in self.present)

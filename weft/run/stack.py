@@ -60,7 +60,7 @@ class Stack:
         self._record = Recorder.of(self.tasks, 1 + len(splits), watched, self.device)
         self.forward = self.members.forward
         self.members.attach(state)
-        self.differentiate, self.infer = self.gradients, self.logits  # until a compiler has made something of them
+        self.as_written()
         self._ones = torch.ones(state.members, device=self.device)
 
     @property
@@ -72,6 +72,15 @@ class Stack:
     def notes(self) -> list[str]:
         """Remarks for the user."""
         return self.members.notes
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler has made something of the step."""
+        return self.differentiate != self.gradients
+
+    def as_written(self) -> None:
+        """Differentiate and evaluate by the functions of this class, until a compiler makes something of them."""
+        self.differentiate, self.infer = self.gradients, self.logits
 
     def _loss_of_one(self, logits: Tensor) -> Tensor:
         return self.objective.loss(logits, self.graph.y, self.graph.train)
