@@ -126,6 +126,24 @@ def test_a_compiler_that_fails_costs_a_note(monkeypatch, run_of):
     assert "the step is not compiled: RuntimeError: no compiler" in run.notes
 
 
+def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch, run_of):
+    tried = []
+
+    def refuse(stack, evaluated):
+        tried.append(len(stack.tasks))
+        raise InputError("no")
+
+    monkeypatch.setattr(group, "compile_stack", refuse)
+    run = run_of(Masked, 3)
+    run.plan = replace(run.plan, compiled=True)
+    run.advance(2)
+    run.leave([1])
+    run.advance(1)
+    stacks = len(run.stacks)
+    assert len(tried) == stacks
+    assert run.notes.count("the step is not compiled: no") == 1
+
+
 def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of):
     made = []
     monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: made.append(flat.shape) or traced)

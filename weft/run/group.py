@@ -83,6 +83,7 @@ class GroupRun:
         self.epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self._own_random: dict[int, OwnGenerator] = {}
+        self._refused: set[int] = set()  # stacks that could not be compiled, which is not tried again
         places: dict[int, Member] = {}
         for seats in plan.stack_members:
             for stack, rows in self._make_stacks(list(seats)):
@@ -181,11 +182,18 @@ class GroupRun:
             return
         evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
         for stack in self.stacks:
+            if id(stack) in self._refused:
+                continue
             try:
                 self._of_its_own(stack, partial(compile_stack, stack, evaluated))
             except (InputError, torch.OutOfMemoryError) as reason:
                 what = "memory ran out" if isinstance(reason, torch.OutOfMemoryError) else str(reason)
-                self._notes.append(f"the step is not compiled: {what}")
+                self._note_once(f"the step is not compiled: {what}")
+                self._refused.add(id(stack))
+
+    def _note_once(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
 
     def _of_its_own(self, stack: Stack, step: Callable[[], None]) -> None:
         own = self._own_random.get(id(stack))
@@ -233,7 +241,7 @@ class GroupRun:
         """Go on without what a compiler made."""
         for stack in self.stacks:
             stack.as_written()
-        self._notes.append(note)
+        self._note_once(note)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
