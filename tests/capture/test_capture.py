@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.capture.graphs import PRODUCTS, random_graph
@@ -300,6 +302,21 @@ def test_dropout_of_a_users_module_keeps_no_mask():
     program = capture(Task(graph="products", model=model), PRODUCTS).program
     assert any(op.name == "weft.bias_act_dropout" for op in program.operators)
     assert not [v for v in program.values if v.dtype == "bool" and v.kind == "activation"]
+
+
+class Repeated(nn.Module):
+    """A layer whose dropout runs again in the backward pass."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(in_features, out_features)
+
+    def forward(self, x: torch.Tensor, graph: weft.Graph) -> torch.Tensor:
+        return checkpoint(lambda x: dropout(self.dense(x), 0.3, self.training), x, use_reentrant=False)
+
+
+def test_a_layer_that_is_repeated_in_the_backward_pass_is_followed():
+    assert capture(Task(graph="products", model=Repeated), PRODUCTS).program.operators
 
 
 def test_triton_is_not_needed():

@@ -32,7 +32,9 @@ def _wide(index: Any) -> Any:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if training and not inplace and 0.0 < p < 1.0:
+    # What torch.utils.checkpoint repeats is repeated outside of here, and compared.
+    repeated = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    if training and not inplace and 0.0 < p < 1.0 and not repeated:
         return torch.native_dropout(input, p, True)[0]
     return dropout(input, p, training, inplace)
 
