@@ -29,6 +29,7 @@ from weft.ops.attention_gather_triton import (
     weigh_four,
     wide_offsets,
 )
+from weft.ops.attention_two_passes_triton import backward_in_two_passes, suits_one_pass
 from weft.ops.backend import next_power_of_2
 from weft.ops.lanes_triton import spaced_rows
 from weft.ops.lang import tl, triton
@@ -264,7 +265,7 @@ def attention_backward_triton(
     grad: Tensor, x: Tensor, a_src: Tensor, stats: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None,
     site: int, back: Walk, launch: GatherLaunch | None = None, into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """``(grad_x [..., M, H, D], grad_a_src [..., M, H])`` by a pass over the transpose, written ``into`` if given."""
+    """``(grad_x [..., M, H, D], grad_a_src [..., M, H])`` by the transpose, written ``into`` if given."""
     M, H, D = x.shape[-3:]
     contiguous = torch.contiguous_format
     grad_x, grad_a = into or (
@@ -273,8 +274,11 @@ def attention_backward_triton(
     )
     if not grad_x.numel():
         return grad_x, grad_a
-    work, tasks, N = back.work, x.shape[:-3].numel(), stats.shape[-3]
-    (grad, shared), stats = one_head(grad), flatten_tasks(stats, 3)
+    grad, shared = one_head(grad)
+    if launch is None and not suits_one_pass(x.dtype, D):
+        backward_in_two_passes(grad, shared, x, a_src, stats, slope, rate, clock, site, back, grad_x, grad_a)
+        return grad_x, grad_a
+    work, tasks, N, stats = back.work, x.shape[:-3].numel(), stats.shape[-3], flatten_tasks(stats, 3)
     s_grad = D if shared else H * D
     (x, s_x), (a_src, s_src) = spaced_rows(x, 2), spaced_rows(a_src, 1)
     (_, g_x), (_, g_src) = spaced_rows(grad_x, 2), spaced_rows(grad_a, 1)

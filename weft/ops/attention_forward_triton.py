@@ -23,6 +23,7 @@ from weft.ops.attention_gather_triton import (
     weigh_four,
     wide_offsets,
 )
+from weft.ops.attention_two_passes_triton import forward_in_two_passes, suits_one_pass
 from weft.ops.backend import accumulate_dtype
 from weft.ops.lanes_triton import spaced_rows
 from weft.ops.lang import tl, triton
@@ -243,13 +244,17 @@ def attention_forward_triton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``(out, out_plus, alpha_plus, log_sum)``; the second is left unwritten unless ``training``.
 
-    ``limit``: how far apart source scores may lie before rows look for their own maximum.
+    ``limit``: how far apart source scores may lie before rows look for their own maximum. A ``launch`` is of one pass.
     """
     M, H, D = x.shape[-3:]
     N, lead, dtype = walk.num_rows, x.shape[:-3], accumulate_dtype(x.dtype)
     out, out_plus = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H, D)
     alpha_plus, log_sum = x.new_empty(*lead, N, H, dtype=dtype), x.new_empty(*lead, N, H, dtype=dtype)
     if not out.numel():
+        return out, out_plus, alpha_plus, log_sum
+    if launch is None and not suits_one_pass(x.dtype, D):
+        given = x, a_src, a_dst, slope, rate, clock, site, walk, training
+        forward_in_two_passes(*given, (out, out_plus, alpha_plus, log_sum), limit)
         return out, out_plus, alpha_plus, log_sum
     (x, s_x), (a_src, s_src), (a_dst, s_dst) = spaced_rows(x, 2), spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
     bounds = score_bounds(a_src, s_src, log_sum)

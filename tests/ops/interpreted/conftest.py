@@ -16,3 +16,13 @@ collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["tes
 def pytest_configure(config: pytest.Config) -> None:
     # The interpreter computes with numpy, which warns where a kernel works out a value that it then masks away.
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")
+
+
+@pytest.fixture(params=[1, 2], ids=["one pass", "two passes"])
+def passes(request, monkeypatch):
+    """Attention goes in so many passes, whatever suits it."""
+    from weft.ops import attention_backward_triton, attention_forward_triton  # after the interpreter was chosen
+
+    for module in (attention_forward_triton, attention_backward_triton):
+        monkeypatch.setattr(module, "suits_one_pass", lambda dtype, width: request.param == 1)
+    return request.param

@@ -16,6 +16,7 @@ from weft.ops.attention_backward_triton import (
 from weft.ops.attention_forward_triton import attention_forward_triton
 from weft.ops.attention_gather_triton import GatherLaunch, choose_gather_launch
 from weft.ops.attention_packed import take_apart
+from weft.ops.attention_two_passes_triton import suits_one_pass
 from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.mean_heads import mean_heads_torch, mean_heads_triton
@@ -57,8 +58,15 @@ TILES = [  # several tiles of heads: one of them not full, none idle; wide heads
 ]
 
 
+def test_which_passes_suit():
+    assert suits_one_pass(torch.float32, 16)
+    assert suits_one_pass(torch.float64, 32)
+    assert not any(suits_one_pass(torch.float32, width) for width in (40, 47, 64))
+    assert not suits_one_pass(torch.bfloat16, 16)
+
+
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), [*CASES, *TILES])
-def test_attention(lead, heads, width, active, dtype):
+def test_attention(lead, heads, width, active, dtype, passes):
     adj = small()
     walk, back = walks(adj)
     x = numbers(*lead, adj.num_cols, heads, width, dtype=dtype)
@@ -98,7 +106,7 @@ def test_other_tiles_and_wide_offsets(launch, monkeypatch):
     assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, *random, walk), torch.float32)
 
 
-def test_a_stack_has_the_bits_of_each_task():
+def test_a_stack_has_the_bits_of_each_task(passes):
     adj = small()
     walk, back = walks(adj)
     x, a_src, a_dst = numbers(3, 9, 3, 7), numbers(3, 9, 3, seed=1), numbers(3, 11, 3, seed=2)
@@ -174,7 +182,7 @@ def test_tasks_may_share_att():
     assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), torch.float32)
 
 
-def test_attention_without_edges():
+def test_attention_without_edges(passes):
     adj = empty()
     walk, back = walks(adj)
     x, a = numbers(5, 2, 3), numbers(5, 2)
@@ -185,7 +193,7 @@ def test_attention_without_edges():
     assert_same(grads, (torch.zeros_like(x), torch.zeros_like(a)), x.dtype)
 
 
-def test_attention_of_large_scores():
+def test_attention_of_large_scores(passes):
     adj = small()
     walk, _ = walks(adj)
     x, a_src, a_dst = numbers(adj.num_cols, 2, 3), 1e3 * numbers(adj.num_cols, 2), 1e3 * numbers(adj.num_rows, 2)
@@ -197,7 +205,7 @@ def test_attention_of_large_scores():
 @pytest.mark.parametrize("lead", [(), (2,)], ids=str)
 @pytest.mark.parametrize("shared", [False, True], ids=["own gradient", "one gradient for all heads"])
 @pytest.mark.parametrize(("heads", "width"), [(3, 5), (5, 70)])
-def test_parts_of_one_matrix(lead, shared, heads, width):
+def test_parts_of_one_matrix(lead, shared, heads, width, passes):
     adj = small(9, 9)
     walk, back = walks(adj)
     packed = numbers(*lead, adj.num_rows, heads * (width + 2))

@@ -15,6 +15,8 @@ from weft.ops.worklist import build_worklist
 from ..graphs import from_pairs
 from .walks import assert_same, numbers, walks
 
+pytestmark = pytest.mark.usefixtures("passes")
+
 FAR = 8  # the column that stands out; neither the hub nor most other rows know it
 
 
