@@ -58,6 +58,18 @@ class DecidesByResults(Keeping):
         return 1.0 if self.dense(x).mean().item() < 0.5 else 2.0
 
 
+class DecidesByLists(Keeping):
+    def factor(self, x):
+        return 1.0 if sum(self.dense(x).detach().mean(0).tolist()) < 0.5 else 2.0
+
+
+class DecidesByArrays(Keeping):
+    def factor(self, x):
+        few = np.asarray(self.steps) < 5
+        self.steps += 1
+        return 1.0 if few else 2.0
+
+
 class DrawsWithPython(Keeping):
     def factor(self, x):
         return 1.0 + 1e-4 * random.random()
@@ -88,7 +100,9 @@ def notes_of(monkeypatch, graph):
         (Replaces, "it changes 'last' from call to call"),
         (Decides, "it decides by numbers that change in training"),
         (DecidesByItsOwn, "it decides by numbers that change in training"),
-        (DecidesByResults, "it asks its data for a number on the way"),
+        (DecidesByResults, "it asks its data for numbers on the way"),
+        (DecidesByLists, "it asks its data for numbers on the way"),
+        (DecidesByArrays, "it asks its data for numbers on the way"),
         (DrawsWithPython, "it draws from Python's or NumPy's generator"),
         (DrawsWithNumpy, "it draws from Python's or NumPy's generator"),
     ],

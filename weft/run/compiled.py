@@ -28,7 +28,7 @@ from weft.core.errors import InputError
 from weft.run.constants import fold_constants
 from weft.run.parameters import Layout
 from weft.run.randomness import generator_states, restore_generators
-from weft.run.remembered import Questions, Remembered
+from weft.run.remembered import NoReading, Questions, Remembered
 from weft.run.stack import Stack
 
 # The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
@@ -55,7 +55,7 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
         raise
     except Exception as error:
         asks = ASKS in str(error)
-        told = "it asks its data for a number on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        told = "it asks its data for numbers on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(told) from error
     stack.differentiate, stack.infer = train, infer
 
@@ -65,7 +65,7 @@ def _compiled(stack: Stack, function: Function, near: float) -> Function:
     with _as_it_was(stack), Questions() as questions:
         expected = function(flat)  # also builds what is built once: forms of the adjacency, work lists
     remembered = Remembered(stack.members.model)
-    with _as_it_was(stack):
+    with _as_it_was(stack), NoReading():
         traced = _traced(function, flat)
     remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.weave_record import HOST_QUESTIONS
@@ -21,6 +22,7 @@ from weft.core.errors import InputError
 from weft.run.constants import attributes_read, attributes_written, place_of
 
 NUMBERS = (bool, int, float, complex, str)
+READ_WHOLE = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 SET_BY_RUNNERS = ("training",)
 
 
@@ -34,6 +36,15 @@ class Questions(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func in HOST_QUESTIONS:
             self.asked += [value for value in args if isinstance(value, Tensor)]
+        return func(*args, **(kwargs or {}))
+
+
+class NoReading(TorchFunctionMode):
+    """Inside, lists and arrays of a tensor's numbers are refused: they are made without an operator that shows."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READ_WHOLE:
+            raise InputError("it asks its data for numbers on the way")
         return func(*args, **(kwargs or {}))
 
 
