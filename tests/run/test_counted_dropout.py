@@ -158,3 +158,34 @@ def test_a_training_does_not_touch_torchs_generator(graph):
     run.advance(3)
     assert torch.equal(torch.get_rng_state(), state)
     torch.set_rng_state(before)
+
+
+class Chosen(nn.Module):
+    """What is not trained comes from the seed."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.dense = nn.Linear(in_features, out_features)
+        self.choose(in_features)
+
+    def choose(self, in_features):
+        self.drop = nn.Dropout(float(torch.rand(())))
+
+    def forward(self, x, graph):
+        return self.drop(self.dense(x))
+
+
+class Projected(Chosen):
+    def choose(self, in_features):
+        self.basis = torch.randn(in_features, in_features)
+
+    def forward(self, x, graph):
+        return self.dense(x @ self.basis)
+
+
+@pytest.mark.parametrize(("model", "name"), [(Chosen, "p"), (Projected, "basis")])
+def test_members_whose_seeds_chose_other_numbers_train_apart(model, name, graph):
+    tasks = [Task(graph=graph, model=model, seed=seed, name=str(seed), epochs=3) for seed in range(3)]
+    together = GroupRun(tasks, graph, default_plan(tasks, "cpu"), torch.device("cpu"))
+    assert len(together.stacks) == 3
+    assert f"their modules differ in '{name}'" in together.notes[0]

@@ -20,7 +20,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.task import MODELS, Task
 from weft.graph.features import SparseFeatures
 from weft.nn.norm import BatchNorm
-from weft.run.buffers import RATE, detach_clock, drawing_modules, take_buffers
+from weft.run.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
 from weft.run.forward import Forward
 from weft.run.inputs import Features, Inputs, bind, check_logits, takes_edge_index
 from weft.run.models import build_model
@@ -141,6 +141,8 @@ class Members:
             raise CannotStack("their models have different parameters")
         if len(models) > 1:
             _check_frozen(models)
+            if self._task.model not in MODELS:
+                _check_attributes(models)
         return layout
 
     def _padding(self, task: Task, model: nn.Module, wide_buffers: dict[str, Tensor]) -> Padding | None:
@@ -296,6 +298,24 @@ def _check_frozen(models: list[nn.Module]) -> None:
     for others in frozen[1:]:
         if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
             raise CannotStack("parameters that do not train differ among them")
+
+
+def _check_attributes(models: list[nn.Module]) -> None:
+    """What a user's modules keep besides parameters and buffers is one for all, so it must be equal."""
+    for first, *others in zip(*(model.modules() for model in models), strict=False):
+        if CLOCK in first._buffers:  # what these draw with is everybody's own
+            continue
+        for key, value in vars(first).items():
+            if any(not _same(value, vars(other).get(key)) for other in others):
+                raise CannotStack(f"their modules differ in {key!r}, which is neither a parameter nor a buffer")
+
+
+def _same(mine: Any, other: Any) -> bool:
+    """Whether two numbers or tensors are equal; nothing is said of anything else."""
+    if isinstance(mine, Tensor) and isinstance(other, Tensor):
+        plain = mine.layout is torch.strided and not mine.is_meta and mine.device == other.device
+        return mine is other or not plain or (mine.shape == other.shape and torch.equal(mine, other))
+    return not isinstance(mine, (bool, int, float, str)) or mine == other or mine != mine
 
 
 class _told:
