@@ -275,7 +275,7 @@ def attention_backward_triton(
     if not grad_x.numel():
         return grad_x, grad_a
     grad, shared = one_head(grad)
-    if launch is None and not suits_one_pass(x.dtype, D):
+    if launch is None and not suits_one_pass(x.dtype, D, back.num_edges * H):
         backward_in_two_passes(grad, shared, x, a_src, stats, slope, rate, clock, site, back, grad_x, grad_a)
         return grad_x, grad_a
     work, tasks, N, stats = back.work, x.shape[:-3].numel(), stats.shape[-3], flatten_tasks(stats, 3)

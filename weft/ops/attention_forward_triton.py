@@ -252,7 +252,7 @@ def attention_forward_triton(
     alpha_plus, log_sum = x.new_empty(*lead, N, H, dtype=dtype), x.new_empty(*lead, N, H, dtype=dtype)
     if not out.numel():
         return out, out_plus, alpha_plus, log_sum
-    if launch is None and not suits_one_pass(x.dtype, D):
+    if launch is None and not suits_one_pass(x.dtype, D, walk.num_edges * H):
         given = x, a_src, a_dst, slope, rate, clock, site, walk, training
         forward_in_two_passes(*given, (out, out_plus, alpha_plus, log_sum), limit)
         return out, out_plus, alpha_plus, log_sum

@@ -2,8 +2,10 @@
 
 One pass (``attention_forward_triton.py``, ``attention_backward_triton.py``) is faster where a head fills its lanes: 0.179 and
 0.150 ms on an H200 against 0.233 and 0.225 (arxiv shape, 4 heads of 16, float32). It pads every head to a power of two, and
-in half precision a thread of it loads 8 bytes at a time: a GAT whose last layer has heads of 40 gained nothing by it in
-float32, and took 1.85 ms a task instead of 1.55 in bfloat16. Here a head is cut into pieces that fill the lanes.
+in half precision a thread of it loads 8 bytes at a time. Here a head is cut into pieces that fill the lanes: of a GAT with
+heads of 40 in its last layer an epoch takes 2.31 ms a task with that layer in two passes and 2.50 in one, and in bfloat16
+1.55 against 1.85 (16 tasks). Coefficients that do not stay in the cache turn that around: on the products shape, with
+heads of 47, one pass took 96 ms and two 119.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from weft.ops.lanes_triton import add_hub_parts, spaced_rows
 from weft.ops.launch import flatten_tasks
 from weft.ops.walk import Walk
 
-WIDEST = 32  # features of a head in one pass
+WIDEST = 32  # features of a head that fills its lanes
+CACHE = 50 << 20  # bytes of coefficients that an L2 keeps
 
 
-def suits_one_pass(dtype: torch.dtype, width: int) -> bool:
-    """Whether heads of ``width`` features go better in one pass than in two."""
-    return dtype.itemsize >= 4 and width <= WIDEST and width == next_power_of_2(width)
+def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int) -> bool:
+    """Whether heads of ``width`` features go better in one pass than in two, which write so many ``coefficients`` a task."""
+    full = width <= WIDEST and width == next_power_of_2(width)
+    return dtype.itemsize >= 4 and (full or coefficients * dtype.itemsize > CACHE)
 
 
 def forward_in_two_passes(

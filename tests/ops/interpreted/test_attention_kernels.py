@@ -59,10 +59,12 @@ TILES = [  # several tiles of heads: one of them not full, none idle; wide heads
 
 
 def test_which_passes_suit():
-    assert suits_one_pass(torch.float32, 16)
-    assert suits_one_pass(torch.float64, 32)
-    assert not any(suits_one_pass(torch.float32, width) for width in (40, 47, 64))
-    assert not suits_one_pass(torch.bfloat16, 16)
+    few, many = 10_000_000, 500_000_000  # edges times heads: arxiv's, products'
+    assert suits_one_pass(torch.float32, 16, few)
+    assert suits_one_pass(torch.float64, 32, 1000)
+    assert not any(suits_one_pass(torch.float32, width, few) for width in (40, 47, 64))
+    assert suits_one_pass(torch.float32, 47, many)
+    assert not suits_one_pass(torch.bfloat16, 16, many)
 
 
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), [*CASES, *TILES])
