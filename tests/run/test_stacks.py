@@ -428,3 +428,22 @@ def test_progress_of_a_period():
     short, long = run.advance(100)
     assert (len(short.rows), len(long.rows)) == (0, 3)
     assert run.epoch == 9
+
+
+class Normed(nn.Module):
+    """Weft's batch norm, which knows whether it runs for several, between plain layers."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.first, self.norm = weft.nn.GCNConv(in_features, 8), weft.nn.BatchNorm(8)
+        self.last = weft.nn.GCNConv(8, out_features)
+
+    def forward(self, x, adj):
+        return self.last(torch.relu(self.norm(self.first(x, adj))), adj)
+
+
+def test_modules_with_wefts_batch_norm_are_one_stack():
+    graph = tiny_graph()
+    run = start(tasks_of(graph, model=Normed), graph)
+    assert len(run.stacks) == 1
+    assert not run.notes

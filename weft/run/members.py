@@ -54,6 +54,8 @@ class Members:
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
+        if len(models) > 1 and self._task.model not in MODELS:
+            _check_attributes(models)  # before any of them is told to run for all
         rates = self._take_rates(models)
         _set_stacked(self._model, len(tasks) > 1)
         call = self._bound(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
@@ -141,8 +143,6 @@ class Members:
             raise CannotStack("their models have different parameters")
         if len(models) > 1:
             _check_frozen(models)
-            if self._task.model not in MODELS:
-                _check_attributes(models)
         return layout
 
     def _padding(self, task: Task, model: nn.Module, wide_buffers: dict[str, Tensor]) -> Padding | None:
