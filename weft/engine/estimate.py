@@ -23,7 +23,6 @@ from weft.plan.stacking import one_after_another, stacked
 from weft.plan.structure import graph_key, structure, treatment, width
 from weft.plan.time import OperatorSeconds, Setting, seconds
 from weft.run.captured import capture
-from weft.run.collection import without_collection
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,7 @@ def _summary(task: Task) -> Graph | GraphStats:
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
     """The step of ``tasks``; a model that cannot be followed is the user's to hear of, in a sentence."""
     try:
-        with without_collection():  # it makes many small things, and nothing large
-            found = capture(tasks, graph, plan.device, plan=plan)
+        found = capture(tasks, graph, plan.device, plan=plan)
     except WeftError:
         raise
     except Exception as error:
