@@ -329,3 +329,19 @@ def test_triton_is_not_needed():
     without = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     program = capture(Task(graph="products", model="gat"), PRODUCTS).program
     assert without.split() == f"{program.launches} () {sum(op.workspace for op in program.operators)}".split()
+
+
+def test_the_first_estimate_of_a_process_is_like_the_second():
+    """What torch imports on the way would hold tensors of the step until garbage is collected, which is off here."""
+    code = (
+        "import gc; gc.disable(); from torch import nn; import weft; from tests.capture.graphs import PRODUCTS;"
+        "from weft.core.task import Task; from weft.plan.memory import memory; from weft.plan.profiles import profile;"
+        "from weft.run.captured import capture;"
+        "build = lambda i, o: nn.Sequential(nn.Linear(i, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, o));"
+        "steps = [capture(Task(graph='products', model=build), PRODUCTS, tasks=3) for _ in range(2)];"
+        "print(*(memory(s.program, profile('h200'), True, s.preparation).peak for s in steps))"
+    )
+    first, second = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert first == second

@@ -9,6 +9,7 @@ small random graph, whose sizes are then replaced by those of the graph at hand.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -122,6 +123,9 @@ def _follow(
     group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, sizes: Sizes | None = None
 ) -> Captured:
     gpu = plan.device == "cuda"
+    if any(one.model not in MODELS for one in group):
+        # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
+        importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
         run = _shared(GroupRun(group, make_graph(), plan, where), observer)
