@@ -27,12 +27,14 @@ def make_graph(shape: str, device: torch.device, scale: float = 1.0) -> Graph:
 
 def fresh(graph: Graph) -> Graph:
     """The same arrays without the derived matrices that an earlier cell left on them."""
-    x = SparseFeatures(_bare(graph.x.matrix)) if isinstance(graph.x, SparseFeatures) else graph.x
-    return graph._changed(adj=_bare(graph.adj), x=x)
+    x = SparseFeatures(bare(graph.x.matrix)) if isinstance(graph.x, SparseFeatures) else graph.x
+    return graph._changed(adj=bare(graph.adj), x=x)
 
 
-def _bare(adj: Adjacency) -> Adjacency:
-    return Adjacency(adj.indptr, adj.indices, adj.num_cols, weight=adj.weight, symmetric=adj.symmetric)
+def bare(adj: Adjacency) -> Adjacency:
+    """The same arrays without anything derived from them."""
+    own = {"weight": adj.weight, "row_scale": adj.row_scale, "col_scale": adj.col_scale, "symmetric": adj.symmetric}
+    return Adjacency(adj.indptr, adj.indices, adj.num_cols, **own)
 
 
 def row_normalised(graph: Graph) -> Graph:

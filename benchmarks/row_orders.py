@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser
 
+from benchmarks.graphs import bare
 from benchmarks.recorder import Recorder
 from benchmarks.timing import synchronize
 from weft.core.stats import GraphStats
@@ -38,26 +39,13 @@ def _ordered(matrix: Adjacency) -> tuple[Adjacency, dict[str, float]]:
     """A copy by cluster. They are found twice: the first time kernels may have to be compiled."""
     took = {}
     for label in ("first_seconds", "seconds"):
-        ordered = copy_of(matrix)
+        ordered = bare(matrix)
         synchronize(matrix.device)
         start = time.perf_counter()
         order_rows(ordered)
         synchronize(matrix.device)
         took[label] = round(time.perf_counter() - start, 5)
     return ordered, took
-
-
-def copy_of(matrix: Adjacency) -> Adjacency:
-    """The same arrays without anything derived from them."""
-    return Adjacency(
-        matrix.indptr,
-        matrix.indices,
-        matrix.num_cols,
-        weight=matrix.weight,
-        row_scale=matrix.row_scale,
-        col_scale=matrix.col_scale,
-        symmetric=matrix.symmetric,
-    )
 
 
 def planned(matrix: Adjacency, features: int, tasks: int = 1) -> str:

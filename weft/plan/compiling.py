@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.core.program import Operator, Program
+from weft.plan.periods import GAIN
 from weft.plan.time import OperatorSeconds
 
 TORCH = "aten."
@@ -23,7 +24,6 @@ COLLECTED = (
 # On an H200's host the first module took 10 to 14 s, later ones of 60 to 290 operators 2 to 5 (benchmarks/compiled.py).
 BEGIN_SECONDS = {"cuda": 10.0, "cpu": 10.0}
 OPERATOR_SECONDS = {"cuda": 0.02, "cpu": 0.1}
-GAIN = 1.5  # how far the time won must exceed the time spent: both are estimates
 SHARE = 0.05  # of an epoch, below which a gain is not worth a change of arithmetic
 
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.nn.functional import dropout as torch_dropout
 from torch.overrides import TorchFunctionMode
 
 from weft.ops.dropout import dropout
-from weft.run.tall_products import vmap_sizes
-
-PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor has meanings of its own
+from weft.run.derivatives import PLAIN, has_forward_derivatives, saved_tensors_are_hooked, vmap_sizes
 
 
 class CountedDropout(TorchFunctionMode):
@@ -39,15 +36,14 @@ class CountedDropout(TorchFunctionMode):
         """Whether ``x`` is a tensor beside the clock, of which no derivative is taken that only torch's masks have."""
         if type(x) not in PLAIN or not x.is_floating_point() or x.device != self._clock.device:
             return False
-        return not self._is_repeated() and forward_ad._current_level < 0 and vmap_sizes(x) is not None
+        return not self._is_repeated() and not has_forward_derivatives() and vmap_sizes(x) is not None
 
     def _is_repeated(self) -> bool:
         """Whether the backward pass will run this again, outside of here: its masks would be others.
 
         ``torch.utils.checkpoint`` hooks what is saved; it may, and functions that recompute do, run without gradients.
         """
-        hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        return hooked or (self._with_grad and not torch.is_grad_enabled())
+        return saved_tensors_are_hooked() or (self._with_grad and not torch.is_grad_enabled())
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         site, self._site = self._site, self._site + 1

@@ -13,17 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import TorchFunctionMode
 
 from weft.nn.build import MODELS
 from weft.ops.backend import on_gpu
 from weft.ops.linear import is_tall, linear
+from weft.run.derivatives import PLAIN, has_forward_derivatives, saved_tensors_are_hooked, vmap_sizes
 
 MATMULS = frozenset((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm))
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor has meanings of its own
 
 
 class TallProducts(TorchFunctionMode):
@@ -91,18 +90,4 @@ def _watched(x: Tensor) -> bool:
     ``torch.utils.checkpoint`` is such a hook: it repeats the layer outside of this mode and compares what is saved.
     """
     device = "cuda" if x.is_meta else x.device.type  # a meta tensor stands for a GPU's
-    if torch.is_autocast_enabled(device) or forward_ad._current_level >= 0:
-        return True
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-
-
-def vmap_sizes(tensor: Tensor) -> dict[int, int] | None:
-    """Size of the batch at every level of ``vmap``; None inside other transforms (``torch.func.grad``)."""
-    functorch, sizes = torch._C._functorch, {}
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if not functorch.is_batchedtensor(tensor):
-            return None
-        level, place = functorch.maybe_get_level(tensor), functorch.maybe_get_bdim(tensor)
-        tensor = functorch.get_unwrapped(tensor)
-        sizes[level] = tensor.shape[place]
-    return sizes
+    return torch.is_autocast_enabled(device) or has_forward_derivatives() or saved_tensors_are_hooked()

@@ -1,0 +1,34 @@
+"""What is being done to a tensor that a user's module is at work on: transforms, hooks, derivatives of other kinds.
+
+Operators of Weft's stand in for torch's inside such a module; these questions say where they would be seen to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor has meanings of its own
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether somebody takes what is saved for the backward pass: ``torch.utils.checkpoint``, to repeat a layer."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def has_forward_derivatives() -> bool:
+    """Whether derivatives are carried along with values (``torch.func.jvp``)."""
+    return forward_ad._current_level >= 0
+
+
+def vmap_sizes(tensor: Tensor) -> dict[int, int] | None:
+    """Size of the batch at every level of ``vmap``; None inside other transforms (``torch.func.grad``)."""
+    functorch, sizes = torch._C._functorch, {}
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if not functorch.is_batchedtensor(tensor):
+            return None
+        level, place = functorch.maybe_get_level(tensor), functorch.maybe_get_bdim(tensor)
+        tensor = functorch.get_unwrapped(tensor)
+        sizes[level] = tensor.shape[place]
+    return sizes
