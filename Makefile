@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check --no-input
-CODE := weft tests benchmarks examples
+CODE := src tests benchmarks examples
 
 is_new_enough = import sys; print(sys.version_info >= (3, 11))
 python_found = $(shell $(PYTHON) -c '$(is_new_enough)' 2>/dev/null)
@@ -47,10 +47,10 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/mypy
 
 test-gpu:  ## the tests that need a GPU, with the Python that has torch and pytest: PYTHON=...
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(TESTS)
+	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(TESTS)
 
 bench: $(READY)  ## Weft against PyG on this CPU; benchmarks/README.md has the GPU ones
-	$(BIN)/python -m benchmarks.cpu
+	$(BIN)/python -m benchmarks.suites.cpu
 
 format: $(READY)  ## lint and format, repairing what can be
 	$(BIN)/ruff check --fix $(CODE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.engine.home import HOME_VARIABLE
+from weft.engine.base.home import HOME_VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,8 +8,8 @@ import torch
 
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.plan.grouping import group
-from weft.run.group import GroupRun
+from weft.planner.grouping.groups import group
+from weft.runtime.group import GroupRun
 
 MODELS = ["gcn", "sage", "gin", "gat", "gatv2"]
 

@@ -38,6 +38,6 @@ def test_run_stays_the_function_whatever_is_imported():
     for module in pkgutil.walk_packages(weft.__path__, "weft."):
         importlib.import_module(module.name)
     assert callable(weft.run)
-    assert weft.run.__module__ == "weft.engine.train"
-    assert weft.plan.__module__ == "weft.engine.planning"
+    assert weft.run.__module__ == "weft.engine.run"
+    assert weft.plan.__module__ == "weft.engine.planning.plan_report_builder"
     assert weft.open is not open

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.graph.features import SparseFeatures
-from weft.graph.graph import Graph
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
 
 NODES, FEATURES, CLASSES = 60, 9, 3
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.baselines import Setting, cusparse_epoch, pyg_epoch, pyg_inputs, pyg_model
-from benchmarks.cusparse_models import SparseGNN, SparseGraph
+from benchmarks.baselines.cusparse_models import SparseGNN, SparseGraph
+from benchmarks.baselines.epochs import Setting, cusparse_epoch, pyg_epoch, pyg_inputs, pyg_model
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

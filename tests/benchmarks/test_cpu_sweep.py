@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks import cpu_sweep
+from benchmarks.suites import cpu_sweep
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import estimates, estimates_report
-from benchmarks.queues import entries
+from benchmarks.suites import estimates, estimates_report
+from benchmarks.suites.queues import entries
 from weft.graph.generate import citation
-from weft.plan.profiles import profile
+from weft.planner.machine_profiles import profile
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 

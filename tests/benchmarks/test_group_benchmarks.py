@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import heterogeneous, mps, sweep, whole_runs
-from benchmarks.baselines import Setting
-from benchmarks.recorder import NotHere
-from weft.core.spec import read_spec
+from benchmarks.baselines import mps
+from benchmarks.baselines.epochs import Setting
+from benchmarks.harness.recorder import NotHere
+from benchmarks.suites import heterogeneous, sweep, whole_runs
+from weft.core.spec_file import read_spec
 from weft.core.task import Task
 from weft.graph.generate import citation
 

@@ -9,12 +9,13 @@ from argparse import Namespace
 import pytest
 import torch
 
-from benchmarks import accuracy, attention, cpu, epoch, papers100m, row_orders, spmm, spmm_sweep, traffic
-from benchmarks.baselines import Setting
-from benchmarks.cusparse_models import edge_values
-from benchmarks.graphs import fresh, row_normalised
-from benchmarks.recorder import NotHere, Recorder, find
-from benchmarks.timing import Timing
+from benchmarks.baselines.cusparse_models import edge_values
+from benchmarks.baselines.epochs import Setting
+from benchmarks.harness import traffic
+from benchmarks.harness.graphs import fresh, row_normalised
+from benchmarks.harness.recorder import NotHere, Recorder, find
+from benchmarks.harness.timing import Timing
+from benchmarks.suites import accuracy, attention, cpu, epoch, papers100m, row_orders, spmm, spmm_sweep
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from benchmarks import multi_kernels
-from benchmarks.cusparse_models import edge_values
-from benchmarks.passes import Passes
+from benchmarks.baselines.cusparse_models import edge_values
+from benchmarks.suites import multi_kernels
+from benchmarks.suites.passes import Passes
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import weft
-from weft.core.stats import GraphStats
+from weft.core.graph_stats import GraphStats
 
 # ogbn-products: node, edge, feature and class counts and splits of the dataset; the histogram only has its shape.
 PRODUCTS = GraphStats(

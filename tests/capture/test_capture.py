@@ -15,12 +15,12 @@ import weft
 from tests.capture.graphs import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
+from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.program import KEPT, Program
-from weft.core.stats import GraphStats
 from weft.core.task import MODELS, Task
-from weft.run.captured import capture, default_plan
-from weft.run.group import GroupRun
+from weft.runtime.dry_run import capture, default_plan
+from weft.runtime.group import GroupRun
 
 VARIANTS = [{}, {"norm": "batch", "residual": True}, {"norm": "layer", "input_dropout": 0.3}, {"optimizer": "sgd"}]
 
@@ -108,7 +108,7 @@ def test_a_graph_too_large_for_this_machine_is_captured_from_its_summary(model, 
 def test_no_gpu_is_asked_for():
     code = (
         "import torch; from tests.capture.graphs import PRODUCTS; from weft.core.task import Task;"
-        "from weft.run.captured import capture;"
+        "from weft.runtime.dry_run import capture;"
         "capture(Task(graph='products', model='gat'), PRODUCTS); assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -322,7 +322,7 @@ def test_a_layer_that_is_repeated_in_the_backward_pass_is_followed():
 def test_triton_is_not_needed():
     code = (
         "import sys; sys.modules['triton'] = None; from tests.capture.graphs import PRODUCTS;"
-        "from weft.core.task import Task; from weft.run.captured import capture;"
+        "from weft.core.task import Task; from weft.runtime.dry_run import capture;"
         "p = capture(Task(graph='products', model='gat'), PRODUCTS).program;"
         "print(p.launches, p.unknown, sum(op.workspace for op in p.operators))"
     )
@@ -335,8 +335,9 @@ def test_the_first_estimate_of_a_process_is_like_the_second():
     """What torch imports on the way would hold tensors of the step until garbage is collected, which is off here."""
     code = (
         "import gc; gc.disable(); from torch import nn; import weft; from tests.capture.graphs import PRODUCTS;"
-        "from weft.core.task import Task; from weft.plan.memory import memory; from weft.plan.profiles import profile;"
-        "from weft.run.captured import capture;"
+        "from weft.core.task import Task; from weft.planner.cost.memory import memory;"
+        "from weft.planner.machine_profiles import profile;"
+        "from weft.runtime.dry_run import capture;"
         "build = lambda i, o: nn.Sequential(nn.Linear(i, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, o));"
         "steps = [capture(Task(graph='products', model=build), PRODUCTS, tasks=3) for _ in range(2)];"
         "print(*(memory(s.program, profile('h200'), True, s.preparation).peak for s in steps))"

@@ -15,8 +15,8 @@ from torch import nn
 
 from tests.capture.graphs import PRODUCTS
 from weft.core.task import Task
-from weft.plan.memory import live_bytes
-from weft.run.captured import capture
+from weft.planner.cost.memory import live_bytes
+from weft.runtime.dry_run import capture
 
 NN, NE = PRODUCTS.num_nodes, PRODUCTS.num_edges
 FLOAT = 4

@@ -13,11 +13,11 @@ from tests.capture.graphs import random_graph
 from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
 from weft.capture.costs_weft import WEFT
-from weft.capture.extract import work_of
 from weft.capture.gpu_rules import gpu_rules
+from weft.capture.meta_graph import stand_in
 from weft.capture.observer import Call, Observer
-from weft.capture.standin import stand_in
-from weft.ops.backend import meta_means_gpu
+from weft.capture.program_builder import work_of
+from weft.ops.launch.backend import meta_means_gpu
 
 
 def one(function) -> Call:
@@ -110,9 +110,9 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 
 def test_operators_in_one_launch_cost_the_sum():
-    from weft.ops.multi import Call as One
-    from weft.ops.multi import together
-    from weft.ops.walk import pack
+    from weft.ops.csr.packed import pack
+    from weft.weave.together import Call as One
+    from weft.weave.together import together
 
     graph = stand_in(random_graph().stats())
 

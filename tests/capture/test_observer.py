@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.capture.launches import watched_launches
+from weft.capture.launch_watch import watched_launches
 from weft.capture.observer import Observer, in_backward, look_inside
-from weft.ops.lang import InertKernel, triton
+from weft.ops.launch.triton_lang import InertKernel, triton
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def test_a_kernel_without_triton_says_so():
 
 
 def test_inside_of_an_operator_only_its_own_blocks_count():
-    from weft.ops.backend import meta_means_gpu
+    from weft.ops.launch.backend import meta_means_gpu
 
     with meta_means_gpu():
         inside = look_inside(torch.ops.weft.column_sum.default, (empty(50_000, 8),), {}, "meta")

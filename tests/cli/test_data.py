@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 import weft.cli.main as shell
 from weft.cli.data import app
 from weft.core.errors import GraphError, SpecError
-from weft.graph import catalog, datasets, store
+from weft.graph.catalog import datasets
+from weft.graph.catalog import names as catalog
+from weft.graph.readers import saved_folder as store
 
 
 @pytest.fixture(autouse=True)

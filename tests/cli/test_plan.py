@@ -7,12 +7,12 @@ import sys
 
 import pytest
 import torch
-from tiny import tiny_graph
 
 import weft as package
+from tests.tiny import tiny_graph
 from weft.cli.main import main
 from weft.core.machine import Machine
-from weft.plan.profiles import profile
+from weft.planner.machine_profiles import profile
 
 SPEC = """
 graph = "shape:ogbn-arxiv"

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import tiny_graph
 
+from tests.tiny import tiny_graph
 from weft.cli.main import main
 from weft.core.version import __version__
-from weft.run.checkpoint import read_checkpoint
+from weft.runtime.checkpoint import read_checkpoint
 
 SPEC = """
 graph = "tiny"
@@ -272,7 +272,7 @@ def test_a_sweep_that_was_ended_continues(weft, spec, number):
 
 
 FREQUENT = """
-import weft.engine.train as train
+import weft.engine.run as train
 from weft.cli.main import main
 run = train.run
 train.run = lambda work, **options: run(work, checkpoint_every=0.0, **options)

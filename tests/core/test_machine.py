@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from weft.core.amounts import parse_bytes, show_bytes, show_loss, show_seconds
 from weft.core.cost import Cost
 from weft.core.errors import SpecError
 from weft.core.machine import Machine, interpolate
-from weft.plan.profiles import PROFILES, closest_profile, profile
+from weft.core.units import parse_bytes, show_bytes, show_loss, show_seconds
+from weft.planner.machine_profiles import PROFILES, closest_profile, profile
 
 
 @pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)

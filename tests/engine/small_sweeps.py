@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tiny import tiny_graph
-
+from tests.tiny import tiny_graph
 from weft.core.sweep import Sweep
 
 

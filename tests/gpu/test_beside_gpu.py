@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import stacks
 import torch
-from tiny import tiny_graph
 
 import weft
-from weft.graph import shapes
+from tests import stacks
+from tests.tiny import tiny_graph
+from weft.graph.catalog import shapes
 
 pytestmark = [
     pytest.mark.gpu,

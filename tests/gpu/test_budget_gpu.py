@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.core.errors import DoesNotFitError
-from weft.engine.machines import load_calibration, machine_with
+from weft.engine.base.machines import load_calibration, machine_with
 
 pytestmark = [
     pytest.mark.gpu,

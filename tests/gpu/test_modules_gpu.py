@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import stacks
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from weft.graph.graph import Graph
-from weft.run.precision import matmul_precision
-from weft.run.randomness import seeded
-from weft.run.tall_products import TallProducts
+from tests import stacks
+from weft.graph.data.graph import Graph
+from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.torch_rng import seeded
+from weft.runtime.user_modules.tall_linear import TallProducts
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops.comparing import assert_agrees, assert_near, value_and_gradients
 from torch.nn import functional as F
 from torch.nn.functional import elu, relu
 
+from tests.ops.comparing import assert_agrees, assert_near, value_and_gradients
 from weft.nn import BatchNorm, Epilogue
-from weft.ops.batch_norm import batch_norm_act_dropout
-from weft.ops.layer_norm import layer_norm_act_dropout
-from weft.ops.random import keep_mask_rows
+from weft.ops.norm.batch_norm import batch_norm_act_dropout
+from weft.ops.norm.layer_norm import layer_norm_act_dropout
+from weft.ops.random.torch_bits import keep_mask_rows
 
 pytestmark = [
     pytest.mark.gpu,

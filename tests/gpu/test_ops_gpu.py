@@ -10,19 +10,19 @@ from functools import cache
 
 import pytest
 import torch
-from ops.comparing import TOLERANCE, assert_agrees, assert_near, value_and_gradients
-from ops.graphs import GRAPHS, from_pairs
 from torch.nn.functional import cross_entropy, elu, relu
 
+from tests.ops.comparing import TOLERANCE, assert_agrees, assert_near, value_and_gradients
+from tests.ops.graphs import GRAPHS, from_pairs
 from weft import ops
-from weft.ops.attention import attention_torch, coefficient_mask
-from weft.ops.attention_v2 import attention_v2_torch
-from weft.ops.edge_softmax import edge_softmax_torch
-from weft.ops.random import keep_mask_rows, uniform
-from weft.ops.sddmm import sddmm_torch
-from weft.ops.spmm import spmm_torch
-from weft.ops.spmm_max import spmm_max_torch
-from weft.ops.walk import pack, unpack
+from weft.ops.attention.gat import attention_torch, coefficient_mask
+from weft.ops.attention.gatv2 import attention_v2_torch
+from weft.ops.csr.packed import pack, unpack
+from weft.ops.random.torch_bits import keep_mask_rows, uniform
+from weft.ops.sparse.edge_softmax import edge_softmax_torch
+from weft.ops.sparse.sddmm import sddmm_torch
+from weft.ops.sparse.spmm import spmm_torch
+from weft.ops.sparse.spmm_max import spmm_max_torch
 
 pytestmark = [
     pytest.mark.gpu,

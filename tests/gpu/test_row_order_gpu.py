@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import stacks
 import torch
-from stacks import MODELS
 
+from tests import stacks
+from tests.stacks import MODELS
 from weft import ops
-from weft.graph import shapes
+from weft.graph.catalog import shapes
 from weft.graph.generate import citation
-from weft.ops.clusters import clusters, order_rows
-from weft.ops.worklist import worklist
+from weft.ops.csr.worklist import worklist
+from weft.ops.sparse.row_clusters import clusters, order_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import stacks
 import torch
-from stacks import MODELS
-from tiny import tiny_graph
 
-from weft.graph.graph import Graph
+from tests import stacks
+from tests.stacks import MODELS
+from tests.tiny import tiny_graph
+from weft.graph.data.graph import Graph
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,17 +6,17 @@ from functools import cache
 
 import pytest
 import torch
-from ops.graphs import from_pairs
-from tiny import tiny_graph
 
+from tests.ops.graphs import from_pairs
+from tests.tiny import tiny_graph
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.ops.multi import Call, together
-from weft.ops.multi_spmm import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
-from weft.ops.walk import pack, unpack
-from weft.run.group import GroupRun
-from weft.run.weave import WovenStep
+from weft.ops.csr.packed import pack, unpack
+from weft.runtime.group import GroupRun
+from weft.weave.lab.multi_spmm import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
+from weft.weave.step import WovenStep
+from weft.weave.together import Call, together
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from .examples import Example, make_example
+from tests.nn.examples import Example, make_example
 
 
 @pytest.fixture(params=["directed", "symmetric", "empty"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.nn.examples import NODES, make_example
 from weft.core.errors import SpecError
 from weft.nn import GAT, GCN, GCNConv, SAGEConv, build
-from weft.nn.forms import plus_identity, unweighted
-
-from .examples import NODES, make_example
+from weft.nn.normalisation import plus_identity, unweighted
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from tests.nn.examples import NODES, make_example
 from weft.core.errors import InputError
 from weft.graph import SparseFeatures
 from weft.nn import assign_sites, build, reset_parameters
-
-from .examples import NODES, make_example
 
 IN, HIDDEN, OUT = 10, 8, 4
 MODELS = {

@@ -7,10 +7,9 @@ import copy
 import pytest
 import torch
 
+from tests.nn.examples import NODES
+from tests.nn.test_contract import MODELS, check_stack_equals_separate, drive, features, loss_of, make
 from weft.graph import SparseFeatures
-
-from .examples import NODES
-from .test_contract import MODELS, check_stack_equals_separate, drive, features, loss_of, make
 
 pytestmark = [
     pytest.mark.gpu,

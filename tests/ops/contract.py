@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_agrees, assert_near, detached, value_and_gradients
+from tests.ops.graphs import GRAPHS, adjacencies, mixed
 from weft.ops import Adjacency
 from weft.ops.cpu import threads
-
-from .comparing import TOLERANCE, CallsOfWeftOps, assert_agrees, assert_near, detached, value_and_gradients
-from .graphs import GRAPHS, adjacencies, mixed
 
 LEADS = {"T": (3,), "T1 T2": (2, 3), "no tasks": (0,)}
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.ops.launch import H200_SHARED
-
-from .interpreted.walks import numbers, small, walks
+from tests.ops.interpreted.walks import numbers, small, walks
+from weft.ops.launch.launch import H200_SHARED
 
 triton = pytest.importorskip("triton")
 
@@ -76,7 +75,7 @@ def compile_all(launches, arch: int = 90, shared: int = H200_SHARED) -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(128, 128), (64, 128)])
 def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
     """Through tf32, which is when it is used: what is launched fits into shared memory, and so does the bound."""
-    from weft.ops import linear_backward_triton as module
+    from weft.ops.dense import linear_backward_triton as module
 
     monkeypatch.setattr(module, "float32_precision", lambda: "tf32")
     monkeypatch.setattr(module, "tall_precision", lambda: "bf16x3")
@@ -88,7 +87,7 @@ def test_linear_backward_of_wide_layers(launches, inputs, outputs, monkeypatch):
 @pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
 def test_linear_backward_with_the_accuracy_of_float32(launches, inputs, wants_x):
     """Six products a term, for layers of the widths at which that is used."""
-    from weft.ops.linear_backward_triton import linear_backward_triton
+    from weft.ops.dense.linear_backward_triton import linear_backward_triton
 
     x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
     linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, wants_x)
@@ -96,8 +95,8 @@ def test_linear_backward_with_the_accuracy_of_float32(launches, inputs, wants_x)
 
 
 def test_products_with_narrow_tiles_beside(launches):
-    from weft.ops.linear_triton import linear_triton
-    from weft.ops.weight_grad_triton import choose_launch, weight_grad_triton
+    from weft.ops.dense.linear_triton import linear_triton
+    from weft.ops.dense.weight_grad_triton import choose_launch, weight_grad_triton
 
     x, grad, weight = numbers(300, 72), numbers(300, 72), numbers(72, 72)
     linear_triton(x, weight)
@@ -109,7 +108,7 @@ def test_products_with_narrow_tiles_beside(launches):
 @pytest.mark.parametrize(("arch", "shared"), [(80, 166912), (89, 101376)], ids=["A100", "RTX 4090"])
 @pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
 def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs, wants_x, arch, shared, monkeypatch):
-    from weft.ops import linear_backward_triton as module
+    from weft.ops.dense import linear_backward_triton as module
 
     monkeypatch.setattr(module, "shared_memory", lambda device: shared)
     x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
@@ -118,7 +117,7 @@ def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs
 
 
 def test_linear_backward_asks_for_the_shared_memory_there_is():
-    from weft.ops.linear_backward_triton import choose_launch, shared_bytes
+    from weft.ops.dense.linear_backward_triton import choose_launch, shared_bytes
 
     roomy, tight = choose_launch(128, 128), choose_launch(128, 128, limit=101376)
     assert roomy.block_rows > tight.block_rows
@@ -132,7 +131,7 @@ def dropout_of(*lead: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm(launches, dtype):
-    from weft.ops.spmm_triton import spmm_triton
+    from weft.ops.sparse.spmm_triton import spmm_triton
 
     adj = small()
     walk, _ = walks(adj)
@@ -143,7 +142,7 @@ def test_spmm(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_spmm_max(launches, dtype):
-    from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+    from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 
     adj = small()
     walk, back = walks(adj)
@@ -155,8 +154,8 @@ def test_spmm_max(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.ops.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
-    from weft.ops.sddmm_triton import sddmm_triton
+    from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
+    from weft.ops.sparse.sddmm_triton import sddmm_triton
 
     adj = small()
     walk, _ = walks(adj)
@@ -169,8 +168,8 @@ def test_sddmm_and_softmax(launches, dtype):
 @pytest.mark.parametrize(("heads", "width", "shared"), [(3, 5, False), (4, 40, True), (2, 200, False)])
 def test_attention_of_any_width(launches, heads, width, shared, arch):
     """Also in 64-bit offsets and without dropout; what is evaluated has no sums of positive arguments."""
-    from weft.ops.attention_backward_triton import attention_backward_triton
-    from weft.ops.attention_forward_triton import attention_forward_triton
+    from weft.ops.attention.gat_backward_triton import attention_backward_triton
+    from weft.ops.attention.gat_forward_triton import attention_forward_triton
 
     walk, back = walks(small())
     x, a_src, a_dst = (numbers(n, heads, *d) for n, d in ((9, (width,)), (9, ()), (11, ())))
@@ -186,9 +185,9 @@ def test_attention_of_any_width(launches, heads, width, shared, arch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.ops.attention_backward_triton import attention_backward_triton, attention_row_gradient_triton
-    from weft.ops.attention_forward_triton import attention_forward_triton
-    from weft.ops.mean_heads import mean_heads_triton
+    from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
+    from weft.ops.attention.gat_forward_triton import attention_forward_triton
+    from weft.ops.attention.mean_heads import mean_heads_triton
 
     adj = small()
     walk, back = walks(adj)
@@ -203,7 +202,7 @@ def test_attention(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_v2(launches, dtype):
-    from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+    from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 
     adj = small()
     walk, back = walks(adj)
@@ -216,12 +215,12 @@ def test_attention_v2(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_epilogue(launches, dtype):
-    from weft.ops.column_sum import column_sum_triton
-    from weft.ops.dropout_triton import (
+    from weft.ops.dense.bias_act_dropout_triton import (
         bias_act_dropout_backward_bias_triton,
         bias_act_dropout_backward_triton,
         bias_act_dropout_triton,
     )
+    from weft.ops.dense.column_sum import column_sum_triton
 
     x, bias, random = numbers(3, 50, 16, dtype=dtype), numbers(3, 16, dtype=dtype), (*dropout_of(3), 3)
     for act in ("relu", "elu"):
@@ -234,9 +233,9 @@ def test_epilogue(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_linear(launches, dtype):
-    from weft.ops.linear_backward_triton import linear_backward_triton
-    from weft.ops.linear_triton import linear_triton
-    from weft.ops.weight_grad_triton import weight_grad_triton
+    from weft.ops.dense.linear_backward_triton import linear_backward_triton
+    from weft.ops.dense.linear_triton import linear_triton
+    from weft.ops.dense.weight_grad_triton import weight_grad_triton
 
     x, weight = numbers(3, 200, 64, dtype=dtype), numbers(3, 64, 64, dtype=dtype)
     out = linear_triton(x, weight, numbers(3, 64, dtype=dtype), x, "relu", *dropout_of(3), 3)
@@ -248,7 +247,7 @@ def test_linear(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batch_norm(launches, dtype):
-    from weft.ops.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton
+    from weft.ops.norm.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton
 
     x, column = numbers(3, 500, 64, dtype=dtype), numbers(3, 64)
     for ending in (("relu", *dropout_of(3), 3, 1), ("elu", *dropout_of(3), 3, 4), ("none", None, None, 0, 1)):
@@ -259,7 +258,7 @@ def test_batch_norm(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_layer_norm(launches, dtype):
-    from weft.ops.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
+    from weft.ops.norm.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
 
     for width, ending in (
         (64, ("relu", *dropout_of(3), 3, 1)),
@@ -274,8 +273,8 @@ def test_layer_norm(launches, dtype):
 
 
 def test_loss_and_optimizer(launches):
-    from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
-    from weft.ops.optimizer_triton import adam_triton
+    from weft.ops.train.adam_triton import adam_triton
+    from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 
     labels, rows = torch.zeros(30, dtype=torch.int64), torch.arange(10)
     for dtype in (torch.float32, torch.bfloat16):

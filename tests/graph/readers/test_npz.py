@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from tests.graph.made import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import SparseFeatures
 from weft.graph.readers import read
-
-from ..made import assert_same, small_graph
 
 
 def fields_of_small_graph() -> dict[str, np.ndarray]:

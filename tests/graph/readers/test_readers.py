@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.graph.made import SHARED_DATA, assert_same, small_graph
 from weft.core.errors import GraphError
-from weft.graph import store
 from weft.graph.readers import read
-
-from ..made import SHARED_DATA, assert_same, small_graph
+from weft.graph.readers import saved_folder as store
 
 
 def test_a_saved_folder_is_mapped(tmp_path):

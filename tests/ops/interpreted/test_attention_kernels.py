@@ -5,24 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.ops import attention_backward_triton as attention_backward
-from weft.ops import attention_forward_triton as attention_forward
-from weft.ops.attention import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
-from weft.ops.attention_backward_triton import (
+from tests.ops.graphs import empty
+from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from weft.ops.attention import gat_backward_triton as attention_backward
+from weft.ops.attention import gat_forward_triton as attention_forward
+from weft.ops.attention.gat import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
+from weft.ops.attention.gat_backward_triton import (
     RowGradientLaunch,
     attention_backward_triton,
     attention_row_gradient_triton,
 )
-from weft.ops.attention_forward_triton import attention_forward_triton
-from weft.ops.attention_gather_triton import GatherLaunch, choose_gather_launch
-from weft.ops.attention_packed import take_apart
-from weft.ops.attention_two_passes_triton import suits_one_pass
-from weft.ops.attention_v2 import attention_v2_backward_torch, attention_v2_forward_torch
-from weft.ops.attention_v2_triton import attention_v2_backward_triton, attention_v2_forward_triton
-from weft.ops.mean_heads import mean_heads_torch, mean_heads_triton
-
-from ..graphs import empty
-from .walks import assert_same, numbers, small, walks
+from weft.ops.attention.gat_forward_triton import attention_forward_triton
+from weft.ops.attention.gat_gather_triton import GatherLaunch, choose_gather_launch
+from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gat_two_pass_triton import suits_one_pass
+from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
+from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
+from weft.ops.attention.mean_heads import mean_heads_torch, mean_heads_triton
 
 CASES = [  # leading dimensions, heads, width, dropout, type
     ((), 1, 1, False, torch.float32),

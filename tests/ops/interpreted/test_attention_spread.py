@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from weft.ops.attention import attention_forward_torch
-from weft.ops.attention_bounds_triton import score_bounds, spread_limit
-from weft.ops.attention_forward_triton import attention_forward_triton
-from weft.ops.worklist import build_worklist
-
-from ..graphs import from_pairs
-from .walks import assert_same, numbers, walks
+from tests.ops.graphs import from_pairs
+from tests.ops.interpreted.walks import assert_same, numbers, walks
+from weft.ops.attention.gat import attention_forward_torch
+from weft.ops.attention.gat_forward_triton import attention_forward_triton
+from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
+from weft.ops.csr.worklist import build_worklist
 
 pytestmark = pytest.mark.usefixtures("passes")
 

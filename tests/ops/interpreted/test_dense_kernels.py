@@ -5,30 +5,29 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.ops.column_sum import column_sum_torch, column_sum_triton
-from weft.ops.dropout import (
+from tests.ops.interpreted.walks import assert_same, numbers
+from weft.ops.dense.bias_act_dropout import (
     bias_act_dropout_backward_bias_torch,
     bias_act_dropout_backward_torch,
     bias_act_dropout_torch,
 )
-from weft.ops.dropout_triton import (
+from weft.ops.dense.bias_act_dropout_triton import (
     bias_act_dropout_backward_bias_triton,
     bias_act_dropout_backward_triton,
     bias_act_dropout_triton,
 )
-from weft.ops.linear import linear_backward_torch, linear_torch, weight_grad_torch
-from weft.ops.linear_backward_triton import LinearBackwardLaunch, linear_backward_triton
-from weft.ops.linear_triton import linear_triton
-from weft.ops.loss import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
-from weft.ops.loss_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
-from weft.ops.optimizer import adam_torch
-from weft.ops.optimizer_triton import adam_triton
-from weft.ops.parts_triton import add_parts
-from weft.ops.random import keep_mask_rows
-from weft.ops.weight_grad_triton import WeightGradLaunch, weight_grad_triton
-from weft.ops.weight_grad_triton import choose_launch as choose_weight_launch
-
-from .walks import assert_same, numbers
+from weft.ops.dense.column_sum import column_sum_torch, column_sum_triton
+from weft.ops.dense.linear import linear_backward_torch, linear_torch, weight_grad_torch
+from weft.ops.dense.linear_backward_triton import LinearBackwardLaunch, linear_backward_triton
+from weft.ops.dense.linear_triton import linear_triton
+from weft.ops.dense.partial_sums_triton import add_parts
+from weft.ops.dense.weight_grad_triton import WeightGradLaunch, weight_grad_triton
+from weft.ops.dense.weight_grad_triton import choose_launch as choose_weight_launch
+from weft.ops.random.torch_bits import keep_mask_rows
+from weft.ops.train.adam import adam_torch
+from weft.ops.train.adam_triton import adam_triton
+from weft.ops.train.cross_entropy import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
+from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16]
 

@@ -7,19 +7,18 @@ from importlib import import_module
 import pytest
 import torch
 
-from weft.ops.batch_norm import batch_norm_backward_torch, batch_norm_torch, normalise_torch
-from weft.ops.batch_norm_triton import (
+from tests.ops.interpreted.test_dense_kernels import TYPES, clocks
+from tests.ops.interpreted.walks import numbers
+from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_triton
+from weft.ops.norm.batch_norm import batch_norm_backward_torch, batch_norm_torch, normalise_torch
+from weft.ops.norm.batch_norm_triton import (
     batch_norm_backward_triton,
     batch_norm_triton,
     moments_triton,
     normalise_triton,
 )
-from weft.ops.dropout_triton import bias_act_dropout_triton
-from weft.ops.layer_norm import layer_norm_backward_torch, layer_norm_torch
-from weft.ops.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
-
-from .test_dense_kernels import TYPES, clocks
-from .walks import numbers
+from weft.ops.norm.layer_norm import layer_norm_backward_torch, layer_norm_torch
+from weft.ops.norm.layer_norm_triton import layer_norm_backward_triton, layer_norm_triton
 
 SHAPES = [(9, 3), (3, 70, 17), (300, 130)]
 ENDINGS = [("none", None), ("none", 0.4), ("relu", None), ("relu", 0.4), ("elu", None), ("elu", 0.4)]

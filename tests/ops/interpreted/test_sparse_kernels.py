@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.ops.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
-from weft.ops.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
-from weft.ops.sddmm import sddmm_torch
-from weft.ops.sddmm_triton import sddmm_triton
-from weft.ops.spmm import spmm_torch
-from weft.ops.spmm_max import spmm_max_backward_torch, spmm_max_torch
-from weft.ops.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
-from weft.ops.spmm_triton import SpmmLaunch, spmm_triton
-
-from ..graphs import empty, no_rows
-from .walks import CHUNK, LIGHT, assert_same, numbers, small, walks
+from tests.ops.graphs import empty, no_rows
+from tests.ops.interpreted.walks import CHUNK, LIGHT, assert_same, numbers, small, walks
+from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
+from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
+from weft.ops.sparse.sddmm import sddmm_torch
+from weft.ops.sparse.sddmm_triton import sddmm_triton
+from weft.ops.sparse.spmm import spmm_torch
+from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
+from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
+from weft.ops.sparse.spmm_triton import SpmmLaunch, spmm_triton
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

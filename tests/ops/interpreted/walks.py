@@ -7,11 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tests.ops.graphs import from_pairs
 from weft.ops import Adjacency
-from weft.ops.walk import Walk, pack, unpack
-from weft.ops.worklist import build_worklist
-
-from ..graphs import from_pairs
+from weft.ops.csr.packed import Walk, pack, unpack
+from weft.ops.csr.worklist import build_worklist
 
 LIGHT, CHUNK = 2, 4
 SIZES = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, torch.float16: 5e-3}

@@ -1,0 +1,183 @@
+"""Recorder: runs the cells of a benchmark one after another, survives each of them, and keeps what they found.
+
+A cell that fails is recorded with its error and the next one runs; cells that no longer fit the time budget
+are recorded as skipped; the results file is rewritten after every cell, so an interrupted run keeps its part.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness.environment import environment
+
+
+class NotHere(Exception):
+    """Raised by a cell that cannot be run on this machine; recorded as skipped, with the reason."""
+
+
+def common_arguments(description: str) -> ArgumentParser:
+    """The options every benchmark has."""
+    parser = ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--resume", action="store_true", help="keep the cells of --out that went well, run the others")
+    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="skip cells after this")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def listed(text: str) -> list[str]:
+    """``"a,b"`` as a list."""
+    return [word for word in text.split(",") if word]
+
+
+class Recorder:
+    """The cells of one run of one benchmark."""
+
+    def __init__(self, name: str, args: Namespace) -> None:
+        self.device = torch.device(args.device)
+        torch.set_float32_matmul_precision("highest")
+        self._name, self._out, self._budget = name, args.out, args.budget_seconds
+        self._start = time.monotonic()
+        self._lost: str | None = None
+        self.about: dict[str, Any] = {"environment": environment(self.device)}
+        self.cells: list[dict[str, Any]] = earlier_cells(args.out) if getattr(args, "resume", False) else []
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self._budget - self.elapsed
+
+    def say(self, text: str) -> None:
+        """A line of progress with the time."""
+        print(f"[{self.elapsed:7.1f} s] {text}", flush=True)
+
+    def prepare(self, label: str, make: Callable[[], Any]) -> Any:
+        """What ``make()`` gives, timed and told; None, with the reason recorded, where that fails."""
+        found: list[Any] = []
+        start = self.elapsed
+        outcome = self._attempt(lambda: found.append(make()) or {})
+        self.say(
+            f"{label}: {_brief(outcome, {}) if outcome['status'] != 'ok' else 'made'} in {self.elapsed - start:.1f} s"
+        )
+        self.about.setdefault("prepared", {})[label] = outcome
+        self._free()
+        return found[0] if found else None
+
+    def cell(self, key: dict[str, Any], work: Callable[[], dict[str, Any]], *, free: bool = True) -> dict[str, Any]:
+        """Run ``work`` and keep ``{**key, "status": ..., **result}``; never raises for what happens in it.
+
+        A cell that an earlier run found (``--resume``) is not run again. ``free=False`` spares many small cells
+        the second it takes to give their memory back.
+        """
+        label = " ".join(str(value) for value in key.values())
+        earlier = find(self.cells, **key)
+        if earlier is not None:
+            self.say(f"{label}: done before")
+            return earlier
+        found = self._attempt(work)
+        cell = {**key, **found}
+        self.cells.append(cell)
+        self.say(f"{label}: {_brief(cell, key)}")
+        if free or cell["status"] == "failed":
+            self._free()
+        self.save()
+        return cell
+
+    def _attempt(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if self._lost:
+            return {"status": "skipped", "reason": f"the device was lost: {self._lost}"}
+        if self.left <= 0:
+            return {"status": "skipped", "reason": "the time budget was spent"}
+        start = time.monotonic()
+        try:
+            found = {"status": "ok", **work()}
+        except NotHere as reason:
+            found = {"status": "skipped", "reason": str(reason)}
+        except Exception as error:
+            # The traceback would keep the frames, and with them the tensors, of the failed cell alive.
+            found = {"status": "failed", "error": _describe(error)}
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        return {**found, "cell_seconds": round(time.monotonic() - start, 2)}
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # a fault in a kernel leaves the whole context unusable
+            self._lost = _describe(error)
+
+    def save(self, **more: Any) -> None:
+        """Write everything found so far to ``--out``, in one piece."""
+        self.about |= more
+        if self._out is None:
+            return
+        data = {
+            "benchmark": self._name,
+            **self.about,
+            "seconds": round(self.elapsed, 1),
+            "cells": self.cells,
+        }
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._out.with_name(f".{self._out.name}.partial")
+        partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, self._out)
+
+
+def earlier_cells(out: Path | None) -> list[dict[str, Any]]:
+    """The cells in the results file ``out`` that went well."""
+    if out is None or not out.exists():
+        return []
+    return [cell for cell in json.loads(out.read_text(encoding="utf-8"))["cells"] if cell["status"] == "ok"]
+
+
+def _describe(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    kind = "out of memory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+    return f"{kind}: {lines[0][:300]}"
+
+
+def _brief(cell: dict[str, Any], key: dict[str, Any]) -> str:
+    if cell["status"] != "ok":
+        return f"{cell['status']} ({cell.get('error') or cell.get('reason')})"
+    shown = {k: v for k, v in cell.items() if k not in key and isinstance(v, (int, float)) and k != "status"}
+    return ", ".join(f"{k} {v:.4g}" for k, v in shown.items())
+
+
+def find(cells: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any] | None:
+    """The last cell with these values that went well."""
+    fitting = [c for c in cells if c["status"] == "ok" and all(c.get(k) == v for k, v in wanted.items())]
+    return fitting[-1] if fitting else None
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table as Markdown, columns aligned."""
+    texts = [[_text(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(header), *texts]) for i in range(len(header))]
+    rule = ["-" * width for width in widths]
+    for row in [list(header), rule, *texts]:
+        print("| " + " | ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) + " |")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)

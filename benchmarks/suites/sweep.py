@@ -1,0 +1,191 @@
+"""A sweep of T tasks trained together, per task and epoch, against loops of PyG and of cuSPARSE over the same tasks.
+
+    python -m benchmarks.suites.sweep --out sweep.json
+    python -m benchmarks.suites.sweep --cases arxiv-gcn --tasks 1,2,4,8,16,32,64 --sides weft --out sizes.json
+
+The tasks differ in learning rate, dropout and seed, as those of a sweep do. A loop over T tasks costs T times one,
+so the baselines are measured on one task (as in ``benchmarks.suites.epoch``) and set against Weft's epoch divided by
+T. All
+sides in one process on one graph. Baselines run in float32; Weft in the precision that the case names.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.baselines.epochs import Setting
+from benchmarks.harness.graphs import fresh, make_graph
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.timing import Memory, time_until
+from benchmarks.harness.weft_side import eager_memory, group_epoch, weft_task
+from benchmarks.suites.epoch import LARGE, faster_order
+from benchmarks.suites.epoch import measure as measure_one
+from weft.core.task import Task
+from weft.graph.data.graph import Graph
+from weft.runtime.device.precision import matmul_precision
+
+BASELINES = ("pyg", "compiled", "compiled-graphs", "cusparse")
+SIDES = ("weft", *BASELINES)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sweep: ``tasks`` tasks of one model on one shape."""
+
+    shape: str
+    model: str
+    tasks: int
+    layers: int
+    precision: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        """``"arxiv-gcn"``, ``"arxiv-gcn-bf16"``."""
+        return "-".join([self.shape, self.model, *([self.precision] if self.precision != "fp32" else [])])
+
+
+CASES = (
+    Case("cora", "gcn", 64, 2),
+    Case("pubmed", "gcn", 64, 4),
+    Case("arxiv", "gcn", 32, 3),
+    Case("arxiv", "gcn", 32, 3, "tf32"),
+    Case("arxiv", "gcn", 32, 3, "bf16"),
+    Case("arxiv", "sage", 16, 3),
+    Case("arxiv", "gin", 16, 3),
+    Case("arxiv", "gat", 16, 3),
+    Case("arxiv", "sage", 16, 3, "tf32"),
+    Case("arxiv", "gin", 16, 3, "tf32"),
+    Case("arxiv", "gat", 16, 3, "tf32"),
+    Case("arxiv", "sage", 16, 3, "bf16"),
+    Case("arxiv", "gin", 16, 3, "bf16"),
+    Case("arxiv", "gat", 16, 3, "bf16"),
+    Case("products", "gcn", 4, 3),
+)
+
+
+def setting_of(case: Case, args: Namespace) -> Setting:
+    """The architecture of a case."""
+    return Setting(layers=case.layers, hidden=args.hidden, heads=args.heads)
+
+
+def sweep_tasks(case: Case, graph: Graph, setting: Setting, count: int) -> list[Task]:
+    """``count`` tasks over rates from 0.001 to 0.01, dropout from 0.2 to 0.7, and seeds."""
+    base = weft_task(case.model, graph, setting).with_values(precision=case.precision)
+    shares = [place / max(count - 1, 1) for place in range(count)]
+    return [
+        base.with_values(name=f"{case.model}-{place}", lr=10 ** (share - 3), dropout=0.2 + 0.5 * share, seed=place)
+        for place, share in enumerate(shares)
+    ]
+
+
+def measure_sweep(case: Case, graph: Graph, setting: Setting, count: int, seconds: float) -> dict[str, Any]:
+    """Time and memory of one epoch of ``count`` stacked tasks, and what that is per task."""
+    memory = Memory(graph.device)
+    start = time.perf_counter()
+    with matmul_precision(case.precision):
+        weft = group_epoch(sweep_tasks(case, graph, setting, count), graph)
+        weft.train()
+        setup = time.perf_counter() - start
+        least = 10 if graph.device.type == "cuda" else 2
+        timing = time_until(weft.train, graph.device, warmup=3, repeats=50, seconds=seconds, least=least)
+        setup_peak = memory.peak_gb()
+        peak, added = eager_memory(memory, weft)
+    return {
+        "ms": round(timing.ms / count, 5),
+        "epoch_ms": round(timing.ms, 4),
+        "peak_gb": peak,
+        "added_gb": added,
+        "peak_with_setup_gb": setup_peak,
+        "setup_seconds": round(setup, 2),
+        "recorded": weft.recorded,
+        "first_layer": weft.first_layer,
+        "notes": weft.notes,
+        "timing": timing.scaled(1 / count).to_dict(),
+    }
+
+
+def run_shape(recorder: Recorder, shape: str, cases: list[Case], args: Namespace) -> None:
+    """Weft's cells of one shape first, then the baselines of its models."""
+    graph = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale))
+    if graph is None:
+        return
+    wanted = listed(args.sides)
+    for case in cases if "weft" in wanted else []:
+        sizes = [int(text) for text in listed(args.tasks)] if args.tasks else [case.tasks]
+        for count in sizes:
+            key = {"shape": shape, "model": case.model, "precision": case.precision, "side": "weft", "tasks": count}
+            setting = setting_of(case, args)
+            recorder.cell(key, lambda c=case, n=count, s=setting: measure_sweep(c, fresh(graph), s, n, args.seconds))
+    _baselines(recorder, graph, cases, [side for side in BASELINES if side in wanted], args)
+
+
+def _baselines(recorder: Recorder, graph: Graph, cases: list[Case], sides: list[str], args: Namespace) -> None:
+    if not sides:
+        return
+    order = "source"
+    if set(sides) != {"cusparse"}:
+        setting = setting_of(cases[0], args)
+        found = recorder.prepare(f"edge order {cases[0].shape}", lambda: faster_order(graph, setting))
+        order = found or order
+    models = {case.model: replace(case, precision="fp32") for case in cases}.values()
+    for side in sorted(sides, key=lambda side: side.startswith("compiled")):  # what takes long to build comes last
+        for case in models:
+            if side.startswith("compiled") and graph.num_edges >= LARGE and not args.compile_large:
+                continue
+            key = {"shape": case.shape, "model": case.model, "precision": "fp32", "side": side, "tasks": 1}
+            setting = setting_of(case, args)
+            recorder.cell(key, lambda c=case, s=side, o=setting: measure_one(s, c.model, graph, o, order))
+
+
+HEADER = [
+    "shape", "model", "precision", "T", "Weft ms a task", "epoch ms", "PyG", "compiled", "compiled graphs", "cuSPARSE",
+    "PyG/Weft", "compiled/Weft", "compiled graphs/Weft", "cuSPARSE/Weft", "Weft GB", "added a task",
+]  # fmt: skip
+
+
+def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
+    """A row a sweep: Weft's time per task, the baselines' for one task, and their ratios."""
+    rows = []
+    for cell in cells:
+        if cell["side"] != "weft" or cell["status"] != "ok":
+            continue
+        shape, model, weft = cell["shape"], cell["model"], cell["ms"]
+        found = [find(cells, shape=shape, model=model, side=side) or {} for side in BASELINES]
+        times = [one.get("ms") for one in found]
+        over = [ms / weft if ms else None for ms in times]
+        added = cell["added_gb"] / cell["tasks"] if cell["added_gb"] else None
+        about = [shape, model, cell["precision"], cell["tasks"], weft, cell["epoch_ms"]]
+        rows.append([*about, *times, *over, cell["peak_gb"], added])
+    return rows
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(case.name for case in CASES))
+    parser.add_argument("--tasks", default="", help="sizes of the sweep instead of each case's own: 1,2,4,...,64")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3.0, help="timed seconds of one sweep")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    parser.add_argument("--compile-large", action="store_true", help="compile on large graphs as well")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the cells and print the table."""
+    args = arguments()
+    recorder = Recorder("sweep", args)
+    cases = [case for case in CASES if case.name in listed(args.cases)]
+    for shape in dict.fromkeys(case.shape for case in cases):
+        run_shape(recorder, shape, [case for case in cases if case.shape == shape], args)
+    print_table(HEADER, table(recorder.cells))
+    recorder.save()
+
+
+if __name__ == "__main__":
+    main()

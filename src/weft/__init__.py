@@ -1,0 +1,137 @@
+"""Weft: train many graph neural networks at once, safely and at hardware speed.
+
+>>> import weft
+>>> result = weft.run(weft.Task(graph="demo", model="gcn"))
+>>> result.metrics["test_accuracy"], result.model
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from weft.core.version import __version__
+
+if TYPE_CHECKING:
+    from weft import nn, ops
+    from weft.core.errors import (
+        DivergedError,
+        GraphError,
+        InputError,
+        OutOfMemoryError,
+        SpecError,
+        TrainingError,
+        WeftError,
+    )
+    from weft.core.event import Event
+    from weft.core.machine import Machine
+    from weft.core.plan import Plan
+    from weft.core.search_space import choice, loguniform, uniform
+    from weft.core.spec_file import read_spec
+    from weft.core.sweep import Sweep
+    from weft.core.task import Task
+    from weft.engine.base.cancel import Cancel
+    from weft.engine.planning.plan_report_builder import plan
+    from weft.engine.results.result import Result
+    from weft.engine.results.sweep_result import SweepResult
+    from weft.engine.run import run
+    from weft.graph.catalog.names import load
+    from weft.graph.data.graph import Graph
+    from weft.graph.data.sparse_features import SparseFeatures
+    from weft.graph.readers import read as open
+    from weft.planner.pruning import MedianPruner
+    from weft.planner.report.plan_report import PlanReport
+
+# Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
+# answer at once.
+_PLACES = {
+    "Cancel": ("weft.engine.base.cancel", "Cancel"),
+    "DivergedError": ("weft.core.errors", "DivergedError"),
+    "Event": ("weft.core.event", "Event"),
+    "Graph": ("weft.graph.data.graph", "Graph"),
+    "GraphError": ("weft.core.errors", "GraphError"),
+    "InputError": ("weft.core.errors", "InputError"),
+    "Machine": ("weft.core.machine", "Machine"),
+    "MedianPruner": ("weft.planner.pruning", "MedianPruner"),
+    "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
+    "Plan": ("weft.core.plan", "Plan"),
+    "PlanReport": ("weft.planner.report.plan_report", "PlanReport"),
+    "Result": ("weft.engine.results.result", "Result"),
+    "SparseFeatures": ("weft.graph.data.sparse_features", "SparseFeatures"),
+    "SpecError": ("weft.core.errors", "SpecError"),
+    "Sweep": ("weft.core.sweep", "Sweep"),
+    "SweepResult": ("weft.engine.results.sweep_result", "SweepResult"),
+    "Task": ("weft.core.task", "Task"),
+    "TrainingError": ("weft.core.errors", "TrainingError"),
+    "WeftError": ("weft.core.errors", "WeftError"),
+    "choice": ("weft.core.search_space", "choice"),
+    "load": ("weft.graph.catalog.names", "load"),
+    "loguniform": ("weft.core.search_space", "loguniform"),
+    "open": ("weft.graph.readers", "read"),
+    "plan": ("weft.engine.planning.plan_report_builder", "plan"),
+    "read_spec": ("weft.core.spec_file", "read_spec"),
+    "run": ("weft.engine.run", "run"),
+    "uniform": ("weft.core.search_space", "uniform"),
+}
+_PACKAGES = ("nn", "ops")
+
+__all__ = [
+    "Cancel",
+    "DivergedError",
+    "Event",
+    "Graph",
+    "GraphError",
+    "InputError",
+    "Machine",
+    "MedianPruner",
+    "OutOfMemoryError",
+    "Plan",
+    "PlanReport",
+    "Result",
+    "SparseFeatures",
+    "SpecError",
+    "Sweep",
+    "SweepResult",
+    "Task",
+    "TrainingError",
+    "WeftError",
+    "__version__",
+    "choice",
+    "load",
+    "loguniform",
+    "nn",
+    "open",
+    "ops",
+    "plan",
+    "read_spec",
+    "run",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"weft.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    place, attribute = _PLACES[name]
+    found = getattr(import_module(place), attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``weft.run`` and ``weft.plan`` are functions, whichever modules of the packages so called were imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PLACES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,245 @@
+"""Costs of Weft's own operators. Launches and workspaces are not here: the launchers themselves are asked for those.
+
+Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
+from weft.capture.observer import Call, Seen
+from weft.weave.together import Flat, results, unflatten
+
+INDEX = 4  # bytes of an edge's column
+HASH = 20  # operations to draw one random number
+
+
+def _edges(call: Call) -> int:
+    """E, from the first walk among the arguments."""
+    return next(arg[1].numel for arg in call.args if isinstance(arg, list) and len(arg) >= 4)
+
+
+def _rows(call: Call) -> int:
+    return next(arg[0].numel - 1 for arg in call.args if isinstance(arg, list) and len(arg) >= 4)
+
+
+def _at(call: Call, position: int) -> Seen | None:
+    value = call.args[position] if position < len(call.args) else None
+    return value if isinstance(value, Seen) else None
+
+
+def _plain_in(call: Call) -> int:
+    """Bytes of the arguments that are tensors by themselves: walks are not among them."""
+    return sum(arg.bytes for arg in call.args if isinstance(arg, Seen))
+
+
+def _tiles(width_bytes: int) -> int:
+    """How often the edges are read: once for every 128 floats of a row."""
+    return max(1, -(-width_bytes // 512))
+
+
+def _spmm(call: Call) -> Work:
+    x, weight = call.args[0], _at(call, 1)
+    edges, tasks = _edges(call), prod(x.shape[:-2])
+    row = x.shape[-1] * x.itemsize
+    index = edges * (INDEX + (weight.itemsize if weight else 0)) * tasks * _tiles(row)
+    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (_at(call, 3) is not None))
+    return Work(flops=flops, stream=index + bytes_out(call), gather=edges * row * tasks)
+
+
+def _spmm_max_backward(call: Call) -> Work:
+    grad, edges = call.args[0], _edges(call)
+    row, tasks = grad.shape[-1], prod(grad.shape[:-2])
+    return Work(
+        flops=2 * edges * row * tasks,
+        stream=edges * 2 * INDEX * tasks + bytes_out(call),
+        gather=edges * row * tasks * (grad.itemsize + INDEX),
+    )
+
+
+def _sddmm(call: Call) -> Work:
+    a, edges = call.args[0], _edges(call)
+    row, tasks = a.shape[-1] * a.itemsize, prod(a.shape[:-2])
+    return Work(
+        flops=2 * edges * a.shape[-1] * tasks,
+        stream=edges * 2 * INDEX * tasks + bytes_out(call) + a.bytes,
+        gather=edges * row * tasks,
+    )
+
+
+def _edge_softmax(call: Call) -> Work:
+    return Work(flops=20 * elements(call.outs), stream=2 * _plain_in(call) + bytes_out(call))
+
+
+def _attention(call: Call, packed: bool = False) -> Work:
+    """One pass: scores and coefficients once an edge and head, rows gathered once an edge."""
+    x, edges, rows = call.args[0], _edges(call), _rows(call)
+    heads = call.args[1] if packed else x.shape[-2]
+    width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
+    tasks = x.numel // max(rows * (x.shape[-1] if packed else width), 1)
+    coefficients = edges * heads * tasks
+    return Work(
+        flops=coefficients * 40 + 4 * edges * width * tasks,
+        stream=edges * INDEX * tasks + bytes_out(call),
+        gather=edges * tasks * x.itemsize * (width + heads),
+    )
+
+
+def _attention_packed(call: Call) -> Work:
+    return _attention(call, packed=True)
+
+
+def _attention_backward(call: Call) -> Work:
+    """One pass over the transpose: the gradient's rows and the statistics of every edge's destination."""
+    grad, edges = call.args[0], _edges(call)
+    heads, width = grad.shape[-2], grad.shape[-2] * grad.shape[-1]
+    tasks = prod(grad.shape[:-3])
+    coefficients = edges * heads * tasks
+    return Work(
+        flops=coefficients * 60 + 4 * edges * width * tasks,
+        stream=2 * edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
+        gather=edges * tasks * (width * grad.itemsize + 3 * heads * 4),
+    )
+
+
+def _row_gradient(call: Call) -> Work:
+    return Work(flops=4 * elements(call.args[:2]), stream=bytes_in(call) + bytes_out(call))
+
+
+def _attention_v2(call: Call) -> Work:
+    x, edges = call.args[0], _edges(call)
+    width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
+    return Work(
+        flops=edges * width * tasks * 8,
+        stream=edges * INDEX * tasks + _plain_in(call) + bytes_out(call),
+        gather=edges * width * tasks * x.itemsize,
+    )
+
+
+def _attention_v2_backward(call: Call) -> Work:
+    """Two passes: one over the graph, one over the transpose."""
+    x, edges = call.args[1], _edges(call)
+    width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
+    return Work(
+        flops=edges * width * tasks * 24,
+        stream=2 * edges * INDEX * tasks + 2 * _plain_in(call) + bytes_out(call),
+        gather=3 * edges * width * tasks * x.itemsize,
+    )
+
+
+def _product(call: Call) -> Work:
+    """``x [..., N, I]`` times ``weight [..., O, I]``, with whatever the layer ends in."""
+    weight, out = call.args[1], next(tensors(call.outs))
+    drops = HASH * out.numel if _at(call, 5) else 0
+    return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
+
+
+def _linear_backward(call: Call) -> Work:
+    """The weight's gradient and, where wanted, the input's: two products over the same rows."""
+    grad, x = call.args[0], call.args[2]
+    products = 1 + bool(call.args[10])
+    drops = HASH * grad.numel if _at(call, 6) else 0
+    return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
+
+
+def _weight_grad(call: Call) -> Work:
+    grad, x = call.args
+    return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
+
+
+def _pass(call: Call) -> Work:
+    """One pass over everything, with a random number an element where something is dropped."""
+    return Work(flops=(4 + HASH * _drops(call)) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
+
+
+def _drops(call: Call) -> bool:
+    """Whether there is a clock among the arguments."""
+    return any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
+
+
+def _batch_norm(call: Call) -> Work:
+    """Statistics in one pass over the inputs, the result in another; backward a mask is drawn in both."""
+    drops = _drops(call) * (2 if call.name.endswith("backward") else 1)
+    return Work(flops=(8 + HASH * drops) * elements(call.outs), stream=2 * bytes_in(call) + bytes_out(call))
+
+
+def _cross_entropy(call: Call) -> Work:
+    logits, rows = call.args[-3], call.args[-1]
+    listed = rows.numel * logits.shape[-1] * prod(logits.shape[:-2])
+    return Work(flops=12 * listed, stream=rows.bytes * 2 + bytes_out(call), gather=listed * logits.itemsize)
+
+
+def _adam(call: Call) -> Work:
+    """Weight, gradient and two moments read, three of them written."""
+    return Work(flops=12 * call.args[0].numel, stream=bytes_in(call) + 3 * call.args[0].bytes)
+
+
+def _spmm_push(call: Call) -> Work:
+    """Rows sent along the edges: read in order, added to where they go."""
+    x, edges = call.args[0], _edges(call)
+    row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
+    return Work(
+        flops=2 * edges * x.shape[-1] * tasks,
+        stream=edges * INDEX * tasks + x.bytes + bytes_out(call),
+        gather=2 * edges * row * tasks,
+    )
+
+
+def _together(call: Call) -> Work:
+    """Several operators in one launch: the sum of what each costs."""
+    parts, outs = unflatten(Flat(*call.args)), iter(call.outs or ())
+    total = Work()
+    for part in parts:
+        name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
+        work = WEFT[name](replace(call, name=name, args=part.arguments, outs=mine))
+        total = Work(total.flops + work.flops, total.stream + work.stream, total.gather + work.gather)
+    return total
+
+
+WEFT: dict[str, Callable[[Call], Work]] = {
+    "weft.spmm": _spmm,
+    "weft.spmm_max": _spmm,
+    "weft.spmm_max_backward": _spmm_max_backward,
+    "weft.sddmm": _sddmm,
+    "weft.edge_softmax": _edge_softmax,
+    "weft.edge_softmax_backward": _edge_softmax,
+    "weft.graph_attention": _attention,
+    "weft.graph_attention_packed": _attention_packed,
+    "weft.graph_attention_packed_backward": _attention_backward,
+    "weft.graph_attention_backward": _attention_backward,
+    "weft.graph_attention_row_gradient": _row_gradient,
+    "weft.graph_attention_v2": _attention_v2,
+    "weft.graph_attention_v2_backward": _attention_v2_backward,
+    "weft.linear": _product,
+    "weft.linear_backward": _linear_backward,
+    "weft.product": _product,
+    "weft.weight_grad": _weight_grad,
+    "weft.column_sum": _pass,
+    "weft.split_rows": _pass,
+    "weft.mean_heads": _pass,
+    "weft.batch_norm_act_dropout": _batch_norm,
+    "weft.batch_norm_act_dropout_backward": _batch_norm,
+    "weft.normalise_act_dropout": _pass,
+    "weft.layer_norm_act_dropout": _pass,
+    "weft.layer_norm_act_dropout_backward": _pass,
+    "weft.bias_act_dropout": _pass,
+    "weft.bias_act_dropout_backward": _pass,
+    "weft.bias_act_dropout_backward_bias": _pass,
+    "weft.cross_entropy_rows": _cross_entropy,
+    "weft.cross_entropy_rows_backward": _cross_entropy,
+    "weft.adam_": _adam,
+    "weft.spmm_push": _spmm_push,
+    "weft.weight_grad_parts": _weight_grad,
+    "weft.linear_backward_parts": _linear_backward,
+    "weft.column_sum_parts": _pass,
+    "weft.bias_act_dropout_backward_bias_parts": _pass,
+    "weft.cross_entropy_rows_parts": _cross_entropy,
+    "weft.add_parts": _pass,
+    "weft.copied": _pass,
+    "weft.side_by_side": _pass,
+    "weft.together": _together,
+    "weft.together_": _together,
+}

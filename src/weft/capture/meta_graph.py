@@ -1,0 +1,254 @@
+"""A graph without its data: arrays of the right sizes on the ``meta`` device, made from a summary.
+
+Everything that is derived from it (self loops, transposes, work lists) is derived by the code that would do so on a
+device, save where a size depends on the data: there the summary's degree histogram answers.
+
+Shapes: N nodes, E edges, F features, Z stored values of sparse features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.core.graph_stats import GraphStats
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.normalisation import unweighted
+from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.ops.csr.self_loops import insert_loops
+from weft.ops.csr.worklist import WorkList, thresholds
+
+META = torch.device("meta")
+FEW_EDGES = 1 << 26  # counted through in well under a second
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many rows have which degree, as ``(degree, rows)`` pairs; enough to size a work list."""
+
+    counts: tuple[tuple[float, int], ...]
+
+    @classmethod
+    def from_histogram(cls, stats: GraphStats) -> Degrees:
+        """From a summary: every bin at one degree, chosen so that the edges add up.
+
+        Without a histogram every row has the mean degree.
+        """
+        if not stats.degree_histogram:
+            return cls.even(stats.num_nodes, stats.num_edges)
+        bins = [(_middle(b, stats.max_degree), rows) for b, rows in enumerate(stats.degree_histogram) if rows]
+        edges = sum(degree * rows for degree, rows in bins)
+        scale = stats.num_edges / edges if edges else 1.0
+        return cls(tuple((_inside(degree * scale, degree), rows) for degree, rows in bins))
+
+    @classmethod
+    def even(cls, rows: int, edges: int) -> Degrees:
+        """Every row with the same share of the edges."""
+        return cls(((edges / max(rows, 1), rows),))
+
+    @classmethod
+    def counted(cls, degrees: Tensor) -> Degrees:
+        """From the real degree of every row ``[N]``."""
+        degree, rows = torch.unique(degrees, return_counts=True)
+        return cls(tuple(zip(degree.tolist(), rows.tolist(), strict=True)))
+
+    def with_loops(self) -> Degrees:
+        """Every row one longer."""
+        return Degrees(tuple((degree + 1, rows) for degree, rows in self.counts))
+
+    def pieces(self, light: int, chunk: int) -> tuple[int, int, int, int]:
+        """Rows that are light, rows of one piece, hubs, and pieces of hubs."""
+        small = sum(rows for degree, rows in self.counts if degree <= light)
+        single = sum(rows for degree, rows in self.counts if light < degree <= chunk)
+        hubs = [(degree, rows) for degree, rows in self.counts if degree > chunk]
+        partials = sum(rows * -int(-degree // chunk) for degree, rows in hubs)
+        return small, single, sum(rows for _, rows in hubs), partials
+
+
+def _middle(bits: int, most: int) -> float:
+    """A degree that stands for those of a given bit length."""
+    low, high = (1 << bits) >> 1, (1 << bits) - 1
+    return (low + max(low, min(high, most or high))) / 2
+
+
+def _inside(degree: float, middle: float) -> float:
+    """``degree``, but not out of the bin of ``middle``: who is light and who is a hub was counted, not guessed."""
+    bits = int(middle).bit_length()
+    return min(max(degree, (1 << bits) >> 1), max((1 << bits) - 1, 0))
+
+
+class StandIn(Adjacency):
+    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` answer what only the data would know."""
+
+    def __init__(self, *args: Any, degrees_of_rows: Degrees, degrees_of_cols: Degrees, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.degrees_of_rows, self.degrees_of_cols = degrees_of_rows, degrees_of_cols
+
+    @classmethod
+    def of_size(cls, rows: int, edges: int, by_row: Degrees, by_col: Degrees, cols: int | None = None, **options: Any):
+        """Offsets ``[rows+1]`` and indices ``[edges]``."""
+        indptr = torch.empty(rows + 1, dtype=offset_dtype(edges), device=META)
+        indices = torch.empty(edges, dtype=torch.int32, device=META)
+        return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
+
+    def derived(self, key: Any, build: Callable[[], Any]) -> Any:
+        """As for any adjacency; what cannot be worked out without data is sized."""
+        if key == "worklist":
+            return super().derived(key, self._work_list)
+        if key == "plus identity":
+            return super().derived(key, lambda: unweighted(self).with_self_loops())
+        return super().derived(key, build)
+
+    def _work_list(self) -> WorkList:
+        small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
+        offsets, heavy = self.indptr.dtype, partials + single
+        self._sort_rows(small)
+
+        def array(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=META)
+
+        return WorkList(
+            heavy_start=array(heavy, offsets),
+            heavy_len=array(heavy),
+            heavy_row=array(heavy),
+            light_start=array(small, offsets),
+            light_len=array(small),
+            light_row=array(small),
+            hub_row=array(hubs),
+            hub_ptr=array(hubs + 1),
+            hub_of_partial=array(partials),
+        )
+
+    def _sort_rows(self, count: int) -> None:
+        """What building a work list passes through and leaves nothing of: ``count`` light rows, sorted by degree."""
+        degrees = self.indptr.diff().to(torch.int32)
+        light = (degrees <= 1).new_empty(count, dtype=torch.int64).to(torch.int32)
+        light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
+
+    def scaled(self, **factors: Any) -> Adjacency:
+        """The same structure with other factors."""
+        return self._like(super().scaled(**factors))
+
+    def _like(self, other: Adjacency) -> StandIn:
+        """``other``, which shares this structure, as a stand-in."""
+        alike = StandIn(
+            other.indptr,
+            other.indices,
+            other.num_cols,
+            weight=other.weight,
+            row_scale=other.row_scale,
+            col_scale=other.col_scale,
+            symmetric=other.symmetric,
+            perm=other._perm,
+            degrees_of_rows=self.degrees_of_rows,
+            degrees_of_cols=self.degrees_of_cols,
+        )
+        alike._structure = other._structure
+        return alike
+
+    def _transpose(self) -> Adjacency:
+        back = super()._transpose()
+        if self.symmetric:
+            return back
+        turned = Adjacency.derived(self.structure, "transposed stand-in", lambda: self._turned(back))
+        back._structure = turned
+        return back
+
+    def _turned(self, back: Adjacency) -> StandIn:
+        """What keeps the work list of the transpose."""
+        by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
+        return StandIn(back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col)
+
+    def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
+        indptr = torch.empty(self.num_cols + 1, dtype=offset_dtype(self.num_edges), device=META)
+        return indptr, self.rows()[self._sort_by_source()]
+
+    def _add_self_loops(self) -> Adjacency:
+        """As for a graph that has none yet: who has some is a few bytes smaller."""
+        rows = self.rows()
+        _ = rows == self.indices  # whether there are loops is looked at first
+        indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
+        return StandIn(
+            indptr.to(offset_dtype(indices.numel())),
+            indices,
+            self.num_cols,
+            weight=weight,
+            symmetric=self.symmetric,
+            degrees_of_rows=self.degrees_of_rows.with_loops(),
+            degrees_of_cols=self.degrees_of_cols.with_loops(),
+        )
+
+
+def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
+    """Those of rows and of columns. A summary has in-degrees alone, and a large graph is not read through for more."""
+    if isinstance(graph, GraphStats):
+        by_row = Degrees.from_histogram(graph)
+        return by_row, by_row
+    return counted_degrees(graph.adj)
+
+
+def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
+    """Those of the rows and columns of a matrix that is at hand."""
+    by_row = Degrees.counted(adj.indptr.diff())
+    if adj.symmetric or adj.num_edges > FEW_EDGES:
+        return by_row, by_row
+    return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
+
+
+def stand_in(graph: Graph | GraphStats) -> Graph:
+    """A graph of the same sizes without data, on the ``meta`` device."""
+    stats = graph if isinstance(graph, GraphStats) else graph.stats()
+    if not stats.num_features or not stats.num_classes:
+        raise GraphError(
+            f"graph {stats.name!r} has {stats.num_features} features and {stats.num_classes} classes; "
+            "a training needs features x and labels y"
+        )
+    by_row, by_col = degrees_of(graph)
+    weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
+    adj = StandIn.of_size(stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric)
+    whole = Graph(
+        adj,
+        _features(stats, graph),
+        _labels(stats),
+        *(
+            torch.empty(size, dtype=torch.int64, device=META)
+            for size in (stats.num_train, stats.num_val, stats.num_test)
+        ),
+        name=stats.name,
+        num_classes=stats.num_classes,
+        num_relations=stats.num_relations,
+    )
+    whole._stats = stats
+    return whole
+
+
+def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFeatures:
+    dtype = getattr(torch, stats.feature_dtype)
+    if stats.feature_nnz is None:
+        return torch.empty(stats.num_nodes, stats.num_features, dtype=dtype, device=META)
+    stored = stats.feature_nnz
+    by_row, by_col = Degrees.even(stats.num_nodes, stored), Degrees.even(stats.num_features, stored)
+    if isinstance(graph, Graph):
+        by_row, by_col = counted_degrees(graph.x.matrix)
+    return SparseFeatures(
+        StandIn.of_size(
+            stats.num_nodes,
+            stored,
+            by_row,
+            by_col,
+            stats.num_features,
+            weight=torch.empty(stored, dtype=dtype, device=META),
+        )
+    )
+
+
+def _labels(stats: GraphStats) -> Tensor:
+    if stats.multilabel:
+        return torch.empty(stats.num_nodes, stats.num_classes, device=META)
+    return torch.empty(stats.num_nodes, dtype=torch.int64, device=META)

@@ -1,0 +1,382 @@
+"""Observer: every operator of a piece of code, the storages it touches, and when each storage comes and goes.
+
+It stands below autograd and vmap, so it sees what a device would be asked to do. Lifetimes are the real ones: a
+storage is gone when the code, autograd included, has let go of it, not when it was last used.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.capture.launch_watch import watched_launches
+from weft.capture.meta_shapes import light
+
+
+@dataclass
+class Storage:
+    """One storage while it is watched: where in the sequence of events it came, and the tensor that made it."""
+
+    number: int
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    alive: weakref.ref[torch.UntypedStorage]
+
+
+@dataclass
+class Call:
+    """One operator call. ``reads``/``writes`` are numbers of storages; ``made`` those that it allocated.
+
+    ``args`` are the arguments with tensors replaced by :class:`Seen`, so that nothing is kept alive.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: Any
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    made: tuple[int, ...]
+    in_backward: bool
+    inside: Inside
+    frees: list[int] = field(default_factory=list)
+    grad_enabled: bool = True
+    phase: str | None = None
+    stream: int = 0
+
+
+@dataclass
+class Inside:
+    """What an operator's own code does on the device: launches, blocks it holds meanwhile, calls of a library.
+
+    ``seen``: whether its code could be asked.
+    """
+
+    seen: bool = True
+    launches: int | None = None
+    pieces: tuple[int, ...] = ()
+    library: bool = False
+    lt: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is remembered of a tensor: its shape, the bytes of an element, its storage and whether it is dense."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    storage: int
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements, whatever the storage holds besides."""
+        return self.numel * self.itemsize
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Observer(TorchDispatchMode):
+    """Records calls and storages of one device while it is entered.
+
+    ``kind`` is the type of device whose tensors count (``"meta"``, ``"cpu"``). ``look_inside`` asks the code of
+    Weft's own operators for launches and workspaces, by running their launchers on the tensors at hand.
+    """
+
+    def __init__(self, kind: str, look_inside: bool = False) -> None:
+        super().__init__()
+        self.kind = kind
+        self.phase: str | None = None  # of the calls that follow, where somebody knows
+        self.stream = 0  # on which they would run
+        self.calls: list[Call] = []
+        self.storages: list[Storage] = []
+        self._live: dict[int, int] = {}
+        self._gone: list[int] = []  # since the last call
+        self._look_inside = look_inside
+        self._stack, self._depth = ExitStack(), 0
+        self._insides: dict[Any, Inside] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: every call would go through torch's compiler for that."""
+        return False
+
+    def __enter__(self) -> Observer:
+        if self._depth == 0:
+            self._stack.enter_context(watched_launches(self._launch))
+        self._depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._depth -= 1
+        if self._depth == 0:
+            self._stack.close()
+            self.settle()
+
+    # ---- storages ------------------------------------------------------------------------------------
+
+    def number(self, tensor: Tensor) -> int | None:
+        """The number of the tensor's storage where it is known and alive, else None."""
+        return self._live.get(tensor.untyped_storage()._cdata) if self._counts(tensor) else None
+
+    def alive(self) -> list[int]:
+        """The numbers of the storages that are alive now."""
+        self.settle()
+        return sorted(self._live.values())
+
+    def settle(self) -> None:
+        """Note what has gone since the last call."""
+        gone, self._gone = self._gone, []
+        if self.calls:
+            self.calls[-1].frees += gone
+
+    def _counts(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.kind and tensor.layout == torch.strided
+
+    def _makes(self, func: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether an operator without arguments of interest may give a result of interest: a factory, a transfer."""
+        device = kwargs.get("device")
+        return self.kind == "cpu" if device is None else torch.device(device).type == self.kind
+
+    def _know(self, tensor: Tensor) -> tuple[int, bool]:
+        """The number of the tensor's storage, and whether it is new."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return self._live[key], False
+        number = len(self.storages)
+        # Told when it goes, not asked at every call: thousands of members hold thousands of storages.
+        alive = weakref.ref(storage, lambda _: self._forget(key))
+        shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
+        self.storages.append(Storage(number, storage.nbytes(), shape, dtype, len(self.calls), alive))
+        self._live[key] = number
+        return number, True
+
+    def _forget(self, key: int) -> None:
+        self._gone.append(self._live.pop(key))
+
+    def _seen(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not self._counts(value):
+                return None
+            return Seen(tuple(value.shape), value.element_size(), self._know(value)[0], dtype_name(value.dtype))
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._seen, value)) if type(value) in (list, tuple) else value
+        return value
+
+    # ---- calls ---------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = [t for t in tensors_in((args, kwargs)) if self._counts(t)]
+        if not inputs and not self._makes(func, kwargs):
+            return func(*args, **kwargs)
+        if is_composite(func):
+            with self:  # below autograd, inside of an operator, nobody else takes it apart
+                return func.decompose(*args, **kwargs)
+        self.settle()
+        reads = _unique(self._know(t)[0] for t in inputs)
+        seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
+        if _accumulates(func, args):
+            func = torch.ops.aten.add_.Tensor  # what the engine does where no mode looks on
+        out = light(func, args, kwargs) if self.kind == "meta" else NotImplemented
+        if out is NotImplemented:
+            out = func(*args, **kwargs)
+        outputs = [t for t in tensors_in(out) if self._counts(t)]
+        known = [self._know(t) for t in outputs]
+        made = _unique(number for number, new in known if new)
+        written = [self._know(t)[0] for t in written_tensors(func, args, kwargs) if self._counts(t)]
+        if not any(self.storages[number].bytes for number in (*made, *written)):
+            return out  # a view, or nothing at all: nothing happens on the device
+        inside = self._inside(func, args, kwargs)
+        self.calls.append(
+            Call(
+                name=name_of(func),
+                args=seen_args,
+                kwargs=seen_kwargs,
+                outs=self._seen(out if isinstance(out, (list, tuple)) else (out,)),
+                reads=reads,
+                writes=_unique([*made, *written]),
+                made=made,
+                in_backward=in_backward(),
+                inside=inside,
+                grad_enabled=torch.is_grad_enabled(),
+                phase=self.phase,
+                stream=self.stream,
+            )
+        )
+        return out
+
+    def _launch(self, kernel: str, tensors: list[Tensor]) -> None:
+        """A kernel launched outside of any operator, by code that does without one."""
+        self.settle()
+        held = [t for t in tensors if self._counts(t)]
+        numbers = _unique(self._know(t)[0] for t in held)
+        seen = tuple(self._seen(t) for t in held)
+        name = "triton." + kernel.strip("_")
+        call = Call(name, seen, {}, (), numbers, (), (), in_backward(), Inside(launches=1))
+        call.grad_enabled, call.phase, call.stream = torch.is_grad_enabled(), self.phase, self.stream
+        self.calls.append(call)
+
+    def _inside(self, func: Any, args: Any, kwargs: Any) -> Inside:
+        if not self._look_inside or func.namespace != "weft":
+            return Inside()
+        key = (func, _signature(args), _signature(tuple(kwargs.items())))
+        if key not in self._insides:
+            try:
+                self._insides[key] = look_inside(func, args, kwargs, self.kind)
+            except (RuntimeError, NotImplementedError):  # a launcher that asks its data cannot be followed
+                self._insides[key] = Inside(seen=False)
+        return self._insides[key]
+
+
+def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
+    """Run the code of one of Weft's operators on tensors without data, and see what it does."""
+    implementation = torch._library.custom_ops.OPDEFS[func._schema.name]._init_fn
+    inner = Observer(kind)
+    with inner:
+        for tensor in tensors_in((args, kwargs)):
+            if inner._counts(tensor):
+                inner._know(tensor)
+        first = len(inner.storages)
+        result = implementation(*args, **kwargs)
+    kept = {number for t in tensors_in(result) if (number := inner.number(t)) is not None and number >= first}
+    return Inside(
+        launches=sum(0 if is_allocation(call.name) else 1 for call in inner.calls),
+        pieces=_pieces(inner, first, kept),
+        library=any(is_library(call.name) for call in inner.calls),
+        lt=any(is_lt(call) for call in inner.calls),
+    )
+
+
+def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
+    """The blocks that lie around besides arguments and results, when they are most."""
+    now: dict[int, int] = {}
+    most: tuple[int, ...] = ()
+    for call in inner.calls:
+        now |= {n: inner.storages[n].bytes for n in call.made if n >= first and n not in kept}
+        if sum(now.values()) > sum(most):
+            most = tuple(now.values())
+        for number in call.frees:
+            now.pop(number, None)
+    return most
+
+
+LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
+ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
+
+
+def is_library(name: str) -> bool:
+    """Whether the operator calls cuBLAS, which keeps a workspace."""
+    return name in LIBRARY
+
+
+def is_lt(call: Call) -> bool:
+    """Whether a product goes through cuBLASLt: torch sends those there that end in the addition of a bias vector.
+
+    A matrix with a single row or column is the exception.
+    """
+    if call.name != "aten.addmm":
+        return False
+    bias, one, other = call.args[:3]
+    return len(bias.shape) == 1 and min(*one.shape, *other.shape) > 1
+
+
+def is_allocation(name: str) -> bool:
+    """Whether the operator takes memory and does nothing with it."""
+    return name in ALLOCATIONS
+
+
+def is_composite(func: Any) -> bool:
+    """Whether the operator is written in terms of others, such as ``aten.matmul``."""
+    if func.namespace != "aten":
+        return False
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def name_of(func: Any) -> str:
+    """``"aten.mm"``, ``"weft.spmm"``: without the overload."""
+    return func._schema.name.replace("::", ".")
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and dictionaries."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from tensors_in(part)
+    elif isinstance(tree, dict):
+        yield from tensors_in(list(tree.values()))
+
+
+def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The arguments that the operator's schema says it writes."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from tensors_in(value)
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine is at work in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+ENGINE_HOLDS = 4, 2  # references to a gradient, and to its storage, while the engine alone adds to it
+
+
+def _accumulates(func: Any, args: Any) -> bool:
+    """Whether the engine itself adds two gradients of one tensor, the first of which nobody else holds."""
+    if func is not torch.ops.aten.add.Tensor or len(args) != 2 or not in_backward() or not _from_engine():
+        return False
+    left, right = args
+    if not isinstance(right, Tensor) or left.shape != right.shape or not left.is_contiguous():
+        return False
+    storage = torch._C._storage_Use_Count(left.untyped_storage()._cdata)
+    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch says
+    return held <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
+
+
+def _from_engine() -> bool:
+    """Whether the operator was called by autograd's engine, with no function of anybody's in between."""
+    frame = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename.endswith(("_compile.py", "eval_frame.py")):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "_engine_run_backward"
+
+
+def _signature(tree: Any) -> Any:
+    """What decides an operator's own allocations: shapes, strides, types and plain values."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape), tree.stride(), tree.dtype
+    if isinstance(tree, (list, tuple)):
+        return tuple(map(_signature, tree))
+    return tree
+
+
+def _unique(numbers: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(numbers))

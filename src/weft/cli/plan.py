@@ -1,0 +1,61 @@
+"""``weft plan SPEC.toml``: memory and time of what a spec file describes, before anything is allocated."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli.options import Compile, Weave
+from weft.core.event import finite
+from weft.core.spec_file import read_spec
+
+DOES_NOT_FIT = 4
+
+
+def plan(
+    spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="v100-32g, a100-40g, a100-80g, rtx4090, h200, cpu, or a file of `weft probe`.",
+            show_default="the one at hand",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="all of the machine's"),
+    ] = None,
+    weave: Weave = None,
+    compile: Compile = None,
+    json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Chart of the memory over a step: a page (.html) or a picture (.svg)."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
+    ] = None,
+) -> None:
+    """Say what SPEC will take: peak memory and time of every task, groups, and the reason for every decision.
+
+    Needs no GPU and starts none. Graphs of named shapes are not generated.
+
+    Exit codes: 0 it fits, 2 a mistake in what was asked, 4 it does not fit (the plan names the nearest that does).
+    """
+    from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
+    from weft.engine.report.memory_timeline import check_plot, write_timeline
+
+    if plot is not None:
+        check_plot(plot)
+    work = read_spec(spec, changes or [])
+    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
+    print(jsonlib.dumps(finite(report.to_dict()), allow_nan=False) if json else str(report))
+    if plot is not None:
+        write_timeline(report, plot)
+    if not report.fits:
+        raise typer.Exit(DOES_NOT_FIT)

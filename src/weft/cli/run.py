@@ -1,0 +1,170 @@
+"""``weft run SPEC.toml``: train what a spec file describes, a task or a sweep."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from weft.cli.options import Compile, Weave
+from weft.core.event import Event
+from weft.core.spec_file import read_spec
+from weft.engine.training.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from weft.engine.results.result import Result
+    from weft.engine.results.sweep_result import SweepResult
+
+FAILED = 3  # exit code: no member of a sweep got anywhere
+MOST_TOLD = 8  # members that went wrong
+
+
+def run(
+    spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a setting: --set train.lr=0.02, --set model.hidden=[16,64]; repeat.",
+        ),
+    ] = None,
+    prune: Annotated[
+        str | None,
+        typer.Option(help="End members of a sweep that are not worth training on: median.", show_default="none"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Memory it may take, such as 24GiB.", show_default="what is free on the device"
+        ),
+    ] = None,
+    weave: Weave = None,
+    compile: Compile = None,
+) -> None:
+    """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
+
+    A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
+    terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
+
+    Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
+    4 it does not fit into --budget, 130 interrupted.
+    """
+    from weft.engine.results.sweep_result import SweepResult  # loads torch, which --help can do without
+    from weft.engine.run import run as train
+
+    work = read_spec(spec, changes or [])
+    folder = out if out is not None else Path("runs") / spec.stem
+    live = sys.stdout.isatty() and not json
+    try:
+        result = train(
+            work,
+            device=device,
+            out=folder,
+            resume=resume,
+            progress=live,
+            on_event=None if live else _print_line,
+            prune=prune,
+            budget=budget,
+            weave=weave,
+            compile=compile,
+        )
+    except Interrupted as interruption:
+        options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
+        chosen = {"weave": weave, "compile": compile}
+        flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
+        _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
+        raise typer.Exit(interruption.exit_code) from None
+    if isinstance(result, SweepResult):
+        _conclude_sweep(result, folder, live)
+    elif live:
+        _show_summary(result, folder)
+
+
+def _print_line(event: Event) -> None:
+    print(event.to_json(), flush=True)
+
+
+def _say_how_to_resume(
+    interruption: Interrupted,
+    spec: Path,
+    folder: Path,
+    changes: list[str],
+    options: Mapping[str, str | None],
+    flags: list[str],
+) -> None:
+    command = ["weft", "run", str(spec), "--out", str(folder), "--resume", *flags]
+    for change in changes:
+        command += ["--set", change]
+    for name, value in options.items():
+        command += [name, value] if value is not None else []
+    print(f"weft: interrupted after epoch {interruption.epoch}; continue with:", file=sys.stderr)
+    print(f"  {shlex.join(command)}", file=sys.stderr)
+
+
+def _show_summary(result: Result, folder: Path) -> None:
+    metrics, name = result.metrics, result.metrics["metric"]
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for heading in ("split", name.replace("_", " "), "loss"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for split in ("train", "val", "test"):
+        if f"{split}_{name}" in metrics:
+            table.add_row(split, f"{metrics[f'{split}_{name}']:.4f}", f"{metrics[f'{split}_loss']:.4f}")
+    console = Console()
+    console.print(table)
+    early = ", stopped early" if result.status == "stopped" else ""
+    console.print(
+        f"best epoch {metrics['best_epoch']} of {metrics['epochs_run']} run{early}; "
+        f"{metrics['seconds']:.1f} s, {metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch",
+        highlight=False,
+    )
+    console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
+    usable = any(member.metrics["best_epoch"] for member in result)
+    if live:
+        _show_sweep(result, folder)
+    wrong = [member.message for member in result if member.status in ("diverged", "failed")]
+    for message in wrong[:MOST_TOLD]:
+        print(f"weft: {message}", file=sys.stderr)
+    if len(wrong) > MOST_TOLD:
+        print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
+    if not usable:
+        print("weft: error: no member of the sweep got anywhere", file=sys.stderr)
+        raise typer.Exit(FAILED)
+
+
+def _show_sweep(result: SweepResult, folder: Path) -> None:
+    console = Console()
+    ends = ", ".join(f"{count} {status}" for status, count in result.statuses.items())
+    console.print(f"{len(result)} tasks: {ends}; {result.seconds:.1f} s", highlight=False)
+    parts = result.by_graph()
+    for graph, part in parts.items():
+        where = f" on {escape(graph)}" if len(parts) > 1 else ""
+        console.print(f"best{where}: {_best_words(part)}", highlight=False)
+    console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _best_words(result: SweepResult) -> str:
+    """The best member on one graph, and its scores."""
+    if not any(member.metrics["best_epoch"] for member in result):
+        return "none, no member got as far as an evaluation"
+    best, metric = result.best(), result.metric.partition("_")[2]
+    values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
+    words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
+    return f"[bold]{escape(best.name)}[/] ({words})"

@@ -1,0 +1,329 @@
+"""Sweep: many trainings, mostly on one graph, written as one. Expands to Tasks, each with a name of its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.field_rule import Rule
+from weft.core.search_space import Choice, Range, from_table
+from weft.core.task import Task, reject_unknown, rules
+from weft.core.value_names import Labels, describe, identity
+
+MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
+REDRAWS = 50  # attempts at a combination that was not drawn before
+
+
+@dataclass(frozen=True, init=False)
+class Sweep:
+    """Every combination of ``settings``, which are those of :class:`Task`; all combinations are checked at once.
+
+    A list, tuple or ``range`` is a grid, :func:`uniform`, :func:`loguniform` and :func:`choice` are drawn from
+    ``samples`` times (the same draws for the same ``sample_seed``); each draw meets every combination of the grid.
+    ``betas`` is a pair, so a grid of it is a list of pairs. ``tasks`` is a list of overrides for settings that
+    belong together, ``tasks=[{"model": "gcn", "lr": 0.01}, {"model": "gat", "lr": 0.005}]``; an override may have
+    lists and a ``name``. Each of them meets the rest of the grid.
+    """
+
+    settings: Mapping[str, Any]
+    explicit: tuple[Mapping[str, Any], ...]
+    samples: int | None
+    sample_seed: int
+    name: str | None
+
+    def __init__(
+        self,
+        graph: Any = None,
+        model: Any = "gcn",
+        *,
+        tasks: Iterable[Mapping[str, Any]] = (),
+        samples: int | None = None,
+        sample_seed: int = 0,
+        name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        label = f"sweep {name!r}" if name else "sweep"
+        reject_unknown(settings, label)
+        put = object.__setattr__
+        put(self, "settings", _frozen({"graph": graph, "model": model, **_seed_last(settings)}))
+        put(self, "explicit", tuple(_overrides(tasks, label)))
+        put(self, "samples", Rule(int, low=1, optional=True).check(label, "samples", samples))
+        put(self, "sample_seed", Rule(int, low=0).check(label, "sample_seed", sample_seed))
+        put(self, "name", Rule(str, optional=True).check(label, "name", name))
+        put(self, "_members", tuple(_tasks(self, label)))
+        put(self, "_labels", Labels({"graph": [task.graph for task in self.tasks()]}))
+
+    @property
+    def label(self) -> str:
+        """What messages call this sweep."""
+        return self.name or "sweep"
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The settings that differ between members, in the order in which they were given, seed last."""
+        given = _seed_last(dict.fromkeys([*self.settings, *(key for entry in self.explicit for key in entry)]))
+        members = self.tasks()
+        several = (key for key in given if key != "name" and _distinct(getattr(task, key) for task in members) > 1)
+        return tuple(several)
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """What the graphs of the members are called, in the order in which they come up."""
+        return tuple(dict.fromkeys(map(self.graph_of, self.tasks())))
+
+    def graph_of(self, task: Task) -> str:
+        """What the graph of a member is called: one of :attr:`graphs`, different for different graphs."""
+        labels: Labels = self._labels  # type: ignore[attr-defined]
+        return labels.word("graph", task.graph)
+
+    def tasks(self) -> list[Task]:
+        """The members, named by the settings that vary; later settings vary faster, the seed fastest."""
+        members: tuple[Task, ...] = self._members  # type: ignore[attr-defined]
+        return list(members)
+
+    def __len__(self) -> int:
+        return len(self.tasks())
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; graphs and models given as objects become descriptions of them."""
+        return {
+            "name": self.name,
+            **{key: _plain(key, value) for key, value in self.settings.items()},
+            "tasks": [{key: _plain(key, value) for key, value in entry.items()} for entry in self.explicit],
+            "samples": self.samples,
+            "sample_seed": self.sample_seed,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sweep:
+        """The inverse of :meth:`to_dict`, for sweeps whose graphs and models have names."""
+        own = ("name", "tasks", "samples", "sample_seed")
+        settings = {key: read_value(key, value) for key, value in data.items() if key not in own}
+        given = {key: data[key] for key in ("name", "samples", "sample_seed") if key in data}
+        entries = [{key: read_value(key, value) for key, value in entry.items()} for entry in data.get("tasks", ())]
+        return cls(tasks=entries, **given, **settings)
+
+    @classmethod
+    def from_tasks(cls, tasks: Sequence[Task], name: str | None = None) -> Sweep:
+        """The sweep that has exactly ``tasks``; those without a name get one from what tells them apart."""
+        if not tasks:
+            raise SpecError("no tasks: give at least one weft.Task")
+        names = [field.name for field in fields(Task) if field.name != "name"]
+        shared = {key: getattr(tasks[0], key) for key in names if _distinct(getattr(t, key) for t in tasks) == 1}
+        usual = Task(graph="any")
+        settings = {key: value for key, value in shared.items() if value != getattr(usual, key)}
+        entries = [
+            {"name": task.name} | {key: getattr(task, key) for key in names if key not in shared} for task in tasks
+        ]
+        return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)
+
+
+def is_grid(name: str, value: Any) -> bool:
+    """Whether ``value`` lists several values of the setting ``name``: a pair of numbers is one value of betas."""
+    if name == "betas" and isinstance(value, (list, tuple)):
+        return not value or all(isinstance(item, (list, tuple)) for item in value)
+    return isinstance(value, (list, tuple, range))
+
+
+def varies(name: str, value: Any) -> bool:
+    """Whether ``value`` makes a sweep of a task: a list, or a range to draw from."""
+    return isinstance(value, (Range, Choice)) or is_grid(name, value)
+
+
+def read_value(name: str, value: Any) -> Any:
+    """A value out of JSON or TOML: tables say how to draw, anything else is itself."""
+    return from_table(name, value) if isinstance(value, Mapping) else value
+
+
+# ---- expansion ---------------------------------------------------------------------------------------
+
+
+def _overrides(entries: Any, label: str) -> Iterator[dict[str, Any]]:
+    if isinstance(entries, (Mapping, str)):
+        raise SpecError(f"{label}: tasks={entries!r} must be a list of dicts, such as tasks=[{{'hidden': 16}}]")
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise SpecError(f"{label}: tasks has {entry!r}; expected a dict of settings, such as {{'hidden': 16}}")
+        reject_unknown(entry, f"{label}, entry of tasks")
+        yield _frozen(entry)
+
+
+def _tasks(sweep: Sweep, label: str) -> list[Task]:
+    combinations = _combinations(sweep, label)
+    names = _names(sweep, combinations)
+    tasks = []
+    for name, (_, values) in zip(names, combinations, strict=True):
+        tasks.append(Task(**{**values, "name": name}))
+    _refuse_twins(tasks, label)
+    return tasks
+
+
+def _combinations(sweep: Sweep, label: str) -> list[tuple[int, dict[str, Any]]]:
+    """All combinations: the entry of ``tasks`` each belongs to, and its settings."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    drawn_anywhere = False
+    for position, entry in enumerate(sweep.explicit or ({},)):
+        merged = _seed_last({**sweep.settings, **entry})
+        grid = {key: list(value) for key, value in merged.items() if is_grid(key, value)}
+        for key, values in grid.items():
+            _check_grid(key, values, label)
+        drawn = {key: value for key, value in merged.items() if isinstance(value, (Range, Choice))}
+        drawn_anywhere = drawn_anywhere or bool(drawn)
+        draws = _draws(sweep, drawn, label)
+        _refuse_too_many(len(found), [len(draws), *map(len, grid.values())], label)
+        for draw, *values in itertools.product(draws, *grid.values()):
+            found.append((position, {**merged, **draw, **dict(zip(grid, values, strict=True))}))
+    if sweep.samples is not None and not drawn_anywhere:
+        raise SpecError(
+            f"{label}: samples={sweep.samples}, but no setting is drawn; "
+            "use weft.uniform, weft.loguniform or weft.choice, or leave samples out for the whole grid"
+        )
+    return found
+
+
+def _check_grid(key: str, values: Sequence[Any], label: str) -> None:
+    if not values:
+        raise SpecError(f"{label}: {key}=[] has no values, so there is nothing to train; give at least one")
+    (value, count) = Counter(map(identity, values)).most_common(1)[0]
+    if count > 1:
+        again = next(each for each in values if identity(each) == value)
+        raise SpecError(f"{label}: {key} lists {again!r} {count} times; every member must differ, so give it once")
+
+
+def _draws(sweep: Sweep, drawn: Mapping[str, Range | Choice], label: str) -> list[dict[str, Any]]:
+    """``samples`` different combinations of the drawn settings; one without any where nothing is drawn.
+
+    Every setting has a stream of its own, so that adding one does not change what the others draw.
+    """
+    if not drawn:
+        return [{}]
+    if sweep.samples is None:
+        key, source = next(iter(drawn.items()))
+        raise SpecError(f"{label}: {key}={source} is drawn; say how often with samples=, or give a list for a grid")
+    streams = {key: random.Random(f"{sweep.sample_seed}/{key}") for key in drawn}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for _ in range(sweep.samples * REDRAWS):
+        draw = {key: source.at(streams[key].random(), _whole(key)) for key, source in drawn.items()}
+        found.setdefault(tuple(map(repr, draw.values())), draw)
+        if len(found) == sweep.samples:
+            return list(found.values())
+    shown = ", ".join(f"{key}={source}" for key, source in drawn.items())
+    raise SpecError(
+        f"{label}: samples={sweep.samples}, but {sweep.samples * REDRAWS:,} draws of {shown} gave only {len(found)} "
+        "different combinations; ask for fewer, or give lists for the whole grid"
+    )
+
+
+def _whole(key: str) -> bool:
+    rule = rules().get(key)
+    return rule is not None and rule.kind is int
+
+
+def _refuse_too_many(before: int, sizes: Sequence[int], label: str) -> None:
+    count = before + math.prod(sizes)
+    if count > MOST_TASKS:
+        shown = " x ".join(str(size) for size in sizes if size > 1)
+        raise SpecError(
+            f"{label}: {count:,} tasks ({shown}) are more than {MOST_TASKS:,}; "
+            "shorten the lists, or draw from ranges with samples="
+        )
+
+
+def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
+    seen: dict[tuple[Any, ...], str] = {}
+    for task in tasks:
+        values = tuple(identity(getattr(task, f.name)) for f in fields(Task) if f.name != "name")
+        if values in seen:
+            raise SpecError(
+                f"{label}: {seen[values]!r} and {task.name!r} have the same settings; remove one of them, or "
+                "give them different seeds"
+            )
+        seen[values] = task.label
+
+
+# ---- names -------------------------------------------------------------------------------------------
+
+
+def _names(sweep: Sweep, combinations: Sequence[tuple[int, dict[str, Any]]]) -> list[str]:
+    """A name for every combination: what varies; a name given in ``tasks`` stands for the settings given with it."""
+    values = [values for _, values in combinations]
+    keys = _seed_last({key: 0 for each in values for key in each if key != "name"})
+    varying = [key for key in keys if _distinct(each.get(key, _absent) for each in values) > 1]
+    labels = Labels({key: [each[key] for each in values if key in each] for key in varying})
+    entries = sweep.explicit or ({},)
+    short, full = [], []
+    for position, each in combinations:
+        named = isinstance(each.get("name"), str) and each["name"]
+        fixed = {key for key, value in entries[position].items() if not varies(key, value)} if named else set()
+        short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
+        full.append(labels.name(each, varying, named or ""))
+    taken = Counter(short)
+    chosen = [a if taken[a] == 1 else b for a, b in zip(short, full, strict=True)]
+    return _unique(chosen, describe(values[0]["model"]))
+
+
+_absent = object()
+
+
+def _unique(names: Sequence[str], fallback: str) -> list[str]:
+    """Names that are not empty and differ: the second of a kind gets ``#2``."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        name = name or fallback
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+    return result
+
+
+# ---- values ------------------------------------------------------------------------------------------
+
+
+def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
+    for key, value in settings.items():
+        if isinstance(value, (set, frozenset, Iterator)):
+            kind = type(value).__name__
+            raise SpecError(f"sweep: {key} is a {kind}; give a list, which has an order and can be read again")
+    return {key: _as_tuples(value) for key, value in settings.items()}
+
+
+def _seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Wherever a seed was written, members that differ in it alone stand together, and names end with it."""
+    seed = {"seed": settings["seed"]} if "seed" in settings else {}
+    return {key: value for key, value in settings.items() if key != "seed"} | seed
+
+
+def _as_tuples(value: Any) -> Any:
+    if hasattr(value, "tolist") and getattr(value, "ndim", None):  # arrays of numpy and torch
+        value = value.tolist()
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple, range)) else value
+
+
+def _distinct(values: Iterable[Any]) -> int:
+    return len({identity(value) for value in values})
+
+
+def _plain(key: str, value: Any) -> Any:
+    """``value`` as JSON has it."""
+    if isinstance(value, (Range, Choice)):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(key, item) for item in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    if key in ("graph", "model"):
+        task = Task(graph=value) if key == "graph" else Task(graph="any", model=value)
+        return task.to_dict()[key]
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,166 @@
+"""Task: what to train. Flat, frozen, plain data (save for a graph or a module handed over as an object)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.field_rule import Rule, choice, setting
+
+MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
+MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
+MOST_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: a graph, a model, and how to train it. Every field is checked on construction.
+
+    ``graph`` is a name (``"cora"``), a path, or a :class:`weft.Graph`. ``model`` is one of :data:`MODELS`,
+    ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
+    ``(in_features, out_features) -> nn.Module``; the sizes below shape the named models only.
+    """
+
+    graph: Any = None
+    model: Any = "gcn"
+
+    layers: int = setting(2, int, low=1, high=MOST_LAYERS, section="model")
+    hidden: int = setting(64, int, low=1, high=MOST, section="model")  # width of a hidden layer, all heads together
+    heads: int = setting(8, int, low=1, high=MOST, section="model")  # gat, gatv2
+    out_heads: int = setting(1, int, low=1, high=MOST, section="model")  # gat, gatv2: averaged in the last layer
+    dropout: float = setting(0.5, float, low=0, below=1, section="model")
+    input_dropout: float | None = setting(None, float, low=0, below=1, section="model")  # None: not at all
+    attention_dropout: float | None = setting(None, float, low=0, below=1, section="model")  # None: dropout
+    norm: str | None = choice(None, "batch", "layer", section="model")
+    residual: bool = setting(False, bool, section="model")
+    aggregator: str = choice("mean", "mean", "max", "sum", section="model")  # sage
+
+    optimizer: str = choice("adam", "adam", "adamw", "sgd")
+    lr: float = setting(0.01, float, above=0)
+    weight_decay: float = setting(0.0, float, low=0)
+    decay: str = choice("all", "all", "first")  # which layers weight_decay reaches; the GCN paper: first
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = setting(1e-8, float, above=0)
+    momentum: float = setting(0.0, float, low=0, below=1)  # sgd
+    schedule: str = choice("constant", "constant", "cosine", "linear", "step")
+    warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
+    epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
+    patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
+    eval_every: int = setting(1, int, low=1, high=MOST)
+    objective: str = choice("auto", "auto", "multiclass", "multilabel")
+    metric: str = choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc")
+    precision: str = choice("fp32", "fp32", "tf32", "bf16")
+    label_smoothing: float = setting(0.0, float, low=0, below=1)
+
+    feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
+    seed: int = setting(0, int, low=0, below=2**62, section="")
+    name: str | None = setting(None, str, section="")
+
+    def __post_init__(self) -> None:
+        self._check_graph()
+        self._check_model()
+        for field_name, rule in rules().items():
+            value = rule.check(self.label, field_name, getattr(self, field_name))
+            object.__setattr__(self, field_name, value)
+        self._check_betas()
+        if self.model in ("gat", "gatv2") and self.layers > 1 and self.hidden % self.heads:
+            raise SpecError(
+                f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
+                "it is the width of all heads together"
+            )
+        if self.warmup >= self.epochs:
+            raise SpecError(
+                f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "
+                "or nothing is left to train at the full rate"
+            )
+
+    @property
+    def label(self) -> str:
+        """What messages call this task: its name, or its model's."""
+        return self.name if isinstance(self.name, str) and self.name else self.model_name
+
+    @property
+    def model_name(self) -> str:
+        """The model's name: as given, or the class of the object."""
+        if isinstance(self.model, str):
+            return self.model
+        return str(getattr(self.model, "__name__", type(self.model).__name__))
+
+    @property
+    def graph_name(self) -> str:
+        """The graph's name: as given, or the name that the object carries."""
+        if isinstance(self.graph, str):
+            return self.graph
+        return str(getattr(self.graph, "name", None) or type(self.graph).__name__)
+
+    def with_values(self, **changes: Any) -> Task:
+        """The same task with some fields changed, checked again."""
+        reject_unknown(changes, f"task {self.label!r}")
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; a graph or model given as an object becomes a description of it."""
+        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["betas"] = list(self.betas)
+        if not isinstance(self.graph, str):
+            data["graph"] = f"<{self.graph_name}>"
+        if not isinstance(self.model, str):
+            data["model"] = f"<{self.model_name}>"
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Task:
+        """The inverse of :meth:`to_dict`, for tasks whose graph and model have names."""
+        reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
+        return cls(**data)
+
+    def _check_graph(self) -> None:
+        if self.graph is None or self.graph == "" or isinstance(self.graph, (int, float, list, dict)):
+            raise SpecError(
+                f"task {self.label!r}: graph={self.graph!r} must be a name, a path or a weft.Graph, "
+                'such as graph="cora"'
+            )
+        if hasattr(self.graph, "__fspath__"):
+            object.__setattr__(self, "graph", str(self.graph))
+
+    def _check_model(self) -> None:
+        if isinstance(self.model, str):
+            if self.model in MODELS or (":" in self.model and not self.model.startswith("<")):
+                return
+            close = get_close_matches(self.model, MODELS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise SpecError(
+                f"task {self.label!r}: model={self.model!r} must be one of {', '.join(MODELS)}, "
+                f'or "module:callable" for a model of your own{hint}'
+            )
+        if not callable(self.model):
+            raise SpecError(
+                f"task {self.label!r}: model={self.model!r} must be a name, an nn.Module, "
+                "or a callable (in_features, out_features) -> nn.Module"
+            )
+
+    def _check_betas(self) -> None:
+        betas = self.betas
+        if not isinstance(betas, (list, tuple)) or len(betas) != 2:
+            raise SpecError(f"task {self.label!r}: betas={betas!r} must be two numbers, such as [0.9, 0.999]")
+        one = Rule(float, low=0, below=1)
+        checked = tuple(one.check(self.label, f"betas[{i}]", b) for i, b in enumerate(betas))
+        object.__setattr__(self, "betas", checked)
+
+
+def rules() -> dict[str, Rule]:
+    """The rule of every field that has one, by field name."""
+    return {f.name: f.metadata["rule"] for f in fields(Task) if "rule" in f.metadata}
+
+
+def reject_unknown(data: Mapping[str, Any], where: str) -> None:
+    """A :class:`SpecError` for the first key that is no field of :class:`Task`."""
+    known = [f.name for f in fields(Task)]
+    for key in data:
+        if key not in known:
+            close = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+            raise SpecError(f"{where}: unknown setting {key!r}; {hint}")

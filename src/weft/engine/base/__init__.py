@@ -1,0 +1,1 @@
+"""Devices, machines, memory budgets, options and the cache of graphs."""

@@ -1,0 +1,179 @@
+"""Which machine a plan or a run is for, and what is known of it.
+
+A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
+The machine at hand has one name, whether it was probed or not; under it are kept its probe, what runs taught of it and
+the group sizes measured on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from weft.core.errors import SpecError
+from weft.core.machine import Machine
+from weft.core.version import __version__
+from weft.engine.base.device import machine_of
+from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
+from weft.engine.base.probe import MIB, cpu_count, host_bytes
+from weft.engine.results.result import write_text
+from weft.planner.cost.calibration import Calibration
+from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.machine_profiles import PROFILES, closest_profile, data_sheet, profile
+
+Given = Machine | str | os.PathLike[str] | None
+
+FP32_LANES = 128  # of a multiprocessor; 64 on older ones
+BESIDE = ("name", "sources", "measured", "memory_bytes", "host_bytes", "context_bytes", "workspace_bytes")  # not rates
+
+
+def find_machine(given: Given = None) -> Machine:
+    """The machine that ``given`` is or names: a profile or a file; None is the one at hand."""
+    if isinstance(given, Machine):
+        return given
+    if given is None:
+        return this_machine()
+    if not isinstance(given, (str, os.PathLike)):
+        raise SpecError(f"machine={given!r} must be a name such as 'h200', a file of `weft probe`, or a weft.Machine")
+    text = os.fspath(given)
+    if text.lower() in PROFILES:
+        return profile(text)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return read_machine(path)
+    if path.suffix == ".json" or os.sep in text:
+        raise SpecError(f"machine {text!r}: no such file; `weft probe --out FILE` writes one")
+    return profile(text)
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine in a file that ``weft probe`` wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"machine {str(path)!r}: cannot be read ({error})") from None
+    return Machine.from_json(text, str(path))
+
+
+def this_machine() -> Machine:
+    """The machine at hand: as probed, else the profile of its GPU, else the CPU profile with this host's memory."""
+    gpus = gpu_names() if torch.backends.cuda.is_built() else []
+    name = machine_name(gpus[0] if gpus else "cpu")
+    found = _probed(name) or (_by_profile(name, gpus[0]) if gpus else _this_cpu(name))
+    if found is None:
+        raise SpecError(f"nothing is known of the GPU {gpus[0]!r}; run `weft probe` once, or give --machine")
+    return found
+
+
+def machine_with(device: torch.device) -> Machine:
+    """This host with ``device`` to train on: as probed, else by its GPU's profile, else by its properties."""
+    name = machine_of(device)
+    with suppress(SpecError):  # a damaged file is for `weft plan` to complain of; a run does without
+        found = _probed(name)
+        if found is not None and found.device == device.type:
+            return found
+    if device.type == "cpu":
+        return _this_cpu(name)
+    return _by_profile(name, torch.cuda.get_device_name(device)) or _by_properties(name, device)
+
+
+def _probed(name: str) -> Machine | None:
+    kept = machine_folder(name) / PROBE
+    return read_machine(kept) if kept.is_file() else None
+
+
+def _by_profile(name: str, gpu: str) -> Machine | None:
+    known = closest_profile(gpu)
+    return None if known is None else replace(known, name=name, cores=cpu_count(), host_bytes=host_bytes())
+
+
+def _this_cpu(name: str) -> Machine:
+    memory = host_bytes()
+    return replace(profile("cpu"), name=name, memory_bytes=memory, host_bytes=memory, cores=cpu_count())
+
+
+def _by_properties(name: str, device: torch.device) -> Machine:
+    """A GPU that nobody has described: what it says of itself, and rates scaled from those of one that is known."""
+    said = torch.cuda.get_device_properties(device)
+    ghz = getattr(said, "clock_rate", 1.5e6) / 1e6
+    width, clock = getattr(said, "memory_bus_width", 384), getattr(said, "memory_clock_rate", 8e6)
+    fp32 = said.multi_processor_count * ghz * 1e9 * 2 * FP32_LANES
+    return data_sheet(
+        name,
+        memory=said.total_memory,
+        bandwidth=2 * clock * 1e3 * width / 8,
+        l2=int(getattr(said, "L2_cache_size", 0)) or 8 * MIB,
+        sms=said.multi_processor_count,
+        ghz=ghz,
+        flops=(fp32, 2 * fp32 if said.major >= 8 else fp32, 4 * fp32 if said.major >= 8 else fp32),
+        pcie=13e9,
+        source="what the device says of itself; `weft probe` measures it",
+    )
+
+
+def probe_file(device: str) -> Path:
+    """Where the probe of this host with ``device`` is kept."""
+    return machine_folder(machine_name(device)) / PROBE
+
+
+def keep_probe(machine: Machine) -> Path:
+    """Keep ``machine`` as what is known of this host with its device."""
+    return _keep(machine_folder(machine.name) / PROBE, machine.to_json())
+
+
+def load_calibration(machine: Machine) -> Calibration | None:
+    """What earlier runs on ``machine`` taught; None where there were none, or none that can be read.
+
+    Factors say by how much predictions were off, so they hold only for predictions made from the same rates.
+    """
+    path = machine_folder(machine.name) / CALIBRATION
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found = Calibration.from_dict(data) if data["basis"] == basis_of(machine) else Calibration()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return found if found.known else None
+
+
+def basis_of(machine: Machine) -> str:
+    """What predictions for ``machine`` are made from, in short: its rates, and the version that reckons with them."""
+    rates = {key: value for key, value in machine.to_dict().items() if key not in BESIDE}
+    digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
+    return f"weft {__version__}, rates {digest[:16]}"
+
+
+def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
+    """Keep what runs on ``machine`` taught."""
+    data = {"basis": basis_of(machine), **calibration.to_dict()}
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    return _keep(machine_folder(machine.name) / CALIBRATION, text)
+
+
+def load_throughput(machine: str) -> Throughput:
+    """The group sizes measured on the machine of that name; an empty table where there is none that can be read."""
+    try:
+        text = (machine_folder(machine) / THROUGHPUT).read_text(encoding="utf-8")
+        return replace(Throughput.from_dict(json.loads(text)), machine=machine)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Throughput(machine)
+
+
+def keep_throughput(table: Throughput) -> Path:
+    """Keep a table of group sizes for later runs and plans on its machine."""
+    text = json.dumps(table.to_dict(), indent=1, allow_nan=False) + "\n"
+    return _keep(machine_folder(table.machine) / THROUGHPUT, text)
+
+
+def _keep(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+    except OSError as error:
+        raise SpecError(f"cannot keep {path}: {error.strerror}; WEFT_HOME names another folder") from None
+    return path

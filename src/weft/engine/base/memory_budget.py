@@ -1,0 +1,89 @@
+"""How many bytes a run may take (what is free where it trains, a budget as a wall around it), and how many it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from weft.core.machine import Machine
+from weft.engine.base.probe import host_bytes
+from weft.planner.grouping.groups import USABLE
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def room(device: torch.device, machine: Machine, budget: int | None = None) -> int:
+    """Bytes that a group may take on ``device``, everything counted: what is free less a margin, or the budget.
+
+    What this process holds already (CUDA's context, memory that torch keeps at hand) is part of what the group takes.
+    """
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    else:
+        free = free_host_bytes()
+    there = int(USABLE * free) + machine.context_bytes
+    return there if budget is None else min(budget, there)
+
+
+def free_host_bytes() -> int:
+    """Memory of the host, or of the container this runs in, that could be had now."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+        free = 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        free = host_bytes()
+    return min(free, _free_in_container())
+
+
+def _free_in_container() -> int:
+    total = host_bytes()
+    try:
+        used = int((CGROUP / "memory.current").read_text(encoding="utf-8"))
+        cache = (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+        given_back = sum(int(line.split()[1]) for line in cache if line.startswith("inactive_file "))
+    except (OSError, ValueError):
+        return total
+    return max(total - used + given_back, 0)
+
+
+@contextmanager
+def walled(device: torch.device, machine: Machine | None, budget: int | None) -> Iterator[None]:
+    """Torch takes no more of a GPU than ``budget`` inside, CUDA's context included; as much as before outside.
+
+    A CPU has no such wall: there the budget is kept by planning alone.
+    """
+    if budget is None or machine is None or device.type != "cuda":
+        yield
+        return
+    before = _fraction(device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = max(budget - machine.context_bytes, 0) / total
+    torch.cuda.set_per_process_memory_fraction(min(share, before), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def _fraction(device: torch.device) -> float:
+    read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
+    return float(read(device)) if read is not None else 1.0
+
+
+def watch_memory(device: torch.device) -> None:
+    """Forget the peaks of what ran before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def memory_taken(device: torch.device) -> dict[str, int]:
+    """The peaks since :func:`watch_memory`; nobody counts those of a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }

@@ -1,0 +1,46 @@
+"""Memory that was not enough, in one sentence."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from weft.core.errors import OutOfMemoryError, WeftError
+from weft.engine.base.device import device_name
+
+
+@contextmanager
+def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[None]:
+    """Turn whatever says that memory ran out into an :class:`OutOfMemoryError` that names the tasks."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemoryError(_message(names, device)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise OutOfMemoryError(_message(names, device)) from error
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Let go of what a group held, so that the next one finds it."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _message(names: Sequence[str], device: torch.device) -> str:
+    place = device_name(device)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        place += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
+    who = f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"
+    return (
+        f"{who}: the memory of the device was not enough ({place}); "
+        "try a smaller hidden or fewer layers, precision='bf16', or another device"
+    )

@@ -1,0 +1,44 @@
+"""What may be handed to ``weft.run`` beside the work: checked before anything is read or written."""
+
+from __future__ import annotations
+
+import os
+from numbers import Real
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.core.task import Task
+from weft.engine.base.cancel import Cancel
+
+
+def check_options(*, out: Any, resume: Any, on_event: Any, checkpoint_every: Any, cancel: Any) -> None:
+    """A :class:`SpecError` for the first option that cannot be what it should be."""
+    if out is not None and not isinstance(out, (str, os.PathLike)):
+        raise SpecError(f"out={out!r} must be a folder, such as out='runs/first'")
+    if resume and out is None:
+        raise SpecError("resume=True needs out=, the folder that has the checkpoint")
+    if on_event is not None and not callable(on_event):
+        raise SpecError(f"on_event={on_event!r} must be a function that takes a weft.Event")
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, Real) or not checkpoint_every >= 0:
+        raise SpecError(f"checkpoint_every={checkpoint_every!r} must be a number of seconds, at least 0")
+    if cancel is not None and not isinstance(cancel, Cancel):
+        raise SpecError(f"cancel={cancel!r} must be a weft.Cancel()")
+
+
+def check_choices(**choices: Any) -> None:
+    """A :class:`SpecError` for anything but yes, no and undecided."""
+    for name, choice in choices.items():
+        if choice is not None and not isinstance(choice, bool):
+            raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
+
+
+def not_work(work: Any, caller: str) -> SpecError:
+    """The complaint about something that is neither a task nor tasks."""
+    if isinstance(work, (list, tuple)):
+        wrong = [(place, item) for place, item in enumerate(work) if not isinstance(item, Task)]
+        what = f"a list whose item {wrong[0][0]} is {wrong[0][1]!r}" if wrong else "an empty list"
+    else:
+        what = repr(work)
+    return SpecError(
+        f"{caller} takes a weft.Task, a weft.Sweep or a list of tasks, not {what}; weft.Task(graph=..., ...)"
+    )

@@ -1,0 +1,92 @@
+"""A live line on a terminal, fed by Events alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from weft.core.errors import SpecError
+from weft.core.event import Event
+from weft.core.units import show_loss
+from weft.engine.display.live_table import LiveTable
+
+
+class LiveDisplay:
+    """Shows one run: a bar, the loss, the validation metric, its best, and the speed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[count]}"),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("[dim]{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._metric, self._epochs = "metric", 0
+        self._line = self._bar.add_task(
+            "preparing (the first run compiles kernels)", total=None, count="", numbers="", rate=""
+        )
+
+    def __enter__(self) -> LiveDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._epochs:
+            self._bar.remove_task(self._line)  # nothing was trained: leave the screen to the error
+        self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "start":
+            self._start(event)
+        elif event.kind == "progress":
+            self._show(event.data)
+        elif event.kind == "finish":
+            self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
+        elif event.kind == "note":
+            self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
+
+    def _start(self, event: Event) -> None:
+        data = event.data
+        graph = data["graph"]
+        self._metric, self._epochs = data["metric"], data["epochs"]
+        size = f"{graph['nodes']:,} nodes, {graph['edges']:,} edges"
+        self._console.print(
+            f"[bold]{escape(event.task)}[/] on {escape(graph['name'])} ({size}), "
+            f"{data['parameters']:,} parameters, {data['device']}",
+            highlight=False,
+        )
+        for reason in data["plan"]["why"]:
+            self._console.print(f"  [dim]· {escape(reason)}[/]", highlight=False)
+        self._bar.update(self._line, description=escape(event.task), total=self._epochs)
+
+    def _show(self, data: Any) -> None:
+        words = [f"loss {show_loss(data['loss'])}"] if "loss" in data else []
+        value, best = data.get(f"val_{self._metric}"), data.get(f"best_val_{self._metric}")
+        if value is not None:
+            words.append(f"val {value:.4f}")
+        if best is not None:
+            words.append(f"best [green]{best:.4f}[/] @ {data['best_epoch']}")
+        self._bar.update(
+            self._line,
+            completed=data["epoch"],
+            count=f"{data['epoch']}/{self._epochs}",
+            numbers="  ".join(words),
+            rate=f"{data['epochs_per_second']:,.0f} epochs/s",
+        )
+
+
+def display_for(progress: bool | str, several: bool = False) -> LiveDisplay | LiveTable | None:
+    """What ``progress`` (True, False or ``"auto"``: only on a terminal) asks for; a table for ``several`` tasks."""
+    if progress not in (True, False, "auto"):
+        raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
+    console = Console(stderr=True)
+    if progress is True or (progress == "auto" and console.is_terminal):
+        return LiveTable(console) if several else LiveDisplay(console)
+    return None

@@ -1,0 +1,1 @@
+"""Estimate, group and learn: the planner applied to the machine at hand."""

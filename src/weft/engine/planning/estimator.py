@@ -1,0 +1,232 @@
+"""Estimator: memory and time of tasks and groups, each structure captured once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from weft.core.cost import Cost
+from weft.core.errors import GraphError, SpecError, WeftError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.program import Program
+from weft.core.task import Task
+from weft.core.units import show_bytes
+from weft.graph.catalog import names as catalog
+from weft.graph.data.graph import Graph
+from weft.planner.cost.calibration import Calibration
+from weft.planner.cost.inductor import Compiling, compiling
+from weft.planner.cost.memory import Memory, memory
+from weft.planner.cost.program_scaling import one_after_another, stacked
+from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
+from weft.planner.grouping.compatibility import graph_key, structure, treatment, width
+from weft.planner.grouping.groups import group, together
+from weft.runtime.dry_run import capture
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A captured group: one epoch, what is done once before, and the parameters of every member."""
+
+    step: Program
+    preparation: Program
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a group takes: the cost, how its memory comes about, and the step they were read from."""
+
+    cost: Cost
+    memory: Memory
+    program: Program
+    parameters: tuple[int, ...]
+
+
+class Estimator:
+    """Estimates for one machine; remembers the graphs it has summarised and the steps it has captured.
+
+    ``graph_of(task)``: the graph of a task, or its summary (None: found by its name).
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        calibration: Calibration | None = None,
+        graph_of: Callable[[Task], Graph | GraphStats] | None = None,
+    ) -> None:
+        self.machine, self.calibration = machine, calibration
+        self._graph_of = graph_of or _summary
+        self._graphs: dict[Hashable, Graph | GraphStats] = {}
+        self._captures: dict[Hashable, Steps] = {}
+        self._estimates: dict[Hashable, Estimate] = {}
+        self._bytes: dict[Hashable, float] = {}
+
+    def stats(self, task: Task) -> GraphStats:
+        """The summary of the graph of ``task``."""
+        found = self._graph(task)
+        return found if isinstance(found, GraphStats) else found.stats()
+
+    def plan(self, task: Task) -> Plan:
+        """How ``task`` would run alone."""
+        return group([task], self.stats(task), self.machine.device)[0]
+
+    def steps(self, task: Task, tasks: int = 1) -> Steps:
+        """The captured step of ``task`` alone, or stacked with its like; tasks that differ in numbers share one."""
+        key = (self._key(task), tasks)
+        if key not in self._captures:
+            alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
+            plan = together(alike, self.stats(task), self.machine.device)
+            self._captures[key] = captured(alike, self._graph(task), plan)
+        return self._captures[key]
+
+    def alone(self, task: Task) -> Estimate:
+        """What ``task`` takes by itself."""
+        key = self._key(task)
+        if key not in self._estimates:
+            self._estimates[key] = self._estimate(self.steps(task), [task], self.plan(task))
+        return self._estimates[key]
+
+    def together(self, tasks: Sequence[Task], plan: Plan) -> Estimate:
+        """What ``tasks`` take as the group that ``plan`` describes: captured as it will be run."""
+        if len(tasks) == 1:
+            return self.alone(tasks[0])
+        key = self._group_key(tasks, plan)
+        if key not in self._estimates:
+            steps = captured(tasks, self._graph(tasks[0]), plan)
+            self._estimates[key] = self._estimate(steps, tasks, plan)
+        return self._estimates[key]
+
+    def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
+        """Whether :meth:`alone` or :meth:`together` would answer at once."""
+        key = self._key(tasks[0]) if plan is None or len(tasks) == 1 else self._group_key(tasks, plan)
+        return key in self._estimates
+
+    def _group_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
+        stacks = (self._stack_key([tasks[i] for i in seats]) for seats in plan.stack_members)
+        return (plan.join, plan.first_layer, *stacks)
+
+    def _key(self, task: Task) -> Hashable:
+        """Equal for tasks whose steps differ in numbers alone."""
+        numbers = (width(task), task.epochs, *_switches(task))
+        return (treatment(task, self.stats(task)), tuple(structure(task).items()), *numbers)
+
+    def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
+        """Equal for stacks of the same size as wide as each other: narrower members are padded, whoever they are."""
+        widest = max(tasks, key=width)
+        kinds = tuple(sorted({_switches(task) for task in tasks}))
+        longest = max(task.epochs for task in tasks)
+        return (self._key(widest), len({width(task) for task in tasks}), kinds, longest, len(tasks))
+
+    def group_bytes(self, tasks: Sequence[Task]) -> float:
+        """Bytes of ``tasks`` as one group, one stack for every structure, worked out from the steps of two.
+
+        Grouping asks this of many sets of tasks, so nothing is captured for it.
+        """
+        if len(tasks) == 1:
+            return float(self.alone(tasks[0]).cost.total_bytes)
+        stacks: dict[Hashable, list[Task]] = {}
+        for task in tasks:
+            stacks.setdefault(tuple(structure(task).items()), []).append(task)
+        key = frozenset((self._key(max(part, key=width)), len(part)) for part in stacks.values())
+        if key not in self._bytes:
+            # A stack is as wide as its widest member: the others are padded.
+            parts = [self._stack(max(part, key=width), len(part)) for part in stacks.values()]
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine).safe)
+        return self._bytes[key]
+
+    def _stack(self, task: Task, tasks: int) -> Program:
+        return stacked(self.steps(task, min(tasks, 2)).step, tasks)
+
+    def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
+        first = tasks[0]
+        setting = _setting(steps.step, first, plan)
+        held = memory(steps.step, self.machine, plan.replay, steps.preparation, _can_be_recorded(steps.step))
+        cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
+        cost = replace(
+            cost,
+            peak_bytes=held.peak,
+            reserved_bytes=held.reserved,
+            total_bytes=held.safe,
+            bytes=dict(held.kinds),
+        )
+        return Estimate(cost, held, steps.step, steps.parameters)
+
+    def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
+        """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
+        if not estimate.parameters:
+            return None
+        setting = _setting(estimate.program, task, plan)
+        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), setting)
+        return compiling(estimate.program, costs, costs.waiting)
+
+    def _graph(self, task: Task) -> Graph | GraphStats:
+        key = graph_key(task)
+        if key not in self._graphs:
+            self._graphs[key] = self._graph_of(task)
+        found = self._graphs[key]
+        check_plannable(task, found if isinstance(found, GraphStats) else found.stats())
+        return found
+
+
+def _setting(program: Program, task: Task, plan: Plan) -> Setting:
+    """How the step of a group will run, of which ``task`` is a member."""
+    return Setting(task.precision, plan.replay and _can_be_recorded(program), plan.threads, task.eval_every)
+
+
+def _can_be_recorded(program: Program) -> bool:
+    """A model that asks its data for sizes waits for the answers, and what waits cannot be recorded."""
+    return not program.note
+
+
+def _switches(task: Task) -> tuple[bool, ...]:
+    """Numbers that leave operators out when they are zero."""
+    attention = task.dropout if task.attention_dropout is None else task.attention_dropout
+    return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
+
+
+def _summary(task: Task) -> Graph | GraphStats:
+    if isinstance(task.graph, Graph):
+        return task.graph
+    if not isinstance(task.graph, str):
+        raise SpecError(f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph")
+    return catalog.stats(task.graph) if task.graph.startswith("shape:") else catalog.load(task.graph)
+
+
+def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
+    """The step of ``tasks``; a model that cannot be followed is the user's to hear of, in a sentence."""
+    try:
+        found = capture(tasks, graph, plan.device, plan=plan)
+    except WeftError:
+        raise
+    except Exception as error:
+        first = tasks[0]
+        raise SpecError(
+            f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
+        ) from error
+    return Steps(found.program, found.preparation, tuple(found.parameters))
+
+
+def check_plannable(task: Task, stats: GraphStats) -> None:
+    """A clear error unless the graph has the features, labels and training nodes that ``task`` needs."""
+    name = f"graph {stats.name!r}"
+    if not stats.num_features:
+        raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
+    if not stats.num_classes:
+        raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
+    if not stats.num_train:
+        raise GraphError(f"{name} has no training nodes; give train=, or make a split: graph.random_split(...)")
+    if task.patience is not None and not stats.num_val:
+        raise SpecError(f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none")
+
+
+def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
+    """A clear error for a budget that not even the weights fit into."""
+    kinds = estimate.program.bytes_by_kind(estimate.program.resident)
+    weights = kinds.get("weight", 0) + kinds.get("state", 0)
+    if weights > budget:
+        raise SpecError(
+            f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
+            f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
+        )

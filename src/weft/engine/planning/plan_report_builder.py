@@ -1,0 +1,163 @@
+"""``weft.plan``: what a task or a sweep will take, before anything is allocated. Starts no GPU and needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.plan_options import Wishes
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.core.units import parse_bytes, show_bytes
+from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
+from weft.engine.base.options import check_choices, not_work
+from weft.engine.planning.estimator import Estimate, Estimator, check_budget
+from weft.engine.planning.fitting import NONE, fitting_groups
+from weft.engine.planning.sampled_estimates import RECKONED, alone_estimates
+from weft.planner.cost.calibration import Calibration
+from weft.planner.grouping.compatibility import graph_key
+from weft.planner.machine_profiles import PROFILES
+from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
+from weft.planner.report.suggestions import nearest, roomy_machines
+
+AT_PEAK = 4  # of the largest things alive
+
+
+def plan(
+    work: Task | Sweep | Iterable[Task],
+    machine: Given = None,
+    budget: str | float | None = None,
+    weave: bool | None = None,
+    compile: bool | None = None,
+) -> PlanReport:
+    """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
+
+    ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
+    :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
+    the machine has. ``weave`` and ``compile`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
+    prints.
+
+    Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
+    touched. Raises :class:`InputError` for what cannot be planned.
+    """
+    check_choices(weave=weave, compile=compile)
+    tasks, name = _listed(work)
+    there = find_machine(machine)
+    room = there.memory_bytes if budget is None else parse_bytes(budget)
+    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, Wishes(weave, compile))
+
+
+def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int, wishes: Wishes = NONE) -> PlanReport:
+    """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
+    there, calibration = estimator.machine, estimator.calibration
+    alone = alone_estimates(tasks, estimator)
+    for task, estimate in zip(tasks, alone, strict=True):
+        if estimate is not None:
+            check_budget(estimate, task, room)
+    found = fitting_groups(tasks, estimator, room, load_throughput(there.name), wishes)
+    by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
+    place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
+    groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
+    suggestions = _nearest(by_name, groups, estimator, room)
+    return PlanReport(
+        name=name,
+        machine=there,
+        budget=room,
+        tasks=tuple(_task(task, estimate, place[task.label]) for task, estimate in zip(tasks, alone, strict=True)),
+        groups=tuple(groups),
+        nearest=tuple(suggestions),
+        notes=tuple(_notes(there, calibration, groups, suggestions)),
+        graphs=tuple(_graph_words(estimator.stats(task), task) for task in one_a_graph.values()),
+    )
+
+
+def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
+    if isinstance(work, Task):
+        return [work], work.label
+    if isinstance(work, Sweep):
+        return work.tasks(), work.label
+    tasks = list(work) if isinstance(work, Iterable) and not isinstance(work, str) else [work]
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise not_work(tasks if isinstance(work, Iterable) and not isinstance(work, str) else work, "weft.plan")
+    return tasks, f"{len(tasks)} tasks"
+
+
+def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int) -> GroupEstimate:
+    return GroupEstimate(
+        plan=replace(plan, cost=estimate.cost.to_dict()),
+        cost=estimate.cost,
+        epochs=max(tasks[name].epochs for name in plan.members),
+        fits=estimate.cost.total_bytes <= room,
+        at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
+        unknown=estimate.program.unknown,
+        note=estimate.program.note,
+        advice=estimate.memory.advice,
+        timeline=estimate.memory.timeline,
+        phases=estimate.memory.phases,
+    )
+
+
+def _task(task: Task, estimate: Estimate | None, group: int) -> TaskEstimate:
+    return TaskEstimate(
+        name=task.label,
+        model=task.model_name,
+        graph=task.graph_name,
+        epochs=task.epochs,
+        parameters=None if estimate is None else estimate.parameters[0],
+        cost=None if estimate is None else estimate.cost,
+        group=group,
+    )
+
+
+def _nearest(
+    tasks: Mapping[str, Task], groups: Sequence[GroupEstimate], estimator: Estimator, room: int
+) -> list[Suggestion]:
+    """A suggestion for every structure that does not fit even alone."""
+    found: dict[str, Suggestion] = {}
+    for one in groups:
+        if one.fits:
+            continue
+        task = tasks[one.plan.members[0]]
+        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
+        if suggestion is not None:
+            found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
+    return list(found.values())
+
+
+def _notes(
+    machine: Machine,
+    calibration: Calibration | None,
+    groups: Sequence[GroupEstimate],
+    suggestions: Sequence[Suggestion],
+) -> list[str]:
+    notes = []
+    rough = sum(group.note.startswith(RECKONED) for group in groups)
+    if rough:
+        notes.append(f"{rough} of {len(groups)} groups are {RECKONED} from others: their bytes and seconds are rough")
+    if not machine.measured:
+        notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
+    if calibration is None:
+        notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
+    else:
+        notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
+    too_large = next((one for one in groups if not one.fits), None)
+    return notes if too_large is None else notes + _ways_out(too_large, machine, suggestions)
+
+
+def _ways_out(group: GroupEstimate, machine: Machine, suggestions: Sequence[Suggestion]) -> list[str]:
+    """What is left to say of a group that does not fit."""
+    notes = []
+    if not suggestions:
+        fixed = sum(group.cost.bytes.get(kind, 0) for kind in ("graph", "input"))
+        notes.append(f"nothing smaller that was tried fits; the graph and its features alone take {show_bytes(fixed)}")
+    names = roomy_machines(group.cost.total_bytes, PROFILES.values(), machine)
+    return notes + ([f"as it is, it would fit on {', '.join(names)}"] if names else [])
+
+
+def _graph_words(stats: GraphStats, task: Task) -> str:
+    kind = "sparse features" if stats.sparse_features else "features"
+    name = graph_key(task) if isinstance(task.graph, str) else stats.name
+    return f"{name} ({stats.num_nodes:,} nodes, {stats.num_edges:,} edges, {stats.num_features:,} {kind})"

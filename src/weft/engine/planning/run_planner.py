@@ -1,0 +1,110 @@
+"""Foresight: what a run is planned with before anything is on the device, and what it teaches once it is over.
+
+The same estimator as ``weft.plan``'s, for the device at hand and the bytes that are free on it, so that a run groups
+its tasks as a plan says it will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from weft.core.errors import DoesNotFitError, WeftError
+from weft.core.plan import Plan
+from weft.core.plan_options import Wishes
+from weft.core.task import MODELS, Task
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.machines import load_calibration, machine_with
+from weft.engine.base.memory_budget import room
+from weft.engine.planning.estimator import Estimator
+from weft.engine.planning.fitting import NONE, fitting_groups
+from weft.engine.planning.learn_times import label_of, observe
+from weft.engine.planning.plan_report_builder import report_on
+from weft.planner.cost.inductor import whether_to_compile
+from weft.planner.grouping.groups import group
+from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.report.plan_text import refusal
+from weft.runtime.device.torch_rng import seeded
+
+ENOUGH_EPOCHS = 10  # for a run to teach something
+
+
+class Foresight:
+    """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there)."""
+
+    def __init__(self, device: torch.device, graphs: Graphs, budget: int | None = None, wishes: Wishes = NONE) -> None:
+        self._device, self._budget, self._wishes = device, budget, wishes
+        self.machine = machine_with(device)
+        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs.summary)
+
+    @property
+    def room(self) -> int:
+        """Bytes that a group may take."""
+        return room(self._device, self.machine, self._budget)
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Refuse tasks that do not keep within the budget even alone, where one was given."""
+        if self._budget is None:
+            return
+        known, _ = self._followed(tasks)
+        for task in known:
+            if self._estimator.alone(task).cost.total_bytes > self.room:
+                raise DoesNotFitError(refusal(report_on([task], task.label, self._estimator, self.room)))
+
+    def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
+        """Groups within the room there is, with what each will take; by rule of thumb where that cannot be told."""
+        with seeded(tasks[0].seed, self._device):  # a user's model may draw while it is looked at
+            known, unknown = self._followed(tasks)
+            plans = self._estimated(known, throughput) if known else []
+        for reason in dict.fromkeys(unknown.values()):
+            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, reason)
+        place = {task.label: position for position, task in enumerate(tasks)}
+        return sorted(plans, key=lambda plan: place[plan.members[0]])
+
+    def _followed(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
+        """The tasks whose steps can be followed; of the others, what went wrong."""
+        wrong: dict[str, str] = {}
+        for task in tasks:
+            if task.model not in MODELS:
+                try:
+                    self._estimator.alone(task)
+                except Exception as error:  # what cannot be foreseen may well train
+                    wrong[task.label] = _in_words(error)
+        return [task for task in tasks if task.label not in wrong], wrong
+
+    def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
+        try:
+            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput, self._wishes)]
+        except Exception as error:  # a fault in an estimate must not keep anybody from training
+            return self._by_rule(tasks, throughput, _in_words(error))
+
+    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
+        stats, machine = self._estimator.stats, self.machine
+        limits = {"throughput": throughput, "budget": self.room, "weave": self._wishes.weave}
+        plans = group(tasks, stats, machine.device, machine=machine, **limits)
+        told = f"memory by rule of thumb, time not known: {reason}"
+        found = []
+        for plan in plans:
+            compiled, why = whether_to_compile(self._wishes.compile, None, 0, plan.device, plan.join)
+            found.append(replace(plan, compiled=compiled, why=(*plan.why, told, *why)))
+        return found
+
+    def learn(self, plan: Plan, folder: Path | None) -> None:
+        """Keep what a group took beside what was foreseen, for the plans to come; failing that is no harm.
+
+        Stacks that overlap take less than the sum of them that was foreseen, and what was compiled takes less than its
+        operators: nothing is learnt from those.
+        """
+        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
+        if taught and plan.join != "beside" and not plan.compiled:
+            label = "" if folder is None else label_of(folder, plan.members)
+            with suppress(WeftError, OSError):
+                observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)
+
+
+def _in_words(error: Exception) -> str:
+    return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"

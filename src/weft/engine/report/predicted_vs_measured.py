@@ -1,0 +1,33 @@
+"""What a group was foreseen to take, beside what it took: a small table for the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.plan import Plan
+from weft.core.units import show_bytes, show_seconds
+from weft.engine.report.html import text
+
+ROWS = {
+    "epoch": ("epoch_seconds", show_seconds),
+    "tensors at the peak": ("peak_bytes", show_bytes),
+    "held by the allocator": ("reserved_bytes", show_bytes),
+}
+
+
+def foreseen_and_measured(plan: Plan) -> str:
+    """A row for everything that is known from one side at least; nothing where there is none."""
+    rows = [(words, _shown(plan.cost, *how), _shown(plan.measured, *how)) for words, how in ROWS.items()]
+    cells = "".join(
+        f"<tr><td>{text(words)}</td><td>{text(foreseen or '–')}</td><td>{text(measured or '–')}</td></tr>"
+        for words, foreseen, measured in rows
+        if foreseen or measured
+    )
+    head = "<tr><td></td><td>foreseen</td><td>measured</td></tr>"
+    return f"<table>{head}{cells}</table>" if cells else ""
+
+
+def _shown(amounts: Mapping[str, Any], key: str, show: Any) -> str:
+    value = amounts.get(key)
+    return show(value) if isinstance(value, (int, float)) and value > 0 else ""

@@ -1,0 +1,202 @@
+"""Standings: which settings of a sweep won, by how much, how sure that is, and what each setting does, in numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from weft.core.value_names import Labels
+from weft.engine.results.result import Result
+from weft.engine.results.sweep_result import SweepResult, value_of
+
+# Standard errors from which on a difference of two means is called clear: Student's t, 95 %, by degrees of freedom.
+CLEAR = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04, 120: 1.98}
+MOST_VALUES = 8  # of a setting that are compared one by one; more numbers are compared by ranges
+BINS = 5
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Settings that differ from others in more than the seed: positions of the ``members``, score over their seeds.
+
+    ``error`` is the standard error of ``score`` over seeds, None with one seed; ``test`` and ``test_error`` alike.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    score: float
+    error: float | None
+    test: float | None
+    test_error: float | None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one setting does: a label for every value in order, the members that had it, and their scores.
+
+    A setting with many numbers is ``binned``: its labels are ranges of about equally many members.
+    """
+
+    setting: str
+    labels: tuple[str, ...]
+    values: tuple[Any, ...]
+    members: tuple[tuple[int, ...], ...]
+    scores: tuple[tuple[float, ...], ...]
+    binned: bool = False
+
+    @property
+    def means(self) -> tuple[float, ...]:
+        """The mean score of every value."""
+        return tuple(fmean(scores) for scores in self.scores)
+
+    @property
+    def span(self) -> float:
+        """Between the best and the worst mean."""
+        return max(self.means) - min(self.means)
+
+    @property
+    def best(self) -> int:
+        """Position of the value with the best mean."""
+        return max(range(len(self.means)), key=lambda index: self.means[index])
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are numbers."""
+        return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the best and the worst mean differ by more than their standard errors explain."""
+        worst = min(range(len(self.means)), key=lambda index: self.means[index])
+        first, last = self.scores[self.best], self.scores[worst]
+        errors = [_mean(scores)[1] for scores in (first, last)]
+        if None in errors:
+            return False
+        return self.span > _clear(len(first), len(last)) * math.hypot(*(error or 0.0 for error in errors))
+
+
+def score_of(result: Result, metric: str) -> float | None:
+    """The member's score, None where it has none."""
+    value = result.metrics.get(metric)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def labels_of(result: SweepResult) -> Labels:
+    """Words for the values of the settings that vary."""
+    tasks = [member.task for member in result.tasks]
+    return Labels({key: [getattr(task, key) for task in tasks] for key in result.sweep.varying})
+
+
+def chosen_settings(result: SweepResult) -> tuple[str, ...]:
+    """The settings that vary and are a choice: all but the seed, unless the seed is all there is."""
+    varying = result.sweep.varying
+    return tuple(key for key in varying if key != "seed") or varying
+
+
+def standings(result: SweepResult) -> list[Standing]:
+    """All settings with a score, best first."""
+    metric, labels = result.metric, labels_of(result)
+    keys = [key for key in result.sweep.varying if key != "seed"]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, member in enumerate(result.tasks):
+        groups.setdefault(tuple(value_of(member, key) for key in keys), []).append(index)
+    found = [_standing(result, members, metric, keys, labels) for members in groups.values()]
+    return sorted((one for one in found if one is not None), key=lambda one: (-one.score, one.members))
+
+
+def _standing(
+    result: SweepResult, members: Sequence[int], metric: str, keys: Sequence[str], labels: Labels
+) -> Standing | None:
+    known = [(i, score) for i in members if (score := score_of(result.tasks[i], metric)) is not None]
+    if not known:
+        return None
+    task = result.tasks[known[0][0]].task
+    name = labels.name({key: getattr(task, key) for key in keys}, keys) or task.label
+    tests = [score_of(result.tasks[i], "test_" + metric.partition("_")[2]) for i, _ in known]
+    test, test_error = _mean([value for value in tests if value is not None])
+    score, error = _mean([value for _, value in known])
+    assert score is not None
+    return Standing(name, tuple(i for i, _ in known), score, error, test, test_error)
+
+
+def _mean(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and its standard error, each None where there are too few values."""
+    if not values:
+        return None, None
+    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def effects(result: SweepResult) -> list[Effect]:
+    """The settings that vary, those that moved the score most first; seeds are not among them."""
+    labels = labels_of(result)
+    found = [_effect(result, key, labels) for key in result.sweep.varying if key != "seed"]
+    return sorted((one for one in found if one is not None), key=lambda one: -one.span)
+
+
+def _effect(result: SweepResult, key: str, labels: Labels) -> Effect | None:
+    groups: dict[Any, list[tuple[int, float]]] = {}
+    values: dict[Any, Any] = {}
+    metric = result.metric
+    for index, member in enumerate(result.tasks):
+        score = score_of(member, metric)
+        if score is not None:
+            values[value_of(member, key)] = getattr(member.task, key)
+            groups.setdefault(value_of(member, key), []).append((index, score))
+    if len(groups) < 2:
+        return None
+    order = sorted(groups, key=lambda value: _sort_key(values[value]))
+    if len(order) > MOST_VALUES and all(isinstance(values[value], (int, float)) for value in order):
+        return _binned(key, [(values[value], index, score) for value in order for index, score in groups[value]])
+    return Effect(
+        key,
+        tuple(labels.word(key, values[value]) for value in order),
+        tuple(values[value] for value in order),
+        tuple(tuple(index for index, _ in groups[value]) for value in order),
+        tuple(tuple(score for _, score in groups[value]) for value in order),
+    )
+
+
+def _binned(key: str, found: Sequence[tuple[float, int, float]]) -> Effect:
+    """Ranges of about equally many members each, from ``(value, member, score)`` in ascending order."""
+    edges = [len(found) * position // BINS for position in range(BINS + 1)]
+    bins = [found[begin:end] for begin, end in pairwise(edges) if end > begin]
+    return Effect(
+        key,
+        tuple(f"{one[0][0]:.2g} to {one[-1][0]:.2g}" for one in bins),
+        tuple(one[len(one) // 2][0] for one in bins),
+        tuple(tuple(index for _, index, _ in one) for one in bins),
+        tuple(tuple(score for _, _, score in one) for one in bins),
+        binned=True,
+    )
+
+
+def _sort_key(value: Any) -> tuple[int, Any]:
+    if isinstance(value, (int, float)):
+        return 1, value
+    return (0, "") if value is None else (2, str(value))
+
+
+# ---- how sure that is -----------------------------------------------------------------------------------
+
+
+def _clear(first: int, second: int) -> float:
+    """Standard errors beyond which means of so many values differ by more than chance."""
+    freedom = max(first + second - 2, 1)
+    return next((CLEAR[known] for known in sorted(CLEAR, reverse=True) if known <= freedom), CLEAR[1])
+
+
+def lead(first: Standing, second: Standing) -> tuple[float, float | None]:
+    """How far ``first`` is ahead, and the standard error of that difference where seeds tell."""
+    if first.error is None or second.error is None:
+        return first.score - second.score, None
+    return first.score - second.score, math.hypot(first.error, second.error)
+
+
+def within(first: Standing, other: Standing) -> bool:
+    """Whether ``other`` is level with ``first``: as far as seeds can tell, not behind."""
+    ahead, error = lead(first, other)
+    return error is not None and ahead <= _clear(len(first.members), len(other.members)) * error

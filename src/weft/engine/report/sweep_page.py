@@ -1,0 +1,282 @@
+"""report.html of a sweep: one self-contained page that says which settings won, by how much, and why.
+
+Every graph has a section of its own, since scores on different graphs do not compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.core.event import finite
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.core.units import show_loss
+from weft.engine.report.effect_chart import effect_chart
+from weft.engine.report.html import bullets, head, table, text
+from weft.engine.report.learning_curves import curves
+from weft.engine.report.parallel_coordinates import parallel
+from weft.engine.report.predicted_vs_measured import foreseen_and_measured
+from weft.engine.report.ranking import Standing, chosen_settings, effects, labels_of, score_of, standings
+from weft.engine.report.ranking_text import in_common, verdict, what_mattered
+from weft.engine.report.scales import Span, rank_key, scores_of, span_of
+from weft.engine.report.sweep_script import SCRIPT, SWEEP_STYLE
+from weft.engine.results.result import Result, write_text
+from weft.engine.results.sweep_result import SweepResult
+
+MOST_NAMED = 4  # graphs in a title
+ENDS = {"stopped": "stopped early"}
+SPLITS = {"val": "validation", "test": "test", "train": "training"}
+
+
+def write_sweep_report(result: SweepResult, path: Path) -> None:
+    """Write the page for ``result`` to ``path``, in one piece."""
+    write_text(path, render_sweep_report(result))
+
+
+def render_sweep_report(result: SweepResult) -> str:
+    """The page: what won on every graph and why, every member, plan, environment."""
+    parts = result.by_graph()
+    title = f"{result.sweep.label}: {_count(len(result), 'training')} on {_where(result)}"
+    sections = [
+        _section(part, name if len(parts) > 1 else "", place) for place, (name, part) in enumerate(parts.items())
+    ]
+    page = [
+        f"<h1>{text(title)}</h1><p>{text(_sentence(result))}</p>",
+        _overview(parts) if len(parts) > 1 else "",
+        *sections,
+        _trouble(result),
+        f'<div class="row">{_plan(result.plan)}{_about(result)}</div>',
+        f'<div id="tip" hidden></div><script>{SCRIPT}</script></body></html>\n',
+    ]
+    return head(title, SWEEP_STYLE) + "\n".join(part for part in page if part)
+
+
+def _where(result: SweepResult) -> str:
+    names = result.sweep.graphs
+    if len(names) == 1:
+        return str(result.graph.get("name", "a graph"))
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} graphs"
+
+
+def _section(result: SweepResult, heading: str, place: int) -> str:
+    """What there is to see of one graph: the winner, what mattered, charts, every member."""
+    ranked = standings(result)
+    best = ranked[0].members if ranked else ()
+    parts = [
+        f'<h1 class="graph">{text(heading)} <span class="small">{text(_size(result))}</span></h1>' if heading else "",
+        _winner(result, ranked),
+        _card("parallel", "Settings and score", _legend(result), parallel(result, best)),
+        f'<div class="row">{_curves(result, best)}</div>',
+        _effects(result, best),
+        _members(result, best),
+        f'<script class="data" type="application/json">{_data(result)}</script>',
+    ]
+    return f'<section id="graph-{place}">' + "\n".join(part for part in parts if part) + "</section>"
+
+
+def _size(result: SweepResult) -> str:
+    return ", ".join(f"{result.graph[key]:,} {key}" for key in ("nodes", "edges") if key in result.graph)
+
+
+def _overview(parts: Mapping[str, SweepResult]) -> str:
+    """A row a graph: the best settings there, and the way to its section."""
+    rows = []
+    for place, (name, part) in enumerate(parts.items()):
+        first = next(iter(standings(part)), None)
+        link = f'<a href="#graph-{place}">{text(name)}</a>'
+        best = "no member got as far as an evaluation" if first is None else first.name
+        score = "–" if first is None else f"{part.metric.replace('_', ' ')} {first.score:.4f}"
+        rows.append(f"<tr><td>{link}</td><td>{len(part)}</td><td>{text(best)}</td><td>{text(score)}</td></tr>")
+    heads = "<tr><th>graph</th><th>trainings</th><th>best settings</th><th>score</th></tr>"
+    title = 'Graphs <span class="small">scores on different graphs do not compare</span>'
+    return f'<div class="card graphs"><h2>{title}</h2><table>{heads}{"".join(rows)}</table></div>'
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+def _sentence(result: SweepResult) -> str:
+    ends = ", ".join(f"{count} {ENDS.get(status, status)}" for status, count in result.statuses.items())
+    epochs = sum(member.metrics.get("epochs_run", 0) for member in result.tasks)
+    speed = f" ({epochs / result.seconds:,.0f} epochs a second, all together)" if result.seconds > 0 else ""
+    groups = _count(len(result.plan), "group")
+    return f"{ends}; {epochs:,} epochs in {result.seconds:.1f} s{speed}, trained in {groups}."
+
+
+# ---- the winner --------------------------------------------------------------------------------------
+
+
+def _winner(result: SweepResult, ranked: Sequence[Standing]) -> str:
+    if not ranked:
+        return '<div class="card winner"><h2>No winner</h2>No member got as far as an evaluation.</div>'
+    first = ranked[0]
+    common = in_common(result)
+    said = ([common] if common else []) + what_mattered(effects(result))
+    why = f"<h2>What mattered</h2>{bullets(said[:6])}" if said else ""
+    alone = len(first.members) == 1
+    single = result.best()
+    value = f"{score_of(single, result.metric):.4f}"
+    pick = "" if alone else f"<p>Best single training: <b>{text(single.name)}</b>, {value}.</p>"
+    return (
+        f'<div class="card winner"><div><h2>{_winner_words(result)}</h2><div class="big">{text(first.name)}</div>'
+        f'<div class="figures">{_figures(result, first)}</div><p>{text(verdict(result, ranked))}</p>{pick}'
+        f"{_settings(result.tasks[first.members[0]].task)}</div><div>{why}</div></div>"
+    )
+
+
+def _winner_words(result: SweepResult) -> str:
+    split = result.metric.partition("_")[0]
+    return f"Best settings, by {SPLITS.get(split, split)} {text(result.metric.partition('_')[2].replace('_', ' '))}"
+
+
+def _figures(result: SweepResult, first: Standing) -> str:
+    split, _, metric = result.metric.partition("_")
+    seeds = f", mean of {len(first.members)} seeds" if first.error is not None else ""
+    shown = [_figure(first.score, first.error, f"{SPLITS.get(split, split)} {metric}{seeds}")]
+    if first.test is not None and split != "test":
+        shown.append(_figure(first.test, first.test_error, f"test {metric}, not used to choose"))
+    return "".join(shown)
+
+
+def _figure(value: float, error: float | None, words: str) -> str:
+    more = "" if error is None else f' <span class="pm">± {error:.4f}</span>'
+    return f'<div><b>{value:.4f}{more}</b><span class="small">{text(words.replace("_", " "))}</span></div>'
+
+
+def _settings(task: Task) -> str:
+    usual = Task(graph="any").to_dict()
+    hidden = ("name", "seed")
+    chosen = {key: value for key, value in task.to_dict().items() if usual[key] != value and key not in hidden}
+    return f"<details><summary>all its settings that are not defaults</summary>{table(chosen)}</details>"
+
+
+# ---- charts ------------------------------------------------------------------------------------------
+
+
+def _card(kind: str, title: str, extra: str, body: str) -> str:
+    return f'<div class="card {kind}"><h2>{text(title)}{extra}</h2>{body}</div>' if body else ""
+
+
+def _legend(result: SweepResult) -> str:
+    span = span_of(result)
+    ramp = f'{span.low:.3f}<i class="ramp"></i>{span.high:.3f}'
+    return f'<span class="legend">{ramp}<span class="best">best settings</span></span>'
+
+
+def _curves(result: SweepResult, best: Collection[int]) -> str:
+    drawn = [(result.metric.replace("_", " "), curves(result, result.metric, best))]
+    drawn.append(("training loss", curves(result, "loss", best)))
+    return "".join(_card("", title, "", svg) for title, svg in drawn)
+
+
+def _effects(result: SweepResult, best: Collection[int]) -> str:
+    span = span_of(result)
+    cards = [_card("", effect.setting, "", effect_chart(result, effect, span, best)) for effect in effects(result)]
+    if not cards:
+        return ""
+    words = "a dot a member, the square the mean of its value, the bar one standard deviation"
+    return (
+        f'<h2 class="above">Effect of each setting on {text(result.metric.replace("_", " "))} '
+        f'<span class="small">{words}</span></h2><div class="row small-multiples">{"".join(cards)}</div>'
+    )
+
+
+# ---- every member ------------------------------------------------------------------------------------
+
+
+def _members(result: SweepResult, best: Collection[int]) -> str:
+    split, _, metric = result.metric.partition("_")
+    scored = [result.metric] + [f"test_{metric}"] * (split == "val")
+    columns = ["#", *(result.sweep.varying or ("name",)), "status", *scored, "best epoch", "epochs", "final loss"]
+    scores = scores_of(result)
+    order = sorted(range(len(result)), key=lambda i: (-rank_key(scores[i]), i))
+    rows = _rows(result, order, scored, best)
+    heads = "".join(f'<th tabindex="0">{text(column.replace("_", " "))}</th>' for column in columns)
+    return (
+        '<div class="card members"><h2>Every training <span class="small">click a heading to sort, a row to mark it'
+        f'</span></h2><div class="scroll"><table><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div></div>"
+    )
+
+
+def _rows(result: SweepResult, order: Sequence[int], scored: Sequence[str], best: Collection[int]) -> list[str]:
+    labels, settings, span = labels_of(result), result.sweep.varying, span_of(result)
+    rows = []
+    for rank, i in enumerate(order, 1):
+        member = result.tasks[i]
+        values = [(key, getattr(member.task, key)) for key in settings]
+        cells = [_cell(rank), *(_cell(labels.word(key, value), value) for key, value in values)]
+        cells += [] if settings else [_cell(member.name)]
+        cells.append(f'<td class="{text(member.status)}">{text(member.status)}</td>')
+        cells += [_score(member, scored[0], span), *(_score(member, key, None) for key in scored[1:])]
+        cells += [_cell(member.metrics.get("best_epoch") or "–"), _cell(member.metrics.get("epochs_run", 0))]
+        cells.append(_cell(_final_loss(member)))
+        kind = ' class="best"' if i in best else ""
+        rows.append(f'<tr data-i="{i}"{kind} title="{text(member.name)}">{"".join(cells)}</tr>')
+    return rows
+
+
+def _cell(shown: Any, value: Any = None) -> str:
+    """A cell; ``value`` is what it is sorted by, where that is a number that its text is not."""
+    number = f' data-v="{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+    return f"<td{number}>{text(shown)}</td>"
+
+
+def _score(member: Result, key: str, span: Span | None) -> str:
+    """A cell with a score, and a bar behind it for its place in ``span``."""
+    value = score_of(member, key)
+    if value is None:
+        return "<td>–</td>"
+    if span is None:
+        return f'<td data-v="{value}">{value:.4f}</td>'
+    return f'<td data-v="{value}" class="score" style="--s:{100 * span.share(value):.0f}%">{value:.4f}</td>'
+
+
+def _final_loss(member: Result) -> str:
+    losses = [value for value in member.history.get("loss", ()) if value is not None]
+    return show_loss(losses[-1]) if losses else "–"
+
+
+def _trouble(result: SweepResult) -> str:
+    said = [member.message for member in result.tasks if member.status in ("diverged", "failed")]
+    more = [f"... and {len(said) - 12} more, in the files of their tasks"] if len(said) > 12 else []
+    return _card("", "What went wrong", "", bullets(said[:12] + more)) if said else ""
+
+
+# ---- how it was run ----------------------------------------------------------------------------------
+
+
+def _plan(plans: Sequence[Plan]) -> str:
+    shown = [
+        f"<details{' open' if len(plans) == 1 else ''}><summary>{text(_group_words(plan))}</summary>"
+        f"{bullets(plan.why)}{foreseen_and_measured(plan)}</details>"
+        for plan in plans
+    ]
+    return f'<div class="card"><h2>How it ran, and why</h2>{"".join(shown)}</div>'
+
+
+def _group_words(plan: Plan) -> str:
+    stacks = f" in {len(plan.stacks)} stacks" if len(plan.stacks) > 1 else ""
+    more = ", ..." if len(plan.members) > 1 else ""
+    return f"{_count(len(plan.members), 'task')}, {plan.join}{stacks} on {plan.device}: {plan.members[0]}{more}"
+
+
+def _about(result: SweepResult) -> str:
+    graph = {f"graph {key}" if key != "name" else "graph": value for key, value in result.graph.items()}
+    if not graph:
+        graph = {f"graph {name}": _size(part) for name, part in result.by_graph().items()}
+    return f'<div class="card"><h2>Environment</h2>{table({**result.environment, **graph})}</div>'
+
+
+def _data(result: SweepResult) -> str:
+    """What the script shows beside the pointer. ``<`` is written so that no value can end the script."""
+    metric = result.metric
+    rows = [
+        {"name": member.name, "status": member.status, "score": score_of(member, metric)} for member in result.tasks
+    ]
+    data = {"metric": metric.replace("_", " "), "tasks": rows, "settings": list(chosen_settings(result))}
+    return json.dumps(finite(data), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,85 @@
+"""Result: what a training left behind, in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.core.event import finite
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.runtime.checkpoint import save_atomically
+
+STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "failed")  # stopped: early, out of patience
+
+
+@dataclass
+class Result:
+    """A trained task.
+
+    ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
+    ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
+    and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
+    ``model``: the module with its best weights, in evaluation mode, None where training could not begin.
+    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did.
+    """
+
+    task: Task
+    plan: Plan
+    metrics: dict[str, Any]
+    history: dict[str, list[float]] = field(repr=False)
+    model: nn.Module | None = field(repr=False)
+    environment: dict[str, Any] = field(repr=False)
+    status: str = "finished"
+    message: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the task is called."""
+        return self.task.label
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: everything but the weights."""
+        return {
+            "status": self.status,
+            **({"message": self.message} if self.message else {}),
+            "task": self.task.to_dict(),
+            "metrics": self.metrics,
+            "environment": self.environment,
+            "plan": self.plan.to_dict(),
+            "history": self.history,
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write ``result.json`` and ``model.safetensors`` into ``folder``, each in one piece."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.model is not None:
+            save_atomically(folder / "model.safetensors", _own_tensors(self.model), {"format": "pt"})
+        write_json(folder / "result.json", self.to_dict())
+        return folder
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory)."""
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write plain data as JSON in one piece; NaN and infinity become null."""
+    write_text(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one piece: a reader sees the old one or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Train a run: job, session, folders, events."""

@@ -1,0 +1,173 @@
+"""Telling: what happens to a run, as Events. One task speaks for itself; a sweep sums up its members."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from weft.core.event import Event
+from weft.core.plan import Plan
+from weft.core.sweep import Sweep
+from weft.engine.base.device import device_name
+from weft.engine.results.result import Result
+from weft.engine.training.member_progress import Track
+from weft.runtime.group import GroupRun
+
+Listener = Callable[[Event], None]
+SUM_UP_SECONDS = 0.5  # between two progress events of a sweep, which name every running member
+
+
+class Telling(Protocol):
+    """What a session and a job report to."""
+
+    def note(self, message: str) -> None:
+        """Something worth reading."""
+
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
+        """A group is about to train."""
+
+    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+        """Members have advanced by ``trained`` epochs, all together, since the last time."""
+
+    def ended(self, track: Track) -> None:
+        """A member has ended."""
+
+    def never_begun(self, result: Result) -> None:
+        """A member could not begin, or was cancelled before."""
+
+    def checkpoint(self, path: Path, epoch: int) -> None:
+        """A checkpoint was written."""
+
+    def interrupted(self, epoch: int) -> None:
+        """Somebody wants to leave."""
+
+
+def about_graph(group: GroupRun) -> dict[str, Any]:
+    """Name and size of the graph."""
+    graph = group.graph
+    return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges}
+
+
+class TaskTelling:
+    """The events of one task."""
+
+    def __init__(self, label: str, emit: Listener) -> None:
+        self._label, self._emit = label, emit
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Emit an event about the whole."""
+        self._emit(Event(kind, self._label, data))
+
+    def note(self, message: str) -> None:
+        self.event("note", message=message)
+
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
+        data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
+        data |= {"graph": about_graph(group), **group.describe(0)}
+        self.event("start", **data, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
+
+    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+        (track,) = tracks
+        if track.rows:
+            rate = trained / max(seconds, 1e-9)
+            standing = track.standing()
+            first = {key: standing.pop(key) for key in ("epoch", "epochs")}
+            self.event("progress", **first, epochs_per_second=rate, **standing)
+
+    def ended(self, track: Track) -> None:
+        """The engine tells the end of a task once its files are written."""
+
+    def never_begun(self, result: Result) -> None:
+        """The engine tells this as well."""
+
+    def checkpoint(self, path: Path, epoch: int) -> None:
+        self.event("checkpoint", path=str(path), epoch=epoch)
+
+    def interrupted(self, epoch: int) -> None:
+        self.event("interrupted", epoch=epoch)
+
+
+class SweepTelling:
+    """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
+
+    def __init__(self, sweep: Sweep, emit: Listener) -> None:
+        self._sweep, self._emit = sweep, emit
+        self._total = sum(task.epochs for task in sweep)
+        self._begun: dict[str, Track] = {}
+        self._group: dict[str, Any] = {}
+        self._held: list[Event] = []  # ends of members that went wrong before anybody began
+        self._told = 0.0
+        self._since: tuple[int, float] = (0, 0.0)  # epochs done and seconds passed since the last progress event
+
+    def event(self, kind: str, **data: Any) -> None:
+        """Emit an event about the whole."""
+        held = self._held if kind in ("group", "finish", "failed") else []
+        while held:
+            self._emit(held.pop(0))
+        self._emit(Event(kind, self._sweep.label, data))
+
+    def note(self, message: str) -> None:
+        self.event("note", message=message)
+
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
+        described = group.describe(0)
+        if not self._group:
+            self.event(
+                "start",
+                tasks=len(self._sweep),
+                epochs=self._total,
+                device=device_name(group.device),
+                graph=about_graph(group),
+                graphs=list(self._sweep.graphs),
+                metric=described["metric"],
+                varying=list(self._sweep.varying),
+                settings=self._sweep.to_dict(),
+                plan=[plan.to_dict() for plan in plans],
+            )
+        self._group = {"group": position, "groups": len(plans)}
+        names = [task.label for task in group.tasks]
+        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
+        self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
+
+    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+        self._begun |= {track.name: track for track in tracks}
+        self._since = (self._since[0] + trained, self._since[1] + seconds)
+        over = not any(track.running for track in tracks)
+        if over or time.monotonic() - self._told >= SUM_UP_SECONDS:
+            rate = self._since[0] / max(self._since[1], 1e-9)
+            members = [{"task": t.name, "status": t.status, **t.standing()} for t in tracks]
+            whole = {"done": self._done(), "total": self._left(), "epochs_per_second": rate}
+            self.event("progress", **self._group, epoch=epoch, **whole, members=members)
+            self._told, self._since = time.monotonic(), (0, 0.0)
+
+    def _done(self) -> int:
+        return sum(track.epoch for track in self._begun.values())
+
+    def _left(self) -> int:
+        """Epochs of the whole sweep as far as is known: those of members that ended early are not among them."""
+        spared = sum(t.task.epochs - t.epoch for t in self._begun.values() if not t.running)
+        return self._total - spared
+
+    def ended(self, track: Track) -> None:
+        self._begun[track.name] = track
+        self._end(track.name, track.status, track.metrics(), track.message)
+
+    def never_begun(self, result: Result) -> None:
+        self._total -= result.task.epochs
+        self._end(result.name, result.status, result.metrics, result.message)
+
+    def _end(self, name: str, status: str, metrics: dict[str, Any], message: str) -> None:
+        data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics}
+        event = Event("end", name, {**data, **({"message": message} if message else {})})
+        if self._group:
+            self._emit(event)
+        else:
+            self._held.append(event)
+
+    def checkpoint(self, path: Path, epoch: int) -> None:
+        self.event("checkpoint", path=str(path), epoch=epoch)
+
+    def interrupted(self, epoch: int) -> None:
+        self.event("interrupted", epoch=epoch, **self._group)

@@ -1,0 +1,223 @@
+"""Job: tasks in training, group by group; a group that fails is halved until only what is at fault is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from weft.core.errors import InputError, OutOfMemoryError, WeftError
+from weft.core.graph_stats import GraphStats
+from weft.core.plan import Plan
+from weft.core.plan_options import Wishes
+from weft.core.task import Task
+from weft.engine.base.device import environment
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.memory_budget import memory_taken, walled, watch_memory
+from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
+from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.run_planner import Foresight
+from weft.engine.results.result import Result
+from weft.engine.training.early_stops import Endings
+from weft.engine.training.event_source import Telling
+from weft.engine.training.interrupt import Interruption
+from weft.engine.training.run_folder import Groups, RunFolder
+from weft.engine.training.session import CHECKPOINT_SECONDS, Session
+from weft.planner.grouping.groups import together
+from weft.runtime.checkpoint import Checkpoint
+from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.threads import cpu_threads
+from weft.runtime.device.torch_rng import seeded
+from weft.runtime.group import GroupRun
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, and wishes."""
+
+    checkpoint_every: float = CHECKPOINT_SECONDS
+    endings: Endings = field(default_factory=Endings)
+    budget: int | None = None
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+class Job:
+    """``tasks`` on ``device``; told through ``telling``, kept in ``folder``.
+
+    ``groups`` are the plans as they were carried out, each with the key of its checkpoint.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], device: torch.device, telling: Telling, folder: RunFolder | None, habits: Habits
+    ) -> None:
+        self._tasks = {task.label: task for task in tasks}
+        self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
+        self._graphs = Graphs(device, on_host=habits.budget is not None)
+        self._foresight = Foresight(device, self._graphs, habits.budget, habits.wishes)
+        self._results: dict[str, Result] = {}
+        self._errors: list[WeftError] = []
+        self._resuming, self._begun = False, 0
+        self.groups: Groups = []
+
+    def graph_of(self, task: Task) -> GraphStats:
+        """The summary of the graph of ``task``."""
+        return self._graphs.true_stats(task)
+
+    def train(self, resume: bool) -> list[Result]:
+        """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
+        saved = self._folder.saved_groups() if resume and self._folder else None
+        self._resuming = saved is not None
+        with ExitStack() as stack:
+            stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
+            for task in self._tasks.values():
+                self._graphs.check(task)
+            stack.enter_context(walled(self._device, self._foresight.machine, self._habits.budget))
+            self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+        afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
+        waiting = list(self.groups)
+        with Interruption() as interruption, walled(self._device, self._foresight.machine, self._habits.budget):
+            while waiting:
+                key, plan = waiting.pop(0)
+                if not self._cancelled(key, plan):
+                    waiting = self._group(key, plan, interruption, afresh) + waiting
+                    self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    give_back_memory(self._device)  # only now does nothing hold the group any more
+        self._save_lost()
+        if all(result.status == "failed" for result in self._results.values()):
+            raise self._errors[0]
+        return [self._results[name] for name in self._tasks]
+
+    # ---- before training -----------------------------------------------------------------------------
+
+    def _plans(self) -> list[Plan]:
+        tasks = list(self._tasks.values())
+        self._foresight.check(tasks)
+        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        return self._foresight.groups(tasks, throughput)
+
+    def _cancelled(self, key: str, plan: Plan) -> bool:
+        """Whether everybody in the group was cancelled before it began; a former run may have begun it."""
+        cancel = self._habits.endings.cancel
+        if cancel is None or len(cancel.wanted(plan.members)) < len(plan.members):
+            return False
+        if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
+            return False
+        for name in plan.members:
+            self._never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
+        return True
+
+    # ---- one group -----------------------------------------------------------------------------------
+
+    def _group(self, key: str, plan: Plan, interruption: Interruption, afresh: str) -> Groups:
+        """Train one group; what has to be tried instead, where it failed."""
+        tasks = [self._tasks[name] for name in plan.members]
+        checkpoint = self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
+        with ExitStack() as stack:
+            stack.enter_context(seeded(tasks[0].seed, self._device))
+            stack.enter_context(matmul_precision(tasks[0].precision))
+            stack.enter_context(cpu_threads(plan.threads))
+            try:
+                with clear_memory_errors(plan.members, self._device):
+                    graph = self._graphs.on_device(tasks[0])
+                    watch_memory(self._device)
+                    group = GroupRun(tasks, graph, plan, self._device)
+            except (InputError, OutOfMemoryError) as error:
+                return self._failed(key, plan, error)
+            if checkpoint is not None and self._folder is not None:
+                self._folder.check_graph(checkpoint, graph)
+            self._begin(key, group, afresh)
+            try:
+                with clear_memory_errors(plan.members, self._device):
+                    self._train(key, group, checkpoint, interruption)
+            except OutOfMemoryError as error:
+                return self._failed(key, plan, error)
+        return []
+
+    def _begin(self, key: str, group: GroupRun, afresh: str) -> None:
+        self._begun += 1
+        if self._folder is not None and self._begun == 1:
+            self._folder.open(afresh=not self._resuming)
+            self._folder.save_groups(self.groups)
+        position = [name for name, _ in self.groups].index(key) + 1
+        self._telling.group(group, [plan for _, plan in self.groups], position)
+        if afresh and self._begun == 1:
+            self._telling.note(afresh)
+
+    def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None, interruption: Interruption) -> None:
+        save = None if self._folder is None else partial(self._folder.save_state, key)
+        session = Session(group, self._telling, save, self._habits.endings, self._habits.checkpoint_every)
+        if checkpoint is not None:
+            session.resume(checkpoint.tensors, checkpoint.about)
+        session.train(interruption)
+        plan = self._took(key, group.plan, session)
+        found = [self._result(group, index, session, plan) for index in range(len(group.tasks))]
+        if self._folder is not None:
+            self._folder.save_members(found)
+        self._results |= {result.name: result for result in found}
+
+    def _took(self, key: str, plan: Plan, session: Session) -> Plan:
+        """The plan with what the group took, which the plans to come learn from."""
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        self.groups[self.groups.index((key, plan))] = (key, measured)
+        self._foresight.learn(measured, self._folder.path if self._folder is not None else None)
+        return measured
+
+    def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
+        track = session.tracks[index]
+        return Result(
+            track.task,
+            plan,
+            track.metrics(),
+            track.history(),
+            group.best_model(index),
+            environment(self._device),
+            track.status,
+            track.message,
+        )
+
+    # ---- trouble -------------------------------------------------------------------------------------
+
+    def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
+        """Try a group in two halves; give up on a member that fails alone."""
+        if len(self._tasks) == 1:
+            raise error
+        if len(plan.members) == 1:
+            self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
+            self._never_begun(plan.members[0], plan, "failed", str(error))
+            return []
+        halves = [
+            (f"{key}{letter}", self._explained(half, plan)) for letter, half in zip("ab", plan.halves(), strict=True)
+        ]
+        place = self.groups.index((key, plan))
+        self.groups[place : place + 1] = halves
+        if self._begun:
+            self._telling.note(f"{error}; trying them in two halves")
+            if self._folder is not None:
+                self._folder.save_groups(self.groups)
+        return halves
+
+    def _explained(self, half: Plan, whole: Plan) -> Plan:
+        """Half of a group with reasons that are true of it."""
+        reason = f"one of two halves of a group of {len(whole.members)} that could not be trained as a whole"
+        if len(half.members) > 1:
+            return replace(half, why=(reason, *whole.why))
+        task = self._tasks[half.members[0]]
+        return replace(half, why=(reason, *together([task], self._graphs.stats(task), half.device).why))
+
+    def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
+        metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
+        track = self._habits.endings.board.get(name)  # there is one where memory ran out on the way
+        history = {} if track is None else track.history()
+        metrics |= {"epochs_run": 0 if track is None else track.epoch}
+        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
+        self._results[name] = result
+        self._telling.never_begun(result)
+
+    def _save_lost(self) -> None:
+        """Members without weights leave a file as well, once it is known that somebody began."""
+        lost = [result for result in self._results.values() if result.model is None]
+        if lost and self._folder is not None and self._folder.opened:
+            self._folder.save_members(lost)

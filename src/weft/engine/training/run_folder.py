@@ -1,0 +1,229 @@
+"""RunFolder and SweepFolder: what a run writes on disk, and how it finds it again.
+
+events.jsonl              the journal, one Event a line
+checkpoint.safetensors    the state to resume from
+result.json               settings, environment, metrics, history
+model.safetensors         the best weights
+report.html               the same for the eye
+
+Of a sweep: sweep.json (settings, members, groups), groups/KEY/checkpoint.safetensors, tasks/NAME/{result.json,
+model.safetensors}, and result.json and report.html of the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from weft.core.errors import SpecError, TrainingError
+from weft.core.event import Event
+from weft.core.plan import Plan
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.core.version import __version__
+from weft.engine.report.sweep_page import write_sweep_report
+from weft.engine.report.task_page import write_report
+from weft.engine.results.result import Result, write_json
+from weft.engine.results.sweep_result import SweepResult, folder_names
+from weft.engine.training.folder_lock import FolderLock
+from weft.graph.data.graph import Graph
+from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
+from weft.runtime.group import GroupRun
+
+REPORT, SWEEP = "report.html", "sweep.json"
+FILES = ("events.jsonl", FILE, "result.json", "model.safetensors", REPORT, SWEEP)
+INSIDE = (f"groups/*/{FILE}", "tasks/*/result.json", "tasks/*/model.safetensors")
+
+Groups = list[tuple[str, Plan]]  # what to train: a key that names the folder of the checkpoint, and the plan
+
+
+class RunFolder:
+    """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened, self._lock = False, FolderLock(path)
+        there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+        if not there.is_dir():
+            raise SpecError(f"--out {path}: cannot be made a folder ({there} is a file); choose another one")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise SpecError(f"--out {path}: {there} cannot be written to; choose another folder")
+
+    @property
+    def opened(self) -> bool:
+        """Whether this run writes here: something has begun, and nothing went wrong with the disk."""
+        return self._opened
+
+    def open(self, afresh: bool) -> None:
+        """Make the folder; ``afresh`` removes what a former run left, so that nothing is taken for this one's."""
+        if self._opened:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.take()
+            if afresh:
+                self._clear()
+        except OSError as error:
+            raise SpecError(f"--out {self.path}: cannot be written to ({error.strerror}); choose another") from None
+        self._opened = True
+
+    def close(self) -> None:
+        """Let other runs in."""
+        self._lock.release()
+
+    def _clear(self) -> None:
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for pattern in INSIDE:
+            for file in self.path.glob(pattern):
+                file.unlink()
+                if not any(file.parent.iterdir()):
+                    file.parent.rmdir()
+
+    def journal(self, event: Event) -> None:
+        """Append one line."""
+        if self._opened:
+            with self.writing(), open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
+                file.write(event.to_json() + "\n")
+
+    # ---- what a former run left ----------------------------------------------------------------------
+
+    def saved_groups(self) -> Groups | None:
+        """The groups to go on with, where a former run left something to go on with."""
+        if (self.path / SWEEP).exists():
+            raise SpecError(
+                f"{self.path}: holds a sweep, not one task; resume with its settings, or choose another --out"
+            )
+        checkpoint = read_checkpoint(self.path)
+        return None if checkpoint is None else []
+
+    def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
+        """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
+        place = self.place(key)
+        checkpoint = read_checkpoint(place)
+        if checkpoint is not None:
+            saved = checkpoint.about.get("tasks", [])
+            if len(saved) != len(tasks):
+                raise SpecError(f"{place / FILE}: holds {len(saved)} tasks, not {len(tasks)}; choose another --out")
+            for one, task in zip(saved, tasks, strict=True):
+                check_same_task(one, task.to_dict(), place / FILE)
+        return checkpoint
+
+    def has_checkpoint(self, key: str) -> bool:
+        """Whether there is one of the group ``key``."""
+        return (self.place(key) / FILE).exists()
+
+    def place(self, key: str) -> Path:
+        """The folder of a group's checkpoint."""
+        return self.path
+
+    # ---- what this run leaves ------------------------------------------------------------------------
+
+    def save_groups(self, groups: Groups) -> None:
+        """A task is its own group: nothing to write down."""
+
+    def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
+        """Write the group's state as it is now."""
+        about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
+        about["graph"] = _summary(group.graph)
+        with self.writing():
+            return write_checkpoint(self.place(key), group.tensors(), about)
+
+    def save_members(self, results: Sequence[Result]) -> None:
+        """Write what the task left behind."""
+        (result,) = results
+        with self.writing():
+            result.save(self.path)
+            write_report(result, self.path / REPORT)
+
+    def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
+        """Refuse a checkpoint of another graph, as far as sizes, splits and degrees tell."""
+        before, now = checkpoint.about.get("graph"), _summary(graph)
+        # What only one of two versions of Weft wrote down says nothing of the graph.
+        if before is not None and any(before[name] != now[name] for name in before.keys() & now.keys()):
+            raise SpecError(
+                f"{self.path}: was trained on another graph {graph.name!r} ({before['num_nodes']:,} nodes, "
+                f"{before['num_edges']:,} edges) than is there now ({graph.num_nodes:,} nodes, {graph.num_edges:,} "
+                "edges, or other degrees or splits); bring it back, or choose another --out to start afresh"
+            )
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A full disk, or one taken away, is one sentence."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            self._opened = False  # no more lines in the journal: it would fail as well
+            reason = getattr(error, "strerror", None) or error
+            raise TrainingError(
+                f"cannot write to {self.path}: {reason}; every file there is whole, so make room and --resume"
+            ) from error
+
+
+def _summary(graph: Graph) -> dict[str, Any]:
+    """What tells a graph from another without reading all of it, as JSON gives it back."""
+    summary: dict[str, Any] = json.loads(json.dumps(graph.stats().to_dict()))
+    return summary
+
+
+class SweepFolder(RunFolder):
+    """The folder of a sweep."""
+
+    def __init__(self, path: Path, sweep: Sweep) -> None:
+        super().__init__(path)
+        self._sweep = sweep
+        names = [task.label for task in sweep]
+        self._names = dict(zip(names, folder_names(names), strict=True))
+
+    def place(self, key: str) -> Path:
+        return self.path / "groups" / key
+
+    def saved_groups(self) -> Groups | None:
+        file = self.path / SWEEP
+        if not file.exists():
+            if (self.path / FILE).exists():
+                raise SpecError(f"{self.path}: holds the run of one task, not a sweep; choose another --out")
+            return None
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            saved, groups = data["tasks"], [(one["key"], Plan.from_dict(one["plan"])) for one in data["groups"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
+        tasks = self._sweep.tasks()
+        if len(saved) != len(tasks):
+            raise SpecError(
+                f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
+                "resume with the same settings, or choose another --out to start afresh"
+            )
+        for one, task in zip(saved, tasks, strict=True):
+            check_same_task(one, task.to_dict(), file)
+        return groups
+
+    def save_groups(self, groups: Groups) -> None:
+        """Write down who trains with whom, so that a later run finds their checkpoints."""
+        data = {
+            "version": __version__,
+            "sweep": self._sweep.to_dict(),
+            "tasks": [task.to_dict() for task in self._sweep],
+            "groups": [{"key": key, "plan": plan.to_dict()} for key, plan in groups],
+        }
+        with self.writing():
+            write_json(self.path / SWEEP, data)
+
+    def save_members(self, results: Sequence[Result]) -> None:
+        """Write what the members of a group left behind."""
+        with self.writing():
+            for result in results:
+                result.save(self.path / "tasks" / self._names[result.name])
+
+    def save_sweep(self, result: SweepResult) -> None:
+        """Write what the sweep left behind as a whole."""
+        with self.writing():
+            write_json(self.path / "result.json", result.to_dict())
+            write_sweep_report(result, self.path / REPORT)

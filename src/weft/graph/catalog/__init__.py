@@ -1,0 +1,1 @@
+"""Graphs by name: embedded, generated in a known shape, downloaded."""

@@ -1,0 +1,184 @@
+"""Public datasets, fetched on first use and kept: Planetoid and PyG's through PyG, OGB's directly.
+
+Without a network every loader fails within seconds, with one error that says what to use instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from weft.core.errors import GraphError
+from weft.core.suggest import nearest_names
+from weft.graph import readers
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
+
+PLANETOID: Mapping[str, str] = MappingProxyType({"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"})
+OGB_ARCHIVES: Mapping[str, str] = MappingProxyType(
+    {
+        "ogbn-arxiv": "arxiv",
+        "ogbn-products": "products",
+        "ogbn-proteins": "proteins",
+        "ogbn-papers100M": "papers100M-bin",
+    }
+)
+OGB_HOST = "https://snap.stanford.edu/ogb/data/nodeproppred"
+PLANETOID_HOST, PYG_HOST = "https://github.com", "https://data.pyg.org"
+ANSWER_SECONDS = 5.0  # a host that has not answered by then counts as out of reach
+STALL_SECONDS = 30.0  # a download that delivers nothing for so long is given up
+SPARSE_BELOW = 0.15  # features filled less than this are kept sparse
+
+
+def planetoid(name: str, folder: Path) -> Graph:
+    """Cora, CiteSeer or PubMed with the public split; their features are kept sparse."""
+    if name.lower() not in PLANETOID:
+        raise GraphError(f"planetoid:{name} is not one of {', '.join(PLANETOID)}{nearest_names(name, PLANETOID)}")
+    name = name.lower()
+    datasets = _pyg_datasets(f"planetoid:{name}")
+    dataset = _fetch(
+        f"planetoid:{name}",
+        PLANETOID_HOST,
+        folder / "planetoid" / PLANETOID[name].lower(),
+        lambda: datasets.Planetoid(str(folder / "planetoid"), PLANETOID[name]),
+    )
+    return _from_dataset(dataset, name)
+
+
+def pyg(name: str, folder: Path) -> Graph:
+    """One graph of ``torch_geometric.datasets``: ``Reddit``, or ``Amazon/Photo`` for a class that takes a name.
+
+    Where the dataset has no split of its own, nodes are split 60/20/20.
+    """
+    kind, _, part = name.partition("/")
+    datasets = _pyg_datasets(f"pyg:{name}")
+    make = getattr(datasets, kind, None)
+    if make is None:
+        known = [entry for entry in dir(datasets) if entry[:1].isupper()]
+        raise GraphError(f"pyg:{name}: torch_geometric.datasets has no {kind!r}{nearest_names(kind, known)}")
+    place = folder / "pyg" / name.lower().replace("/", "-")
+    options = {"name": part} if part else {}
+    dataset = _fetch(f"pyg:{name}", PYG_HOST, place, lambda: make(str(place), **options))
+    return _from_dataset(dataset, name.lower())
+
+
+def ogb(name: str, folder: Path) -> Graph:
+    """A node-property graph of the Open Graph Benchmark with its own split.
+
+    ogbn-products and ogbn-proteins come with both directions of every edge, the others as published.
+    """
+    chosen = next((known for known in OGB_ARCHIVES if known.lower() == name.lower()), None)
+    if chosen is None:
+        raise GraphError(f"ogb:{name} is not one of {', '.join(OGB_ARCHIVES)}{nearest_names(name, OGB_ARCHIVES)}")
+    place = folder / "ogb" / chosen
+    if not (place / "raw").is_dir():
+        _fetch_archive(f"ogb:{chosen}", f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip", place)
+    return readers.read(place, name=chosen)
+
+
+def reachable(address: str, seconds: float = ANSWER_SECONDS) -> bool:
+    """Whether a web host answers at all; gives up after ``seconds``, name look-up included."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(address, method="HEAD")
+        try:
+            urllib.request.urlopen(request, timeout=seconds).close()
+            answers.append(True)
+        except urllib.error.HTTPError:
+            answers.append(True)  # it answered, if only to refuse
+        except (OSError, ValueError):
+            answers.append(False)
+
+    # In a thread of its own, because looking up a name has no time limit.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers and answers[0])
+
+
+def _pyg_datasets(what: str) -> Any:
+    try:
+        from torch_geometric import datasets
+    except ImportError:
+        raise GraphError(f"{what} needs PyG: pip install torch-geometric; {_instead(what)}") from None
+    return datasets
+
+
+def _fetch(what: str, host: str, place: Path, load: Callable[[], Any]) -> Any:
+    """What ``load`` returns; without files from an earlier time the host must answer first."""
+    if not any(place.rglob("processed/*.pt")) and not reachable(host):
+        raise GraphError(f"{what} is not on this machine yet and {host} does not answer; {_instead(what)}")
+    try:
+        return load()
+    except Exception as error:  # whatever a download, an archive or a foreign loader can raise
+        raise GraphError(f"{what} could not be loaded: {_reason(error)}; {_instead(what)}") from error
+
+
+def _fetch_archive(what: str, url: str, place: Path) -> None:
+    """Download and unpack beside ``place``, then rename: the folder is whole or absent."""
+    draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+    try:
+        if not reachable(url):
+            raise GraphError(f"{what} is not on this machine yet and {url} does not answer; {_instead(what)}")
+        draft.mkdir(parents=True)
+        _download(url, draft / "archive.zip")
+        with zipfile.ZipFile(draft / "archive.zip") as archive:
+            archive.extractall(draft / "unpacked")
+        (found,) = (raw.parent for raw in (draft / "unpacked").glob("*/raw"))
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(found, place)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise GraphError(f"{what} could not be fetched: {_reason(error)}; {_instead(what)}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _download(url: str, target: Path) -> None:
+    with urllib.request.urlopen(url, timeout=STALL_SECONDS) as answer, target.open("wb") as file:
+        shutil.copyfileobj(answer, file, 2**20)
+
+
+def _reason(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _instead(what: str) -> str:
+    """What to do without a network; a shape where one has the dataset's name."""
+    from weft.graph.catalog.shapes import SHAPES
+
+    name = what.partition(":")[2].lower()
+    shape = next((known for known in SHAPES if known.lower() == name), None)
+    generated = f'use the generated "shape:{shape}"' if shape else 'use the embedded "demo"'
+    file = f"{name.replace('/', '-')}.npz"
+    return f"connect to the internet, put {file} into $WEFT_DATA or ~/.cache/weft/data, or {generated}"
+
+
+def _from_dataset(dataset: Any, name: str) -> Graph:
+    """The first graph of a PyG dataset, sparse features kept sparse, split where it is not."""
+    try:
+        graph = Graph.from_pyg(dataset[0], name=name)
+    except (TypeError, IndexError, KeyError, AttributeError) as error:
+        raise GraphError(f"{name} does not hold one graph of nodes to classify: {_reason(error)}") from error
+    if isinstance(graph.x, torch.Tensor) and _filled(graph.x) < SPARSE_BELOW:
+        features = SparseFeatures.from_torch(graph.x)
+        fields = (graph.y, graph.train, graph.val, graph.test, graph.relation, name)
+        graph = Graph(graph.adj, features, *fields)
+    if graph.y is not None and graph.train.numel() == 0:
+        graph = graph.random_split(0.6, 0.2, seed=0)
+    return graph
+
+
+def _filled(x: torch.Tensor) -> float:
+    return float(torch.count_nonzero(x)) / max(1, x.numel())

@@ -1,0 +1,187 @@
+"""One name for every graph: ``load("demo")``, ``load("shape:reddit?scale=0.1")``, ``load("my/folder")``.
+
+| name                                             | what it is                                                |
+|--------------------------------------------------|-----------------------------------------------------------|
+| ``demo``                                         | the small graph inside the package                        |
+| a path (has a separator, or exists)              | a saved folder or any file that is read                   |
+| ``NAME`` with NAME.npz or NAME/ in a data folder | that file; folders: ``root``, $WEFT_DATA, ~/.cache/weft/data |
+| ``shape:NAME``, ``shape:NAME?scale=0.1&seed=3``  | generated: :mod:`weft.graph.catalog.shapes`                       |
+| ``planetoid:cora``, ``ogb:ogbn-arxiv``, ``pyg:Reddit``, ``pyg:Amazon/Photo`` | downloaded once               |
+| ``cora``, ``citeseer``, ``pubmed``               | the data folder, else ``planetoid:``                      |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+import torch
+
+from weft.core.errors import GraphError
+from weft.core.graph_stats import GraphStats
+from weft.core.suggest import nearest_names
+from weft.graph import readers
+from weft.graph.catalog import datasets, shapes
+from weft.graph.catalog.shape_stats import shape_stats
+from weft.graph.data.graph import Graph
+from weft.graph.readers import saved_folder as store
+
+DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
+DEMO_SIZES = (2_400, 9_600, 800, 7)
+DATA_VARIABLE = "WEFT_DATA"
+
+FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
+    {"planetoid": datasets.planetoid, "ogb": datasets.ogb, "pyg": datasets.pyg}
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that :func:`load` accepts, as far as it is known without loading it."""
+
+    name: str
+    kind: str
+    num_nodes: int | None = None
+    num_edges: int | None = None
+    num_features: int | None = None
+    num_classes: int | None = None
+    note: str = ""
+
+
+def load(
+    name: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Graph:
+    """The graph of a name or a path, on a device; ``root`` is a data folder to look in first.
+
+    ``seed`` counts for generated graphs only.
+    """
+    if not isinstance(name, (str, os.PathLike)):
+        raise GraphError(f"weft.load takes the name or path of a graph, such as 'demo', not {name!r}")
+    text = os.fspath(name)
+    kind, colon, rest = text.partition(":")
+    if text == "demo":
+        return readers.read(DEMO, name="demo").to(device)
+    if colon and kind == "shape":
+        return _shape(rest, seed, device)
+    if colon and kind in FETCHERS:
+        return FETCHERS[kind](rest, data_folders(root)[0]).to(device)
+    if _looks_like_path(text):
+        return readers.read(Path(text).expanduser()).to(device)
+    return _named(text, root).to(device)
+
+
+def data_folders(root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Where named graphs are looked for, in order; downloads go to the first."""
+    given = [root, os.environ.get(DATA_VARIABLE) or None]
+    folders = [Path(folder).expanduser() for folder in given if folder is not None]
+    return [*folders, Path("~/.cache/weft/data").expanduser()]
+
+
+def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
+    """Everything that can be loaded by name: embedded, in the data folders, generated, downloadable."""
+    listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
+    listed += _found_entries(root)
+    listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
+    listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in datasets.PLANETOID]
+    listed += [Entry(f"ogb:{name}", "download", note="Open Graph Benchmark") for name in datasets.OGB_ARCHIVES]
+    listed.append(Entry("pyg:DATASET", "download", note="any node dataset of PyG, e.g. pyg:Amazon/Photo"))
+    return listed
+
+
+def _looks_like_path(text: str) -> bool:
+    marked = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
+    return marked or readers.is_graph_file(text) or Path(text).exists()
+
+
+def stats(name: str | os.PathLike[str], *, root: str | os.PathLike[str] | None = None) -> GraphStats:
+    """The summary of the graph that :func:`load` would give; a shape's comes from its table, nothing is generated."""
+    kind, _, rest = os.fspath(name).partition(":")
+    if kind != "shape":
+        return load(name, root=root).stats()
+    shape, options = _shape_options(rest, 0)
+    return shape_stats(shapes.scaled(shapes.find(shape), options["scale"]))
+
+
+def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:
+    name, options = _shape_options(rest, seed)
+    return shapes.make(name, seed=int(options["seed"]), scale=options["scale"], device=device)
+
+
+def _shape_options(rest: str, seed: int) -> tuple[str, dict[str, float]]:
+    """``NAME?scale=0.1&seed=3``."""
+    name, _, query = rest.partition("?")
+    options: dict[str, float] = {"seed": seed, "scale": 1.0}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key not in options:
+            raise GraphError(f"shape:{rest}: there is no option {key!r}; a shape takes scale and seed")
+        options[key] = _number(value, key, rest)
+    return name, options
+
+
+def _number(value: str, key: str, rest: str) -> float:
+    try:
+        return int(value) if key == "seed" else float(value)
+    except ValueError:
+        kind = "an integer" if key == "seed" else "a number"
+        raise GraphError(f"shape:{rest}: {key}={value!r} is not {kind}") from None
+
+
+def _named(name: str, root: str | os.PathLike[str] | None) -> Graph:
+    folders = data_folders(root)
+    for folder in folders:
+        for place in (folder / f"{name}.npz", folder / name):
+            if place.exists():
+                return readers.read(place)
+    if name.lower() in datasets.PLANETOID:
+        return datasets.planetoid(name, folders[0])
+    raise GraphError(_unknown(name, folders))
+
+
+def _unknown(name: str, folders: list[Path]) -> str:
+    places = ", ".join(str(folder) for folder in folders)
+    missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {places}"
+    choices = [f"{kind}{known}" for kind, known in _prefixed() if known.lower() == name.lower()]
+    if choices:
+        return f"{missing}; choose {' or '.join(repr(choice) for choice in choices)}"
+    return f"{missing}{nearest_names(name, _all_names(folders))}; `weft data ls` lists what can be loaded"
+
+
+def _prefixed() -> Iterator[tuple[str, str]]:
+    yield from (("shape:", known) for known in shapes.SHAPES)
+    yield from (("planetoid:", known) for known in datasets.PLANETOID)
+    yield from (("ogb:", known) for known in datasets.OGB_ARCHIVES)
+
+
+def _all_names(folders: list[Path]) -> list[str]:
+    found = [place.stem for folder in folders for place in _graphs_in(folder)]
+    return ["demo", *found, *datasets.PLANETOID, *(kind + known for kind, known in _prefixed()), *shapes.SHAPES]
+
+
+def _graphs_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(place for place in folder.iterdir() if place.suffix == ".npz" or store.is_saved(place))
+
+
+def _found_entries(root: str | os.PathLike[str] | None) -> list[Entry]:
+    places = {}
+    for folder in data_folders(root):
+        for place in _graphs_in(folder):
+            places.setdefault(place.stem if place.suffix == ".npz" else place.name, place)
+    return [Entry(name, "file", note=str(place)) for name, place in places.items()]
+
+
+def _shape_entry(shape: shapes.Shape) -> Entry:
+    sizes = (shape.num_nodes, shape.num_edges, shape.num_features, shape.num_classes)
+    kinds = ["directed" if shape.directed else "undirected"]
+    kinds += [f"{shape.relations} relations"] if shape.relations else []
+    kinds += ["several labels per node"] if shape.multilabel else []
+    return Entry(f"shape:{shape.name}", "generated", *sizes, note=f"{', '.join(kinds)}; {shape.source}")

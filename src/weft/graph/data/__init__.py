@@ -1,0 +1,1 @@
+"""The Graph and its parts: edges, features, labels, splits, checks, conversion."""

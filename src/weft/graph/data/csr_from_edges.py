@@ -1,0 +1,123 @@
+"""From a list of edges to CSR by destination, in torch operators alone: the same on CPU and GPU.
+
+One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
+once, and row offsets are found in it by binary search.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.csr.adjacency import Adjacency, offset_dtype
+
+
+def csr_from_edges(
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    weight: Tensor | None = None,
+    relation: Tensor | None = None,
+    *,
+    directed: bool = True,
+) -> tuple[Adjacency, Tensor | None]:
+    """The adjacency of the edges ``src[e] -> dst[e]``, and their relations in its order.
+
+    ``src``, ``dst``, ``weight``, ``relation`` are ``[E]`` and already checked. ``directed=False`` joins every
+    pair both ways exactly once: see :func:`undirected`.
+    """
+    if not directed:
+        src, dst, weight, relation = undirected(src, dst, num_nodes, weight, relation)
+    keys = edge_keys(src, dst, num_nodes)
+    del src, dst
+    keys, order = sort_keys(keys, need_order=weight is not None or relation is not None)
+    if order is not None:
+        weight = None if weight is None else weight[order]
+        relation = None if relation is None else relation[order]
+    indptr = row_offsets(keys, num_nodes, num_nodes)
+    indices = keys.remainder_(num_nodes).to(torch.int32)
+    del keys
+    adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
+    adj.symmetric = adj.symmetric or is_symmetric(adj)
+    return adj, relation
+
+
+def edge_keys(src: Tensor, dst: Tensor, num_cols: int) -> Tensor:
+    """``dst * num_cols + src`` ``[E]`` int64."""
+    # A fresh tensor even when dst is int64 already: the caller changes it in place.
+    return dst.to(torch.int64).mul(num_cols).add_(src)
+
+
+def sort_keys(keys: Tensor, *, need_order: bool) -> tuple[Tensor, Tensor | None]:
+    """Keys ascending, and where each came from (None: not asked for, or they already ascended)."""
+    if bool((keys[1:] >= keys[:-1]).all()):
+        return keys, None
+    ordered, order = torch.sort(keys, stable=need_order)
+    return ordered, order if need_order else None
+
+
+def row_offsets(keys: Tensor, num_rows: int, num_cols: int) -> Tensor:
+    """``indptr [num_rows + 1]`` of sorted keys."""
+    starts = torch.arange(num_rows + 1, dtype=torch.int64, device=keys.device).mul_(num_cols)
+    return torch.searchsorted(keys, starts).to(offset_dtype(keys.numel()))
+
+
+def undirected(
+    src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, relation: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Every joined pair once in each direction, self loops once.
+
+    All given edges between the same two nodes (and of the same relation, where there are relations) become
+    one; its weight is the mean of theirs, so a list that already holds both directions keeps its weights.
+    """
+    low, high = torch.minimum(src, dst), torch.maximum(src, dst)
+    pairs = edge_keys(low, high, num_nodes)
+    del low, high
+    if relation is not None:
+        # Least significant key first; the second, stable sort keeps relations ascending within a pair.
+        order = torch.sort(relation, stable=True).indices
+        pairs, relation = pairs[order], relation[order]
+        weight = None if weight is None else weight[order]
+    pairs, order = sort_keys(pairs, need_order=weight is not None or relation is not None)
+    if order is not None:
+        weight = None if weight is None else weight[order]
+        relation = None if relation is None else relation[order]
+    pairs, weight, relation = _merge_equal(pairs, weight, relation)
+    high, low = pairs // num_nodes, pairs % num_nodes
+    back = (high != low).nonzero().squeeze(1)
+    src, dst = torch.cat([low, high[back]]), torch.cat([high, low[back]])
+    weight = None if weight is None else torch.cat([weight, weight[back]])
+    relation = None if relation is None else torch.cat([relation, relation[back]])
+    return src, dst, weight, relation
+
+
+def _merge_equal(
+    pairs: Tensor, weight: Tensor | None, relation: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Runs of equal (pair, relation) merged; weights averaged in float64, so that equal ones stay equal."""
+    fresh = torch.ones_like(pairs, dtype=torch.bool)
+    fresh[1:] = pairs[1:] != pairs[:-1]
+    if relation is not None:
+        fresh[1:] |= relation[1:] != relation[:-1]
+    first = fresh.nonzero().squeeze(1)
+    if first.numel() == pairs.numel():
+        return pairs, weight, relation
+    if weight is not None:
+        ends = torch.cat([first[1:], first.new_tensor([pairs.numel()])])
+        weight = torch.segment_reduce(weight.double(), "mean", lengths=ends - first).to(weight.dtype)
+    return pairs[first], weight, None if relation is None else relation[first]
+
+
+def is_symmetric(adj: Adjacency) -> bool:
+    """Whether the matrix equals its transpose, weights included.
+
+    Exact. Most directed graphs are found out by their degrees; else a stable sort of the edges by source
+    gives the transpose, to be compared with the original. (On 10 M edges and 2 cores this took 1.5 s, and
+    looking up every edge's mirror image by binary search 4.3 s.)
+    """
+    if not torch.equal(torch.bincount(adj.indices, minlength=adj.num_cols), adj.degrees()):
+        return False
+    order = torch.sort(adj.indices, stable=True).indices
+    if not torch.equal(adj.rows()[order], adj.indices):
+        return False
+    return adj.weight is None or torch.equal(adj.weight[order], adj.weight)

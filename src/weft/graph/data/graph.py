@@ -1,0 +1,299 @@
+"""Graph: edges, features, labels, splits and relations, checked once and then trusted.
+
+Shapes: N nodes, E edges, F features, C classes.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.core.graph_stats import GraphStats
+from weft.graph.data import convert, validate
+from weft.graph.data import stats as summary
+from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges
+from weft.graph.data.labels import as_labels, check_num_classes, count_classes
+from weft.graph.data.sparse_features import SparseFeatures, as_features
+from weft.graph.data.splits import SPLITS, as_split, check_disjoint, random_split
+from weft.graph.data.verify import verify
+from weft.ops.csr.adjacency import Adjacency
+
+
+class Graph:
+    """A graph to train on.
+
+    ``adj`` is the plain :class:`Adjacency` (CSR by destination, no loops added), ``x [N, F]`` dense or
+    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled) or ``[N, C]`` float 0/1,
+    ``train``, ``val``, ``test`` sorted int64 node ids (empty when there are none), ``relation [E]`` int32 in
+    CSR order.
+
+    The constructor only compares shapes; use :meth:`from_edges`, :meth:`from_csr` and the readers for
+    data that has not been checked, or call :meth:`verify`.
+    """
+
+    def __init__(
+        self,
+        adj: Adjacency,
+        x: Tensor | SparseFeatures | None = None,
+        y: Tensor | None = None,
+        train: Tensor | None = None,
+        val: Tensor | None = None,
+        test: Tensor | None = None,
+        relation: Tensor | None = None,
+        name: str = "graph",
+        *,
+        num_classes: int | None = None,
+        num_relations: int | None = None,
+    ) -> None:
+        none = torch.empty(0, dtype=torch.int64, device=adj.device)
+        self.adj, self.x, self.y, self.relation, self.name = adj, x, y, relation, name
+        self.train = none if train is None else train
+        self.val = none if val is None else val
+        self.test = none if test is None else test
+        self._num_classes, self._num_relations = num_classes, num_relations
+        self._stats: GraphStats | None = None
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        adj = self.adj
+        validate.check_num_nodes(adj.num_rows)
+        if adj.num_cols != adj.num_rows or adj.row_scale is not None or adj.col_scale is not None:
+            raise GraphError(f"{adj} is not a plain square adjacency; a graph keeps its edges unscaled")
+        for name in ("x", "y"):
+            if getattr(self, name) is not None:
+                validate.check_rows(getattr(self, name).shape[0], adj.num_rows, name, "node")
+        if self.relation is not None:
+            validate.check_rows(self.relation.numel(), adj.num_edges, "relation", "edge")
+
+    # ---- making one ----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_edges(
+        cls,
+        src: Any,
+        dst: Any,
+        num_nodes: int | None = None,
+        x: Any = None,
+        y: Any = None,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        edge_weight: Any = None,
+        relation: Any = None,
+        directed: bool = True,
+        name: str = "graph",
+        num_classes: int | None = None,
+    ) -> Graph:
+        """A graph from edges ``src[e] -> dst[e]`` in any order: lists, numpy arrays or torch tensors.
+
+        ``num_nodes`` defaults to the rows of ``x`` or ``y``, else to the largest id plus one. ``x`` may be
+        dense, scipy sparse or torch sparse. Splits are boolean masks or node ids. ``y = -1`` marks a node
+        without a label, which no split may hold. Everything is moved to the device of ``src``; float64
+        becomes float32; arrays of the right type are shared, not copied.
+
+        ``directed=True`` keeps every edge as given, parallel ones too (they count twice in a sum).
+        ``directed=False`` adds missing reverse edges and merges duplicates: all given edges between two
+        nodes (and of one relation) become one edge each way, weighted by the mean of theirs.
+        """
+        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
+        if num_nodes is None:
+            num_nodes = next((fields[key].shape[0] for key in ("x", "y") if fields[key] is not None), None)
+        adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed)
+        return cls._assemble(adj, fields, relation, name, num_classes)
+
+    @classmethod
+    def from_csr(
+        cls,
+        indptr: Any,
+        indices: Any,
+        x: Any = None,
+        y: Any = None,
+        train: Any = None,
+        val: Any = None,
+        test: Any = None,
+        edge_weight: Any = None,
+        relation: Any = None,
+        symmetric: bool | None = None,
+        name: str = "graph",
+        num_classes: int | None = None,
+    ) -> Graph:
+        """A graph from CSR by destination: ``indices[indptr[i]:indptr[i+1]]`` are the sources of node i.
+
+        Ids must ascend within a row; ``edge_weight`` and ``relation`` are in the same order. The arrays are
+        scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
+        equals its transpose (weights included), which takes a sort; say it if you know.
+        """
+        adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric)
+        fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
+        return cls._assemble(adj, fields, relation, name, num_classes)
+
+    @classmethod
+    def _assemble(
+        cls,
+        adj: Adjacency,
+        fields: dict[str, Any],
+        relation: Tensor | None,
+        name: str,
+        num_classes: int | None,
+    ) -> Graph:
+        """A graph of checked edges, checked features and labels, and splits still as the user gave them."""
+        x, y = (value if value is None else value.to(adj.device) for value in (fields["x"], fields["y"]))
+        check_num_classes(y, num_classes)
+        graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes)
+        return graph.with_splits(fields["train"], fields["val"], fields["test"])
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, weighted: bool | None = None, **fields: Any) -> Graph:
+        """From a square scipy sparse matrix whose entry (i, j) is the edge i -> j.
+
+        ``weighted=None`` keeps the values as weights unless all are 1. Other arguments as :meth:`from_edges`.
+        """
+        return cls.from_edges(**(convert.scipy_fields(matrix, weighted) | fields))
+
+    @classmethod
+    def from_pyg(cls, data: Any, split: int = 0, name: str = "graph") -> Graph:
+        """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_type and the masks.
+
+        A one-column ``edge_attr`` is a weight where there is no ``edge_weight``; wider ones are left out.
+        ``split`` is the column of masks that hold several splits.
+        """
+        return cls.from_edges(**convert.pyg_fields(data, split), name=name)
+
+    @classmethod
+    def from_dgl(
+        cls, graph: Any, x: str = "feat", y: str = "label", weight: str = "weight", name: str = "graph"
+    ) -> Graph:
+        """From a homogeneous DGL graph; ``x``, ``y`` and ``weight`` name its data.
+
+        Masks are ``train_mask``, ``val_mask``, ``test_mask``; relations are what ``dgl.to_homogeneous`` left.
+        """
+        return cls.from_edges(**convert.dgl_fields(graph, x, y, weight), name=name)
+
+    @classmethod
+    def from_networkx(cls, graph: Any, x: str = "x", y: str = "y", weight: str = "weight", **fields: Any) -> Graph:
+        """From a networkx graph; ``x``, ``y`` and ``weight`` name the attributes of nodes and edges.
+
+        Nodes are numbered in the order of ``graph.nodes``. Other arguments as :meth:`from_edges`.
+        """
+        return cls.from_edges(**(convert.networkx_fields(graph, x, y, weight) | fields))
+
+    # ---- what it is ----------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return self.adj.num_rows
+
+    @property
+    def num_edges(self) -> int:
+        """E: stored directed edges, so an undirected edge counts twice."""
+        return self.adj.num_edges
+
+    @property
+    def num_features(self) -> int:
+        """F, 0 without features."""
+        return 0 if self.x is None else self.x.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """C: classes, or labels a node may have; 0 without labels."""
+        if self._num_classes is None:
+            self._num_classes = count_classes(self.y)
+        return self._num_classes
+
+    @property
+    def num_relations(self) -> int:
+        """R, 0 without relations."""
+        if self._num_relations is None:
+            given = self.relation is not None and self.relation.numel() > 0
+            self._num_relations = int(self.relation.max()) + 1 if given else 0
+        return self._num_relations
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether a node may have several labels (``y`` is a matrix)."""
+        return self.y is not None and self.y.dim() == 2
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """Edge weights ``[E]`` in CSR order."""
+        return self.adj.weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where the edges live."""
+        return self.adj.device
+
+    def __repr__(self) -> str:
+        return summary.describe(self)
+
+    def stats(self) -> GraphStats:
+        """The summary a plan needs, computed once."""
+        if self._stats is None:
+            self._stats = summary.stats_of(self)
+        return self._stats
+
+    def edge_index(self) -> Tensor:
+        """Edges ``[2, E]`` int64, sources above destinations, in CSR order."""
+        return torch.stack([self.adj.indices.long(), self.adj.rows().long()])
+
+    # ---- making another of it ------------------------------------------------------------------------
+
+    def _changed(self, **changes: Any) -> Graph:
+        names = ("adj", "x", "y", *SPLITS, "relation", "name")
+        fields = {name: getattr(self, name) for name in names} | changes
+        return Graph(**fields, num_classes=self._num_classes, num_relations=self._num_relations)
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on another device."""
+        device = torch.empty(0, device=device).device  # "cuda" is a particular one
+        names = ("adj", "x", "y", *SPLITS, "relation")
+        held = {name: getattr(self, name) for name in names}
+        moved = {name: None if value is None else value.to(device) for name, value in held.items()}
+        if all(moved[name] is held[name] for name in names):
+            return self
+        graph = self._changed(**moved)
+        graph._stats = self._stats
+        return graph
+
+    def with_splits(self, train: Any = None, val: Any = None, test: Any = None) -> Graph:
+        """The same graph with other splits: boolean masks ``[N]`` or node ids."""
+        given = dict(zip(SPLITS, (train, val, test), strict=True))
+        ids = {name: as_split(value, self.num_nodes, name, self.device) for name, value in given.items()}
+        check_disjoint(**ids)
+        if self.y is not None:
+            for name in SPLITS:
+                validate.check_labelled(self.y, ids[name], name)
+        return self._changed(**ids)
+
+    def random_split(self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0) -> Graph:
+        """The same graph with its labelled nodes split at random, the same for the same seed on any device.
+
+        An integer is a number of nodes, a float a share; ``test=None`` takes all that remain.
+        """
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        if self.y is not None and not self.multilabel:
+            nodes = nodes[self.y >= 0]
+        parts = random_split(nodes, train, val, test, seed)
+        return self._changed(**dict(zip(SPLITS, parts, strict=True)))
+
+    def verify(self) -> Graph:
+        """Every check on every value; raises a GraphError at the first that fails, returns the graph."""
+        verify(self)
+        return self
+
+    # ---- leaving -------------------------------------------------------------------------------------
+
+    def to_pyg(self) -> Any:
+        """A PyG ``Data`` with boolean masks; sparse features become dense, as PyG's layers expect."""
+        return convert.to_pyg(self)
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the graph as a folder that :func:`weft.open` maps back at once."""
+        from weft.graph.readers import saved_folder as store
+
+        store.save(self, path, overwrite=overwrite)

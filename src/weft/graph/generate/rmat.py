@@ -1,0 +1,127 @@
+"""R-MAT: recursive quadrants, the skewed graph without communities that graph benchmarks use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.graph.data.graph import Graph
+from weft.graph.generate.attributes import dense_features
+from weft.graph.generate.counter import (
+    COIN_BITS,
+    COIN_SIDES,
+    Stream,
+    below,
+    coin_side,
+    hash_,
+    permutation,
+    stream_key,
+)
+from weft.graph.generate.distinct import Propose, distinct_keys, sort_values
+from weft.graph.generate.planted_labels import SHARES, Split, split_nodes
+from weft.graph.generate.wiring import keys_csr, symmetric_csr
+from weft.ops.csr.adjacency import Adjacency
+
+RECURSIVE_ROUNDS = 16  # after these, the few places still missing are filled uniformly
+LEVELS_PER_HASH = 64 // COIN_BITS
+
+
+def rmat(
+    num_nodes: int,
+    num_edges: int,
+    *,
+    a: float = 0.57,
+    b: float = 0.19,
+    c: float = 0.19,
+    num_features: int = 16,
+    num_classes: int = 8,
+    feature_signal: float = 1.5,
+    directed: bool = False,
+    scramble: bool = True,
+    seed: int = 0,
+    split: Split = SHARES,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    name: str = "rmat",
+) -> Graph:
+    """A graph whose edges fall into the quadrants of the matrix with probabilities a, b, c, 1 - a - b - c.
+
+    ``num_edges`` counts stored entries, exactly (an odd number loses one in an undirected graph); there are
+    no self loops and no repeated edges. ``scramble`` renumbers the nodes at random, so that hubs are not all
+    at the beginning. A node's class is the stretch of the matrix it fell into before that. A seed gives the
+    same graph on every device.
+    """
+    _check(num_nodes, num_edges, num_classes, (a, b, c))
+    wanted = num_edges if directed else num_edges // 2
+    need = torch.tensor([wanted], device=device)
+    propose = _quadrant_proposer(num_nodes, (a, b, c), directed, seed)
+    keys = distinct_keys(need, torch.zeros_like(need), propose, torch.zeros_like)
+    place = torch.arange(num_nodes, device=device)
+    if scramble:
+        place = permutation(seed, Stream.SCRAMBLE, num_nodes, device)
+        keys = _renumbered(keys, place, num_nodes, directed)
+    indptr, indices = keys_csr(keys, num_nodes) if directed else symmetric_csr(keys, num_nodes)
+    classes = torch.empty(num_nodes, dtype=torch.int32, device=device)
+    classes[place] = (torch.arange(num_nodes, device=device) * num_classes // num_nodes).to(torch.int32)
+    x = None
+    if num_features:
+        x = dense_features(classes, num_features, num_classes, signal=feature_signal, dtype=dtype, seed=seed)
+    y = classes.to(torch.int64)
+    adj = Adjacency(indptr, indices, symmetric=not directed)
+    return Graph(adj, x, y, *split_nodes(split, y, seed), None, name, num_classes=num_classes)
+
+
+def _check(num_nodes: int, num_edges: int, num_classes: int, quadrants: tuple[float, float, float]) -> None:
+    if num_nodes < 2:
+        raise GraphError(f"num_nodes={num_nodes} must be at least 2")
+    if not 1 <= num_classes <= num_nodes:
+        raise GraphError(f"num_classes={num_classes} must lie in 1..{num_nodes}, the number of nodes")
+    if min(quadrants) < 0.0 or sum(quadrants) > 1.0:
+        raise GraphError(f"a, b, c = {quadrants}: probabilities of three quadrants, with a sum of at most 1")
+    room = num_nodes * (num_nodes - 1)
+    if not 0 <= num_edges <= room // 2:
+        raise GraphError(
+            f"num_edges={num_edges} must lie in 0..{room // 2}, half of the places between {num_nodes} nodes"
+        )
+
+
+def _quadrant_proposer(num_nodes: int, quadrants: tuple[float, float, float], directed: bool, seed: int) -> Propose:
+    def propose(owners: Tensor, slots: Tensor, attempt: int) -> Tensor:
+        if attempt < RECURSIVE_ROUNDS:
+            rows, cols = _recurse(slots, (num_nodes - 1).bit_length(), quadrants, seed, attempt)
+        else:
+            bits = (hash_(stream_key(seed, Stream.EDGE, attempt, which), slots.clone()) for which in (0, 1))
+            rows, cols = (below(part, num_nodes) for part in bits)
+        fits = (rows < num_nodes) & (cols < num_nodes) & (rows != cols)
+        if not directed:
+            rows, cols = torch.minimum(rows, cols), torch.maximum(rows, cols)
+        return rows.mul_(num_nodes).add_(cols)[fits]
+
+    return propose
+
+
+def _recurse(
+    slots: Tensor, levels: int, quadrants: tuple[float, float, float], seed: int, attempt: int
+) -> tuple[Tensor, Tensor]:
+    """A row and a column per slot: one bit of each per level, from one 16-bit coin."""
+    a, b, c = quadrants
+    upper_left, upper, lower_left = coin_side(a), coin_side(a + b), coin_side(a + b + c)
+    rows, cols = torch.zeros_like(slots), torch.zeros_like(slots)
+    bits = slots
+    for level in range(levels):
+        if level % LEVELS_PER_HASH == 0:
+            bits = hash_(stream_key(seed, Stream.EDGE, attempt, level), slots.clone())
+        side = (bits >> (COIN_BITS * (level % LEVELS_PER_HASH))) & (COIN_SIDES - 1)
+        lower = side >= upper
+        right = ((side >= upper_left) & ~lower) | (side >= lower_left)
+        rows.mul_(2).add_(lower)
+        cols.mul_(2).add_(right)
+    return rows, cols
+
+
+def _renumbered(keys: Tensor, place: Tensor, num_nodes: int, directed: bool) -> Tensor:
+    rows, cols = place[keys // num_nodes], place[keys % num_nodes]
+    if not directed:
+        rows, cols = torch.minimum(rows, cols), torch.maximum(rows, cols)
+    return sort_values(rows.mul_(num_nodes).add_(cols))

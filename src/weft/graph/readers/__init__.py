@@ -1,0 +1,87 @@
+"""Graphs from files: ``read(path)`` recognises what lies there.
+
+| what                       | recognised by                         | options                 |
+|----------------------------|---------------------------------------|-------------------------|
+| a saved graph              | folder with meta.json                 | verify                  |
+| OGB's node-property folder | folder with raw/                      | split, directed, name   |
+| numpy archive              | .npz                                  | directed, name          |
+| edge list, a line per edge | .csv .tsv .txt .edges .edgelist (.gz) | of ``Graph.from_edges`` |
+| edge list                  | .parquet .pq                          | of ``Graph.from_edges`` |
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import GraphError
+from weft.graph.data.graph import Graph
+from weft.graph.readers import saved_folder as store
+from weft.graph.readers.npz import read_npz
+from weft.graph.readers.ogb import read_ogb
+from weft.graph.readers.parquet import read_parquet
+from weft.graph.readers.text import read_text
+
+__all__ = ["is_graph_file", "read", "read_npz", "read_ogb", "read_parquet", "read_text"]
+
+READERS: dict[str, Callable[..., Graph]] = {
+    ".npz": read_npz,
+    ".csv": read_text,
+    ".tsv": read_text,
+    ".txt": read_text,
+    ".edges": read_text,
+    ".edgelist": read_text,
+    ".parquet": read_parquet,
+    ".pq": read_parquet,
+}
+
+
+def read(path: str | os.PathLike[str], **options: Any) -> Graph:
+    """The graph at ``path``, whatever its kind; the options of the kind are passed on."""
+    path = Path(path)
+    if not path.exists():
+        raise GraphError(f"{path} does not exist; check the path")
+    reader = _reader_of(path)
+    _check_options(reader, options, path)
+    try:
+        return reader(path, **options)
+    except OSError as error:
+        raise GraphError(f"cannot read {path}: {error.strerror or error}") from None
+    except GraphError as error:
+        if path.name in str(error):
+            raise
+        raise GraphError(f"{path}: {error}") from None  # what a check of arrays found, and where they came from
+
+
+def is_graph_file(name: str) -> bool:
+    """Whether ``name`` ends as a graph file does."""
+    return _ending(name) in READERS
+
+
+def _ending(name: str) -> str:
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def _reader_of(path: Path) -> Callable[..., Graph]:
+    if path.is_dir():
+        return store.open_saved if (path / store.META).is_file() else read_ogb
+    ending = _ending(path.name)
+    if ending not in READERS:
+        raise GraphError(
+            f"{path}: {ending or 'no ending'} is not a known kind of graph file; known are a saved folder, "
+            f"an OGB folder and {', '.join(READERS)} (text also as .gz)"
+        )
+    return READERS[ending]
+
+
+def _check_options(reader: Callable[..., Graph], options: Iterable[str], path: Path) -> None:
+    known = set(inspect.signature(reader).parameters)
+    if "fields" in known:
+        known |= set(inspect.signature(Graph.from_edges).parameters) - {"src", "dst"}
+    known -= {"path", "fields"}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise GraphError(f"{path} takes no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")

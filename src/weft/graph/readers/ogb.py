@@ -1,0 +1,118 @@
+"""OGB's folder of a node-property dataset, as its archives unpack.
+
+    raw/edge.csv.gz, num-node-list.csv.gz, node-feat.csv.gz, node-label.csv.gz     the text layout
+    raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           the binary layout
+    split/<scheme>/train.csv.gz, valid.csv.gz, test.csv.gz
+
+Node years, species and edge features are left out: a graph has no place for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.core.errors import GraphError
+from weft.graph.data.graph import Graph
+from weft.graph.readers.npz import load_archive
+from weft.graph.readers.tables import load_table
+
+SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
+# OGB stores these with one direction of every edge and adds the other when it loads them.
+ONE_WAY = ("products", "proteins")
+
+
+def read_ogb(
+    path: str | Path, split: str | None = None, directed: bool | None = None, name: str | None = None
+) -> Graph:
+    """The graph of an OGB folder.
+
+    ``split`` names the scheme where there are several. ``directed=None`` is what OGB's own loader does: the
+    reverse edges are added for products and proteins, other graphs are taken as stored.
+    """
+    path = Path(path)
+    raw = path / "raw"
+    if not raw.is_dir():
+        raise GraphError(f"{path} is a folder with neither meta.json (a saved graph) nor raw/ (an OGB dataset)")
+    if (raw / "triplet-type-list.csv.gz").exists() or (raw / "relations").exists():
+        raise GraphError(f"{path} is an OGB graph with several node types; only those with one are read")
+    if directed is None:
+        directed = not any(word in path.name for word in ONE_WAY)
+    fields = _binary_fields(raw) if (raw / "data.npz").exists() else _text_fields(raw)
+    splits = _splits(path / "split", split)
+    return Graph.from_edges(**fields, **splits, directed=directed, name=name or path.name)
+
+
+def _text_fields(raw: Path) -> dict[str, Any]:
+    edges = _table(_required(raw, "edge.csv.gz"), np.int64)
+    declared = _table(_required(raw, "num-edge-list.csv.gz"), np.int64)
+    if edges.shape != (int(declared.sum()), 2):
+        raise GraphError(
+            f"{raw / 'edge.csv.gz'} holds {list(edges.shape)} values but num-edge-list.csv.gz speaks of "
+            f"{int(declared.sum())} edges of 2 ends; fetch the dataset again"
+        )
+    nodes = _table(_required(raw, "num-node-list.csv.gz"), np.int64)
+    features, labels = raw / "node-feat.csv.gz", raw / "node-label.csv.gz"
+    return {
+        "src": edges[:, 0],
+        "dst": edges[:, 1],
+        "num_nodes": int(nodes.sum()),
+        "x": _table(features, np.float32) if features.exists() else None,
+        "y": _labels(_table(labels, np.float64)) if labels.exists() else None,
+    }
+
+
+def _binary_fields(raw: Path) -> dict[str, Any]:
+    data = load_archive(raw / "data.npz")
+    edges = _key(data, "edge_index", raw / "data.npz")
+    nodes = _key(data, "num_nodes_list", raw / "data.npz")
+    fields = {"src": edges[0], "dst": edges[1], "num_nodes": int(np.sum(nodes)), "x": data.get("node_feat")}
+    file = raw / "node-label.npz"
+    if file.exists():
+        fields["y"] = _labels(_key(load_archive(file), "node_label", file))
+    return fields
+
+
+def _key(arrays: Mapping[str, np.ndarray], key: str, path: Path) -> np.ndarray:
+    if key not in arrays:
+        raise GraphError(f"{path} has no {key!r} among its keys {sorted(arrays)}")
+    return arrays[key]
+
+
+def _labels(labels: np.ndarray) -> np.ndarray:
+    """OGB marks a node without a label by NaN; here it is -1."""
+    if labels.dtype.kind != "f":
+        return labels
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        return labels.astype(np.float32)
+    return np.where(np.isnan(labels), -1, labels).astype(np.int64)
+
+
+def _splits(folder: Path, scheme: str | None) -> dict[str, np.ndarray]:
+    schemes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    if scheme is None and len(schemes) > 1:
+        raise GraphError(f"{folder} has several schemes, {', '.join(schemes)}; choose one with split=")
+    if scheme is not None and scheme not in schemes:
+        raise GraphError(f"split={scheme!r} is not in {folder}; it has {', '.join(schemes) or 'none'}")
+    if not schemes:
+        return {}
+    chosen = folder / (scheme or schemes[0])
+    return {
+        name: _table(_required(chosen, f"{file}.csv.gz"), np.int64).reshape(-1) for name, file in SPLIT_FILES.items()
+    }
+
+
+def _required(folder: Path, name: str) -> Path:
+    if not (folder / name).exists():
+        raise GraphError(f"{folder / name} is missing; the OGB folder is incomplete, fetch it again")
+    return folder / name
+
+
+def _table(path: Path, dtype: Any) -> np.ndarray:
+    try:
+        return load_table(path, dtype, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise GraphError(f"{path} is not a table of numbers: {error}") from None

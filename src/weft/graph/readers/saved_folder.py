@@ -1,0 +1,180 @@
+"""A graph as a folder of arrays that are mapped, not read: a 100 GB graph opens at once.
+
+    <folder>/meta.json      format, version, sizes, flags, summary, dtype and shape of every array
+    <folder>/<array>.npy    little-endian, C order: indptr, indices, weight, relation, x (or x_indptr,
+                            x_indices, x_values), y, train, val, test; only those the graph has
+
+A folder is written under another name beside its place and then renamed, so it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from weft.core.errors import GraphError
+from weft.core.graph_stats import GraphStats
+from weft.graph.data.graph import Graph
+from weft.graph.data.mapped_array import ArraySpec, map_array, write_array
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.data.splits import SPLITS
+from weft.ops.csr.adjacency import Adjacency
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "weft-graph"
+VERSION = 1
+META = "meta.json"
+
+
+def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write the graph as the folder ``path``; an existing one is replaced only with ``overwrite=True``."""
+    target = Path(path).absolute()
+    _check_target(target, overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = _beside(target, "draft")
+        draft.mkdir()
+    except OSError as error:
+        raise GraphError(f"cannot write {target}: {error.strerror}; choose another folder") from None
+    try:
+        _write(graph, draft)
+        _put_in_place(draft, target)
+    except OSError as error:
+        raise GraphError(f"cannot write {target}: {error.strerror}; nothing was kept of it") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def is_saved(path: str | os.PathLike[str]) -> bool:
+    """Whether the path is a folder that :func:`save` wrote."""
+    try:
+        return json.loads((Path(path) / META).read_text()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def open(path: str | os.PathLike[str], **options: Any) -> Graph:
+    """A saved folder, mapped; any other file or folder is read by its kind: :mod:`weft.graph.readers`."""
+    from weft.graph import readers
+
+    return readers.read(path, **options)
+
+
+def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
+    """A saved folder, mapped: at once, whatever its size, because only sizes and types are compared.
+
+    Pages come from disk as they are touched; writing to them never reaches the file. ``verify=True`` checks
+    every value.
+    """
+    folder = Path(path)
+    meta = _read_meta(folder)
+    try:
+        specs = {name: ArraySpec.from_dict(spec) for name, spec in meta["arrays"].items()}
+        arrays = {name: map_array(folder / f"{name}.npy", spec) for name, spec in specs.items()}
+        graph = _graph_of(meta, arrays)
+        graph._stats = GraphStats.from_dict(meta["stats"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise GraphError(f"{folder / META} lacks or garbles an entry: {error}; save the graph again") from None
+    return graph.verify() if verify else graph
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not is_saved(target):
+        raise GraphError(f"{target} exists and is not a saved graph; it is left alone, choose another folder")
+    if not overwrite:
+        raise GraphError(f"{target} already holds a graph; pass overwrite=True to replace it")
+
+
+def _beside(target: Path, what: str) -> Path:
+    """A free name on the same file system, so that a rename is all it takes."""
+    return target.with_name(f".{target.name}.{what}-{secrets.token_hex(4)}")
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    """Rename the draft to the target, moving a graph that was there aside until that has worked."""
+    if not is_saved(target):
+        os.replace(draft, target)
+        return
+    aside = _beside(target, "old")
+    os.replace(target, aside)
+    try:
+        os.replace(draft, target)
+    except OSError:
+        os.replace(aside, target)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _arrays_of(graph: Graph) -> dict[str, Tensor]:
+    arrays = {"indptr": graph.adj.indptr, "indices": graph.adj.indices, "weight": graph.adj.weight}
+    arrays |= {"relation": graph.relation, "y": graph.y}
+    if isinstance(graph.x, SparseFeatures):
+        matrix = graph.x.matrix
+        arrays |= {"x_indptr": matrix.indptr, "x_indices": matrix.indices, "x_values": matrix.weight}
+    else:
+        arrays["x"] = graph.x
+    arrays |= {name: getattr(graph, name) for name in SPLITS if getattr(graph, name).numel()}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _write(graph: Graph, draft: Path) -> None:
+    specs = {name: write_array(draft / f"{name}.npy", array).to_dict() for name, array in _arrays_of(graph).items()}
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": graph.name,
+        "symmetric": graph.adj.symmetric,
+        "num_features": graph.num_features,
+        "num_classes": graph.num_classes,
+        "num_relations": graph.num_relations,
+        "stats": graph.stats().to_dict(),
+        "arrays": specs,
+    }
+    with (draft / META).open("w") as file:
+        json.dump(meta, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    file = folder / META
+    try:
+        meta = json.loads(file.read_text())
+    except ValueError as error:
+        raise GraphError(f"{file} is not readable JSON ({error}); save the graph again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise GraphError(f"{file} is not the description of a saved graph; expected format {FORMAT!r}")
+    if meta.get("version") != VERSION:
+        raise GraphError(
+            f"{folder} has format version {meta.get('version')!r} and this Weft reads version {VERSION}; "
+            f"save the graph again or use the Weft that wrote it"
+        )
+    return meta
+
+
+def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
+    adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
+    x: Tensor | SparseFeatures | None = arrays.get("x")
+    if "x_indptr" in arrays:
+        matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])
+        x = SparseFeatures(Adjacency(*matrix, weight=arrays["x_values"]))
+    return Graph(
+        adj,
+        x,
+        arrays.get("y"),
+        *(arrays.get(name) for name in SPLITS),
+        relation=arrays.get("relation"),
+        name=meta["name"],
+        num_classes=meta["num_classes"],
+        num_relations=meta["num_relations"],
+    )

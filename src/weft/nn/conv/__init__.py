@@ -1,0 +1,1 @@
+"""One layer per file."""

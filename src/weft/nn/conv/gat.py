@@ -1,0 +1,61 @@
+"""GATConv (Velickovic et al., 2018)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft import ops
+from weft.nn.conv.attention import AttentionConv
+from weft.nn.ending import Ending
+from weft.nn.features import Features, transform
+from weft.nn.initial import ZEROS, glorot
+from weft.ops import Adjacency
+
+
+class GATConv(AttentionConv):
+    """Attention over the in-neighbours and the node itself, head by head (h left out):
+
+        z_j      = W x_j
+        alpha_ij = softmax over j of leaky_relu(<a_src, z_j> + <a_dst, z_i>)
+        y_i      = sum over j of dropout(alpha_ij) z_j        heads side by side or averaged, then + b
+
+    Shapes: ``x [N, in_features]``, ``W [H D, in]``, ``attention [2, H, D]`` = (a_src, a_dst), ``b [out]``,
+    ``y [N, out_features]``. Edge weights are not looked at.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int = 1,
+        concat: bool = True,
+        slope: float = 0.2,
+        dropout: float = 0.0,
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, heads, concat, slope, dropout)
+        width = self.heads * self.head_features
+        self.declare("weight", (width, in_features), glorot(in_features, width))
+        self.declare("attention", (2, self.heads, self.head_features), glorot(self.heads, self.head_features))
+        self.declare_ends(ZEROS if bias else None, residual)
+
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
+        """One product for z and all scores, then the fused attention.
+
+        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows ride along in the
+        product and in its gradients. Multiplying and summing z would pass over it twice more each way.
+        """
+        packed = transform(x, self._weight_with_scores())
+        rate, clock = self.dropout.draw(packed.device)
+        out = ops.graph_attention_packed(
+            adj.with_self_loops(), packed, self.heads, self.slope, rate, clock, self.dropout.site
+        )
+        return self.finish(out, ending)
+
+    def _weight_with_scores(self) -> Tensor:
+        """``[H D + 2 H, in]``: W, then the rows ``a_src^T W`` of every head, then ``a_dst^T W``."""
+        by_head = self.weight.unflatten(0, (self.heads, self.head_features))
+        scores = (self.attention.unsqueeze(-2) @ by_head).flatten(0, -2)
+        return torch.cat([self.weight, scores])

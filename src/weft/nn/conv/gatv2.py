@@ -1,0 +1,64 @@
+"""GATv2Conv (Brody, Alon and Yahav, 2022)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft import ops
+from weft.nn.conv.attention import AttentionConv
+from weft.nn.ending import Ending
+from weft.nn.features import Features, transform
+from weft.nn.initial import ZEROS, glorot, kaiming
+from weft.ops import Adjacency
+
+
+class GATv2Conv(AttentionConv):
+    """Attention whose ranking of neighbours depends on the node that asks, head by head (h left out):
+
+        z_j      = W_src x_j + b_src,   q_i = W_dst x_i + b_dst
+        alpha_ij = softmax over j of <a, leaky_relu(z_j + q_i)>
+        y_i      = sum over j of dropout(alpha_ij) z_j        heads side by side or averaged, then + b
+
+    j runs over the in-neighbours and i itself. ``share_weights=True`` takes ``q = z``. Shapes:
+    ``x [N, in_features]``, ``W_src, W_dst [H D, in]``, ``b_src, b_dst [H D]``, ``attention [H, D]``,
+    ``b [out]``, ``y [N, out_features]``. Edge weights are not looked at.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        heads: int = 1,
+        concat: bool = True,
+        slope: float = 0.2,
+        dropout: float = 0.0,
+        share_weights: bool = False,
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, heads, concat, slope, dropout)
+        width = self.heads * self.head_features
+        self.share_weights = share_weights
+        for end in ("src",) if share_weights else ("src", "dst"):
+            self.declare(f"weight_{end}", (width, in_features), glorot(in_features, width))
+            self.declare(f"bias_{end}", (width,), kaiming(in_features) if bias else None)
+        self.declare("attention", (self.heads, self.head_features), glorot(self.heads, self.head_features))
+        self.declare_ends(ZEROS if bias else None, residual)
+
+    def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
+        """Two products (one product of both would have to be copied apart), then the fused attention."""
+        z = q = transform(x, self.weight_src, self.bias_src)
+        if not self.share_weights:
+            q = transform(x, self.weight_dst, self.bias_dst)
+        rate, clock = self.dropout.draw(z.device)
+        out = ops.graph_attention_v2(
+            adj.with_self_loops(),
+            self.split(z),
+            self.split(q),
+            self.attention,
+            self.slope,
+            rate,
+            clock,
+            self.dropout.site,
+        )
+        return self.finish(out, ending)

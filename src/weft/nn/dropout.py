@@ -1,0 +1,72 @@
+"""Dropout whose mask comes from a clock, and the numbering of the places that draw one.
+
+A runner drives a model by hanging one ``clock [2]`` = (task seed, step) in all of its modules; the mask is
+then a function of (seed, step, site, element) and of nothing else. Outside a runner the clock is empty and
+every call takes a fresh one from torch's generator, so ``torch.manual_seed`` governs a loop of one's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft import ops
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.checks import check_rate
+from weft.nn.features import DroppedFeatures, Features
+
+
+class Dropout(nn.Module):
+    """``y = keep / (1 - p) * x`` while training, ``y = x`` otherwise.
+
+    Shapes: ``x [..., N, F]`` of any size, or sparse features, of which only the stored values are dropped (a
+    zero stays a zero). ``clock`` is an int64 buffer, empty until a runner drives it; ``rate`` holds ``p`` as a
+    0-d float32 buffer, so that tasks that share a step may differ in it; ``site`` keeps places apart.
+    """
+
+    clock: Tensor
+    rate: Tensor
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = check_rate("dropout", p)
+        self.site = 0
+        self.register_buffer("clock", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.register_buffer("rate", torch.tensor(self.p, dtype=torch.float32), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        # A rate of 0.6 must not become 0.6016 when the weights turn to bfloat16.
+        super()._apply(fn, recurse)
+        self.rate = torch.tensor(self.p, dtype=torch.float32, device=self.rate.device)
+        return self
+
+    def draw(self, device: torch.device) -> tuple[Tensor | float, Tensor | None]:
+        """``(rate, clock)`` for an operator that drops by itself; ``(0.0, None)`` where nothing is dropped."""
+        if not self.training or self.p == 0.0:
+            return 0.0, None
+        return self.rate, self.clock if self.clock.numel() else fresh_clock(device)
+
+    def forward(self, x: Features) -> Features:
+        """``x`` with some elements dropped and the others scaled up."""
+        rate, clock = self.draw(x.device)
+        if clock is None:
+            return x
+        if isinstance(x, SparseFeatures):
+            return DroppedFeatures(x.matrix, ops.dropout(x.values, rate, clock, self.site))
+        return ops.dropout(x, rate, clock, self.site)
+
+    def extra_repr(self) -> str:
+        """The rate."""
+        return f"p={self.p:g}"
+
+
+def fresh_clock(device: torch.device) -> Tensor:
+    """A clock ``[2]`` from torch's own generator."""
+    return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+
+
+def assign_sites(model: nn.Module) -> None:
+    """Number the modules of ``model`` that draw masks, in the order of ``model.modules()``."""
+    drawing = [module for module in model.modules() if isinstance(getattr(module, "clock", None), Tensor)]
+    for site, module in enumerate(drawing):
+        module.site = site

@@ -1,0 +1,109 @@
+"""Initial values: which distribution every parameter starts from, and filling a model from one seed.
+
+The distributions are those of PyG's layers, so that a training here and one there start alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from weft.ops.random import torch_bits as random
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Uniform in ``[low, high)``; a constant where both are equal."""
+
+    low: float
+    high: float
+
+    @torch.no_grad()
+    def fill_(self, parameter: Tensor, draw: Callable[[], Tensor]) -> None:
+        """Write initial values into ``parameter``; ``draw`` gives floats in [0, 1) in its shape."""
+        if parameter.is_meta:
+            return  # nothing to write into
+        if self.low == self.high:
+            parameter.fill_(self.low)
+        else:
+            parameter.copy_(draw() * (self.high - self.low) + self.low)
+
+
+ZEROS = Initial(0.0, 0.0)
+ONES = Initial(1.0, 1.0)
+
+
+def glorot(fan_in: int, fan_out: int) -> Initial:
+    """Glorot's uniform distribution: ``sqrt(6 / (fan_in + fan_out))`` to both sides."""
+    bound = sqrt(6.0 / (fan_in + fan_out))
+    return Initial(-bound, bound)
+
+
+def kaiming(fan_in: int) -> Initial:
+    """What ``torch.nn.Linear`` starts from (Kaiming's with a = sqrt 5): ``1 / sqrt(fan_in)`` to both sides."""
+    bound = 1.0 / sqrt(max(fan_in, 1))
+    return Initial(-bound, bound)
+
+
+class Parametrised(nn.Module):
+    """A module that declares each of its parameters together with its initial distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initials: dict[str, Initial] = {}
+
+    def declare(self, name: str, shape: Sequence[int], initial: Initial | None) -> None:
+        """Register the parameter ``name`` with fresh values, or None in its place without an ``initial``."""
+        if initial is None:
+            self.register_parameter(name, None)
+            return
+        parameter = nn.Parameter(torch.empty(*shape))
+        self.initials[name] = initial
+        self.register_parameter(name, parameter)
+        initial.fill_(parameter, lambda: torch.rand(*shape))
+
+
+def reset_parameters(model: nn.Module, seed: int) -> None:
+    """Give every parameter of ``model`` fresh initial values, the same on every device for one ``seed``.
+
+    Parameter number i draws from stream i of the seed. Modules of other libraries that know how to reset
+    themselves do so under a generator seeded alike; parameters nobody knows a distribution for stay as they
+    are. Running statistics start afresh.
+    """
+    strangers: dict[nn.Module, int] = {}
+    for stream, (module, name, parameter) in enumerate(_owned_parameters(model)):
+        initial = _initial_of(module, name)
+        if initial is not None:
+            shape, device = parameter.shape, parameter.device
+            initial.fill_(parameter, lambda s=stream, sh=shape, d=device: random.uniform(seed, s, sh, d))
+        elif hasattr(module, "reset_parameters"):
+            strangers.setdefault(module, stream)
+    for module, stream in strangers.items():
+        _reset_stranger(module, seed + stream)
+    for module in model.modules():
+        if hasattr(module, "reset_running_stats"):
+            module.reset_running_stats()
+
+
+def _owned_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every parameter once, with the module it hangs in, in the order of ``model.parameters()``."""
+    for path, parameter in model.named_parameters():
+        prefix, _, name = path.rpartition(".")
+        yield model.get_submodule(prefix), name, parameter
+
+
+def _initial_of(module: nn.Module, name: str) -> Initial | None:
+    if isinstance(module, Parametrised):
+        return module.initials.get(name)
+    return kaiming(module.in_features) if type(module) is nn.Linear else None
+
+
+def _reset_stranger(module: nn.Module, seed: int) -> None:
+    devices = {p.device for p in module.parameters() if p.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)):
+        torch.manual_seed(seed)
+        module.reset_parameters()

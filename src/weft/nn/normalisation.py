@@ -1,0 +1,31 @@
+"""Forms of the adjacency that layers aggregate over, each built once and kept on the plain one."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.ops import Adjacency
+from weft.ops.csr.adjacency import offset_dtype
+
+
+def unweighted(adj: Adjacency) -> Adjacency:
+    """The structure without edge weights: SAGE, GIN and the attention layers do not look at them."""
+    return adj if adj.weight is None else adj.derived("unweighted", adj.scaled)
+
+
+def plus_identity(adj: Adjacency) -> Adjacency:
+    """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
+    return adj.derived("plus identity", lambda: _add_identity(unweighted(adj)))
+
+
+def _add_identity(adj: Adjacency) -> Adjacency:
+    rows, cols = adj.rows(), adj.indices
+    if not bool((rows == cols).any()):
+        return adj.with_self_loops()  # the same matrix, shared with the layers that want self loops
+    ids = torch.arange(adj.num_rows + 1, dtype=cols.dtype, device=adj.device)
+    rows, cols = torch.cat([rows, ids[:-1]]), torch.cat([cols, ids[:-1]])
+    order = torch.sort(rows.long() * adj.num_cols + cols).indices
+    indptr = (adj.indptr.long() + ids).to(offset_dtype(cols.numel()))
+    more = Adjacency(indptr, cols[order], adj.num_cols, symmetric=adj.symmetric)
+    more.nodes = adj.nodes
+    return more

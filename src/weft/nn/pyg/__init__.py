@@ -1,0 +1,1 @@
+"""Conversion of layers and models from and to PyG."""

@@ -1,0 +1,1 @@
+"""Graph attention (GAT and GATv2), forward and backward."""

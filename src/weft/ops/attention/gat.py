@@ -1,0 +1,255 @@
+"""graph_attention: GAT's scores, softmax and weighted sum in one pass, nothing of the size of the edges in memory.
+
+    s[e, h]      = leaky_relu(a_src[j, h] + a_dst[i, h])                    for e = (j -> i)
+    alpha[e, h]  = softmax of s over the in-edges of i
+    out[i, h, :] = sum over e of keep[e, h] / (1 - rate) * alpha[e, h] * x[j, h, :]
+
+The backward pass walks the transpose once. With ``delta = <grad, out>`` per row and head,
+
+    d s[e]    = alpha[e] * (keep / (1 - rate) * <grad[i], x[j]> - delta[i])
+    d x[j]    = sum over e of keep / (1 - rate) * alpha[e] * grad[i]
+    d a_src[j] = sum over the out-edges of j of d s[e] * slope(e)
+
+and ``d a_dst[i]``, a sum over in-edges, needs no second pass: since the d s of a row sum to zero and slope(e)
+takes two values, it is ``(1 - slope) * (<grad, out_plus> - delta * alpha_plus)``, where ``out_plus`` and
+``alpha_plus`` are the forward sums restricted to edges with a positive argument. The forward pass keeps them.
+
+Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from weft.core.errors import InputError
+from weft.ops import cpu
+from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
+from weft.ops.attention.gat_forward_triton import attention_forward_triton
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
+from weft.ops.dense.bias_act_dropout import as_rate, lead_task
+from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.random.torch_bits import keep_mask_rows
+
+
+def coefficient_mask(rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int) -> Tensor | None:
+    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row of the mask."""
+    if rate is None:
+        return None
+    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads)
+    return torch.where(keep, (1.0 / (1.0 - rate.to(torch.float32)))[..., None, None], 0.0)
+
+
+def attention_torch(x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk) -> Tensor:
+    """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    scores = leaky_relu(a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc), slope)
+    alpha = segment_softmax(scores, walk)
+    if mask is not None:
+        alpha = alpha * mask
+    messages = alpha[..., None] * x.index_select(-3, cols).to(acc)
+    out = segment_sum(messages.flatten(-2), walk)
+    return out.unflatten(-1, x.shape[-2:]).to(x.dtype)
+
+
+def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
+    """``(out, out_plus, alpha_plus, log of the softmax's denominator)``: reference for the fused forward."""
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
+    scores = leaky_relu(argument, slope)
+    alpha = segment_softmax(scores, walk)
+    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    kept = alpha if mask is None else alpha * mask
+    positive = (argument > 0).to(acc)
+    gathered = x.index_select(-3, cols).to(acc)
+    out = segment_sum((kept[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
+    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
+    alpha_plus = segment_sum(alpha * positive, walk)
+    return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, walk)
+
+
+def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope: float):
+    """``(stats [..., N, 3, H], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta.
+
+    Side by side, the three numbers an edge needs of its destination cost one cache line, not three; heads run
+    fastest, so that one load takes a kind for all of them.
+    """
+    acc = log_sum.dtype
+    delta = (grad.to(acc) * out.to(acc)).sum(-1)
+    plus = (grad.to(acc) * out_plus.to(acc)).sum(-1)
+    stats = torch.stack([a_dst.to(acc), log_sum, delta], -2)
+    return stats, ((1.0 - slope) * (plus - delta * alpha_plus)).to(a_dst.dtype)
+
+
+def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk):
+    """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
+    a_dst, log_sum, delta = stats.unbind(-2)
+    cols, rows = walk.indices.long(), walk.rows()
+    acc = accumulate_dtype(x.dtype)
+    argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
+    alpha = (leaky_relu(argument, slope) - log_sum.index_select(-2, rows)).exp()
+    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    gathered = grad.index_select(-3, rows).to(acc)
+    dots = (gathered * x.index_select(-3, cols).to(acc)).sum(-1)
+    kept = alpha if mask is None else alpha * mask
+    d_score = kept * dots - alpha * delta.index_select(-2, rows)
+    d_argument = torch.where(argument > 0, d_score, d_score * slope)
+    grad_x = x.new_zeros(x.shape, dtype=acc).index_add(-3, cols, kept[..., None] * gathered)
+    grad_a = a_src.new_zeros(a_src.shape, dtype=acc).index_add(-2, cols, d_argument)
+    return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
+
+
+def attend(x, a_src, a_dst, slope, rate, clock, site, walk: Walk, training: bool):
+    """``(out, out_plus, alpha_plus, log_sum)`` by whatever serves the tensors."""
+    if use_triton(x):
+        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, walk, training)
+    x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
+    if cpu.serves(x, a_src, a_dst):
+        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk)
+    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk)
+
+
+def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: Walk, back: Walk):
+    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` is what the forward gave."""
+    out, out_plus, alpha_plus, log_sum = saved
+    stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+    return *_walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk, back), grad_a_dst
+
+
+def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk, back: Walk):
+    """``(grad_x, grad_a_src)`` by whatever serves the tensors."""
+    if use_triton(x):
+        return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
+    grad, x, a_src = grad.contiguous(), x.contiguous(), a_src.contiguous()
+    if cpu.serves(x, a_src):
+        a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-2))
+        return cpu.attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back)
+    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk)
+
+
+@torch.library.custom_op(
+    "weft::graph_attention",
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
+        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
+def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
+
+
+@torch.library.custom_op(
+    "weft::graph_attention_row_gradient",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor a_dst, Tensor log_sum, float slope)"
+        " -> (Tensor, Tensor)"
+    ),
+)
+def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    serve = attention_row_gradient_triton if use_triton(grad) else attention_row_gradient_torch
+    return serve(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
+
+
+@torch.library.custom_op(
+    "weft::graph_attention_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
+        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
+    ),
+)
+def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+    return _walk_back(grad, x, a_src, stats, slope, rate, clock, site, unpack(walk), unpack(back))
+
+
+@_op.register_fake
+def _fake(x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    rows = walk[0].shape[0] - 1
+    out = x.new_empty(*x.shape[:-3], rows, *x.shape[-2:])
+    stats = x.new_empty(*x.shape[:-3], rows, x.shape[-2], dtype=accumulate_dtype(x.dtype))
+    return out, torch.empty_like(out), stats, torch.empty_like(stats)
+
+
+@_row_gradient_op.register_fake
+def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    stats = log_sum.new_empty(*log_sum.shape[:-1], 3, log_sum.shape[-1])
+    return stats, torch.empty_like(a_dst, memory_format=torch.contiguous_format)
+
+
+@_backward_op.register_fake
+def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+    contiguous = torch.contiguous_format
+    return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
+
+
+def _setup(ctx, inputs, output):
+    x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
+    ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
+
+
+def _backward(ctx, grad, *_):
+    x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
+    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    if grad is None:
+        return None, None, None, None, None, None, None, *nothing
+    stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
+    grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
+    return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+@_op.register_vmap
+def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, walk, back):
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
+    rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
+    return _op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0, 0)
+
+
+@_row_gradient_op.register_vmap
+def _row_gradient_vmap(info, in_dims, grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
+    tensors = (grad, out, out_plus, alpha_plus, a_dst, log_sum)
+    lead = [lead_task(v, d, info.batch_size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
+    return _row_gradient_op(*lead, slope), (0, 0)
+
+
+@_backward_op.register_vmap
+def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+    lead = [lead_task(v, d, info.batch_size) for v, d in zip((grad, x, a_src, stats), in_dims[:4], strict=True)]
+    rate, clock = lead_task(rate, in_dims[5], info.batch_size), lead_task(clock, in_dims[6], info.batch_size)
+    return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0)
+
+
+def graph_attention(
+    adj: Adjacency,
+    x: Tensor,
+    a_src: Tensor,
+    a_dst: Tensor,
+    slope: float = 0.2,
+    dropout: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+) -> Tensor:
+    """GAT's attention over ``x [..., M, H, D]`` with ``a_src [..., M, H]``, ``a_dst [..., N, H]``.
+
+    Returns ``[..., N, H, D]``. ``dropout`` falls on the normalised coefficients and needs a ``clock``.
+    """
+    if x.shape[-3] != adj.num_cols or a_dst.shape[-2] != adj.num_rows:
+        raise InputError(
+            f"graph_attention: x has {x.shape[-3]} rows and a_dst {a_dst.shape[-2]};"
+            f" the adjacency is {adj.num_rows} x {adj.num_cols}"
+        )
+    rate = as_rate(dropout, x.device) if clock is not None else None
+    clock = None if rate is None else clock
+    walk, back = pack(adj), pack_backward(adj)
+    return _op(x, a_src, a_dst, slope, rate, clock, site, walk, back)[0]

@@ -1,0 +1,1 @@
+"""The sparse matrix and the order in which kernels traverse it."""

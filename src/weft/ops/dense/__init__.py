@@ -1,0 +1,1 @@
+"""Dense products and the bias, activation and dropout after them."""

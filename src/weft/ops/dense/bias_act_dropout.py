@@ -1,0 +1,257 @@
+"""Bias, activation and counter-based dropout in one pass; plain dropout is the case without the others.
+
+    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
+
+The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f. Values without
+columns (a task's stored values ``[Z]``) are rows of one.
+``parts`` > 1 says that the last dimension is that many parts side by side (heads), each a row of the mask by itself.
+
+Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a
+task, so every task of a group has its own seed and its own rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, relu
+
+from weft.core.errors import InputError
+from weft.ops import cpu
+from weft.ops.dense.bias_act_dropout_triton import (
+    bias_act_dropout_backward_bias_triton,
+    bias_act_dropout_backward_triton,
+    bias_act_dropout_triton,
+)
+from weft.ops.dense.column_sum import column_sum
+from weft.ops.launch.backend import on_gpu, use_triton
+from weft.ops.random.torch_bits import keep_mask_rows
+
+ACTIVATIONS = ("none", "relu", "elu")
+
+
+def _activate(x: Tensor, act: str) -> Tensor:
+    return relu(x) if act == "relu" else elu(x) if act == "elu" else x
+
+
+def _per_task(values: Tensor, x: Tensor, lead: int) -> Tensor:
+    """Reshape ``values [..lead.., *rest]`` so that its leading dimensions broadcast against ``x``."""
+    return values.reshape(*values.shape[:lead], *(1,) * (x.dim() - values.dim()), *values.shape[lead:])
+
+
+def _mask(x: Tensor, rate: Tensor, clock: Tensor, site: int, parts: int) -> Tensor:
+    """``keep / (1 - rate)`` in the shape of ``x``; elements are counted inside one task."""
+    lead = clock.dim() - 1
+    columns = x.shape[-1] // parts
+    rows = x[(0,) * lead].numel() // columns if x.numel() else 0
+    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, rows, columns).reshape(x.shape)
+    scale = (1.0 / (1.0 - rate.to(torch.float32))).expand(clock.shape[:-1])
+    return torch.where(keep, _per_task(scale, x, lead), 0.0)
+
+
+def bias_act_dropout_torch(
+    x: Tensor, bias: Tensor | None, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
+) -> Tensor:
+    """Reference."""
+    out = x if bias is None else x + (_per_task(bias, x, bias.dim() - 1) if bias.dim() > 1 else bias)
+    out = _activate(out, act)
+    return out if rate is None else (out * _mask(x, rate, clock, site, parts)).to(x.dtype)
+
+
+def bias_act_dropout_backward_torch(
+    grad: Tensor, out: Tensor, act: str, rate: Tensor | None, clock: Tensor | None, site: int, parts: int = 1
+) -> Tensor:
+    """Reference: gradient to ``x`` from the saved *output*; the mask is recomputed, never stored."""
+    dtype = out.dtype
+    if rate is not None:
+        mask = _mask(grad, rate, clock, site, parts)
+        grad = grad * mask
+        out = torch.where(mask > 0, out / mask, 0.0)
+    if act == "relu":
+        grad = torch.where(out > 0, grad, 0.0)
+    elif act == "elu":
+        grad = torch.where(out > 0, grad, grad * (out + 1.0))
+    return grad.to(dtype)
+
+
+@torch.library.custom_op(
+    "weft::bias_act_dropout",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? bias, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
+)
+def _op(x, bias, act, rate, clock, site, parts=1):
+    if use_triton(x):
+        return bias_act_dropout_triton(x, bias, act, rate, clock, site, parts)
+    if cpu.serves(x, bias):
+        return cpu.bias_act_dropout(x, bias, act, rate, clock, site, parts)
+    out = bias_act_dropout_torch(x, bias, act, rate, clock, site, parts)
+    return out.clone() if out is x else out
+
+
+@torch.library.custom_op(
+    "weft::bias_act_dropout_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor out, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
+)
+def _backward_op(grad, out, act, rate, clock, site, parts=1):
+    if use_triton(grad):
+        return bias_act_dropout_backward_triton(grad, out, act, rate, clock, site, parts)
+    if cpu.serves(grad, out):
+        return cpu.bias_act_dropout_backward(grad, out, act, rate, clock, site, parts)
+    result = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site, parts)
+    return result.clone() if result is grad else result
+
+
+@_op.register_fake
+def _fake(x, bias, act, rate, clock, site, parts=1):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@_backward_op.register_fake
+def _backward_fake(grad, out, act, rate, clock, site, parts=1):
+    return torch.empty_like(grad, memory_format=torch.contiguous_format)
+
+
+def _setup(ctx, inputs, output):
+    _, bias, ctx.act, rate, clock, ctx.site, ctx.parts = inputs
+    ctx.bias_shape = None if bias is None else bias.shape
+    ctx.save_for_backward(output, rate, clock)
+
+
+def _backward(ctx, grad):
+    out, rate, clock = ctx.saved_tensors
+    bias_shape = ctx.bias_shape if ctx.needs_input_grad[1] else None
+    if torch.is_grad_enabled() and ctx.act == "none" and bias_shape is None:  # it is to be differentiated in turn
+        return _op(grad.contiguous(), None, "none", rate, clock, ctx.site, ctx.parts), *(None,) * 6
+    grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site, ctx.parts)
+    return grad_x, grad_bias, None, None, None, None, None
+
+
+def epilogue_gradients(
+    grad: Tensor,
+    out: Tensor,
+    bias_shape: Sequence[int] | None,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients to what the epilogue was given and to its bias, in as few passes as possible."""
+    changes = act != "none" or rate is not None
+    if bias_shape is None:
+        return _backward_op(grad, out, act, rate, clock, site, parts) if changes else grad, None
+    if changes and on_gpu(grad):
+        return _backward_bias_op(grad, out, list(bias_shape), act, rate, clock, site, parts)
+    grad_x = _backward_op(grad, out, act, rate, clock, site, parts) if changes else grad
+    return grad_x, column_sum(grad_x.flatten(len(bias_shape) - 1, -2))
+
+
+BACKWARD_BIAS_SCHEMA = (
+    "(Tensor grad, Tensor out, int[] bias_shape, str act, Tensor? rate, Tensor? clock, int site, int parts=1)"
+    " -> (Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("weft::bias_act_dropout_backward_bias", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
+def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
+    shape = torch.Size(bias_shape)
+    if use_triton(grad):
+        return bias_act_dropout_backward_bias_triton(grad, out, shape, act, rate, clock, site, parts)
+    return bias_act_dropout_backward_bias_torch(grad, out, shape, act, rate, clock, site, parts)
+
+
+def bias_act_dropout_backward_bias_torch(
+    grad, out, bias_shape, act, rate, clock, site, parts=1
+) -> tuple[Tensor, Tensor]:
+    """Reference: the gradient to ``x``, and its sum over everything that shares a bias."""
+    grad_x = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site, parts)
+    return grad_x.clone(), grad_x.flatten(len(bias_shape) - 1, -2).sum(-2)
+
+
+@_backward_bias_op.register_fake
+def _backward_bias_fake(grad, out, bias_shape, act, rate, clock, site, parts=1):
+    return torch.empty_like(grad, memory_format=torch.contiguous_format), grad.new_empty(bias_shape)
+
+
+@_backward_bias_op.register_vmap
+def _backward_bias_vmap(info, in_dims, grad, out, bias_shape, act, rate, clock, site, parts=1):
+    size = info.batch_size
+    grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
+    rate, clock = lead_task(rate, in_dims[4], size), lead_task(clock, in_dims[5], size)
+    shape = [size, *bias_shape]
+    return _backward_bias_op(grad.contiguous(), out.contiguous(), shape, act, rate, clock, site, parts), (0, 0)
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+def lead_task(value, dim, size):
+    """Bring the batch dimension of a tensor (or None) to the front, adding it where it is missing."""
+    if value is None:
+        return None
+    return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
+
+
+@_op.register_vmap
+def _vmap(info, in_dims, x, bias, act, rate, clock, site, parts=1):
+    size = info.batch_size
+    x, rate, clock = (
+        lead_task(x, in_dims[0], size),
+        lead_task(rate, in_dims[3], size),
+        lead_task(clock, in_dims[4], size),
+    )
+    bias = lead_task(bias, in_dims[1], size) if bias is not None and in_dims[1] is not None else bias
+    return _op(x, bias, act, rate, clock, site, parts), 0
+
+
+@_backward_op.register_vmap
+def _backward_vmap(info, in_dims, grad, out, act, rate, clock, site, parts=1):
+    size = info.batch_size
+    grad, out = lead_task(grad, in_dims[0], size), lead_task(out, in_dims[1], size)
+    rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
+    return _backward_op(grad.contiguous(), out.contiguous(), act, rate, clock, site, parts), 0
+
+
+def bias_act_dropout(
+    x: Tensor,
+    bias: Tensor | None = None,
+    act: str = "none",
+    p: float | Tensor = 0.0,
+    clock: Tensor | None = None,
+    site: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """``dropout(act(x + bias))`` over ``x [..., N, F]`` in one pass.
+
+    ``act`` is one of ``"none"``, ``"relu"``, ``"elu"``. Without a ``clock``, or with ``p == 0.0``, nothing is
+    dropped. ``p`` may be a tensor so that every task has its own rate. ``parts`` is how many heads stand side by
+    side in F: the mask of a head's column does not depend on how wide the others are.
+    """
+    if act not in ACTIVATIONS:
+        raise InputError(f"bias_act_dropout: act={act!r} must be one of {', '.join(ACTIVATIONS)}")
+    rate = as_rate(p, x.device) if clock is not None else None
+    if rate is None:
+        clock = None
+        if bias is None and act == "none":
+            return x
+    if clock is not None and bias is None and x.dim() == clock.dim():
+        # Values in a row of their own: as columns of one row their masks would be pieces of one long sequence.
+        return _op(x.unsqueeze(-1), None, act, rate, clock, site, parts).squeeze(-1)
+    return _op(x, bias, act, rate, clock, site, parts)
+
+
+def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
+    """The rate as a float32 tensor, or None where nothing is dropped."""
+    if isinstance(p, Tensor):
+        return p
+    if not 0.0 <= p < 1.0:
+        raise InputError(f"dropout: p={p} must be at least 0 and below 1")
+    return torch.full((), p, dtype=torch.float32, device=device) if p > 0.0 else None
+
+
+def dropout(x: Tensor, p: float | Tensor, clock: Tensor, site: int = 0) -> Tensor:
+    """Drop each element of ``x`` with probability ``p``; the mask depends on (seed, step), site, element."""
+    return bias_act_dropout(x, None, "none", p, clock, site)

@@ -1,0 +1,1 @@
+"""How a kernel is chosen and launched: backend, grid, Triton's language."""

@@ -1,0 +1,32 @@
+"""Triton's language where it is installed; inert stand-ins where it is not.
+
+A machine without a GPU needs no Triton to train. There the kernels below are never launched, but the
+modules that hold them are imported.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from weft.ops.launch.backend import have_triton
+
+
+class InertKernel:
+    """What a kernel is where Triton is missing: it has a name and can be asked for, not launched."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise RuntimeError(f"{self.fn.__name__} is a Triton kernel, and Triton is not installed")
+
+
+if have_triton():
+    import triton
+    import triton.language as tl
+else:
+    triton: Any = SimpleNamespace(jit=InertKernel)  # type: ignore[no-redef]
+    tl: Any = SimpleNamespace(float32="float32", float64="float64")  # type: ignore[no-redef]
+
+__all__ = ["InertKernel", "tl", "triton"]

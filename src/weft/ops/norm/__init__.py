@@ -1,0 +1,1 @@
+"""Batch and layer norm, fused with the activation and dropout that follow."""

@@ -1,0 +1,279 @@
+"""Triton kernels of ``batch_norm.py``: the columns' moments, the pass that uses them, and the two of the backward.
+
+Every kernel takes a range of rows of some columns; sums over ranges are parts, added in a fixed order. How rows are
+shared out does not depend on the number of tasks, so that each has the sums it has alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.dense.partial_sums_triton import add_parts
+from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
+from weft.ops.launch.launch import PROGRAMS, triton_acc
+from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.norm.act_dropout_triton import TILE, drop_arguments, drop_key, end, end_backward
+
+
+@triton.jit
+def _moments_kernel(
+    x, partial, N, rows_per_program,
+    F: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """Mean, and sum of squares about it, of the columns of a range of rows.
+
+    Each lane moves a mean of its own along (Welford), and lanes are merged at the end (Chan), all of it less the
+    column's first value: so nothing cancels where a column's mean is large and its deviation small.
+    """
+    part = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    origin = tl.load(x + task * N * F + f, mask=in_f, other=0.0).to(ACC)
+    first = part * rows_per_program
+    last = tl.minimum(first + rows_per_program, N)
+    seen = tl.full([], 0.0, ACC)
+    mean = tl.zeros([BN, BF], ACC)
+    spread = tl.zeros([BN, BF], ACC)
+    for base in range(first, last, BN):
+        n = base + tl.arange(0, BN)
+        mask = (n < last)[:, None] & in_f[None, :]
+        at = (task * N + n)[:, None] * F + f[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(ACC) - origin[None, :]
+        seen += 1.0
+        away = tl.where(mask, value - mean, 0.0)
+        mean += away * (1.0 / seen)
+        spread += away * (value - mean)
+    lane = tl.arange(0, BN)
+    count = ((tl.maximum(last - first - lane, 0) + BN - 1) // BN).to(ACC)[:, None]  # rows that each lane has seen
+    centre = tl.sum(mean * count, 0) / (last - first)
+    away = mean - centre[None, :]
+    into = partial + (task * tl.num_programs(0) + part) * 2 * F + f
+    tl.store(into, centre, mask=in_f)
+    tl.store(into + F, tl.sum(spread + away * away * count, 0), mask=in_f)
+
+
+@triton.jit
+def _merge_kernel(
+    x, partial, mean, var, N, rows_per_program, parts,
+    F: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """The moments of all ranges made one: first the mean, then the squares about it."""
+    task = tl.program_id(1).to(tl.int64)
+    f = tl.program_id(0) * BF + tl.arange(0, BF)
+    in_f = f < F
+    total = tl.zeros([BP, BF], ACC)
+    for base in range(0, parts, BP):
+        p = base + tl.arange(0, BP)
+        mask = (p < parts)[:, None] & in_f[None, :]
+        count = tl.minimum(N - p * rows_per_program, rows_per_program).to(ACC)[:, None]
+        at = (task * parts + p)[:, None] * 2 * F + f[None, :]
+        total += count * tl.load(partial + at, mask=mask, other=0.0)
+    centre = tl.sum(total, 0) / N
+    spread = tl.zeros([BP, BF], ACC)
+    for base in range(0, parts, BP):
+        p = base + tl.arange(0, BP)
+        mask = (p < parts)[:, None] & in_f[None, :]
+        count = tl.minimum(N - p * rows_per_program, rows_per_program).to(ACC)[:, None]
+        at = (task * parts + p)[:, None] * 2 * F + f[None, :]
+        away = tl.load(partial + at, mask=mask, other=0.0) - centre[None, :]
+        spread += tl.where(mask, tl.load(partial + at + F, mask=mask, other=0.0) + away * away * count, 0.0)
+    origin = tl.load(x + task * N * F + f, mask=in_f, other=0.0).to(ACC)
+    tl.store(mean + task * F + f, origin + centre, mask=in_f)
+    tl.store(var + task * F + f, tl.sum(spread, 0) / N, mask=in_f)
+
+
+@triton.jit
+def _columns(mean, var, weight, bias, eps, task, f, F: tl.constexpr, ACC: tl.constexpr):
+    """Centre, 1 / deviation, scale and shift of the columns ``f``."""
+    in_f = f < F
+    centre = tl.load(mean + task * F + f, mask=in_f, other=0.0).to(ACC)[None, :]
+    deviation = 1.0 / tl.sqrt(tl.load(var + task * F + f, mask=in_f, other=1.0).to(ACC) + eps)[None, :]
+    scale = tl.load(weight + task * F + f, mask=in_f, other=0.0).to(ACC)[None, :]
+    move = tl.load(bias + task * F + f, mask=in_f, other=0.0).to(ACC)[None, :]
+    return centre, deviation, scale, move
+
+
+@triton.jit
+def _apply_kernel(
+    x, mean, var, weight, bias, rate, clock, out, N, eps, site, stride_rate, stride_clock,
+    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr,
+    ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    task = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    centre, deviation, scale, move = _columns(mean, var, weight, bias, eps, task, f, F, ACC)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
+    mask = (n < N)[:, None] & (f < F)[None, :]
+    at = (task * N + n)[:, None] * F + f[None, :]
+    normal = (tl.load(x + at, mask=mask, other=0.0).to(ACC) - centre) * deviation
+    # Rounded once, here and in the backward pass: both must see the same sign.
+    value = end(tl.fma(normal, scale, move), key, fraction, n, f, F, W, ACT, DROP)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sums_kernel(
+    grad, x, mean, var, weight, bias, rate, clock, partial, N, rows_per_program, eps, site, stride_rate, stride_clock,
+    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr,
+    ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """``sum of slope * normalised x`` and ``sum of slope`` over a range of rows, the slope behind the activation."""
+    part = tl.program_id(0)
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    centre, deviation, scale, move = _columns(mean, var, weight, bias, eps, task, f, F, ACC)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
+    first = part * rows_per_program
+    last = tl.minimum(first + rows_per_program, N)
+    total = tl.zeros([BN, BF], ACC)
+    product = tl.zeros([BN, BF], ACC)
+    for base in range(first, last, BN):
+        n = (base + tl.arange(0, BN)).to(tl.int64)
+        mask = (n < last)[:, None] & in_f[None, :]
+        at = (task * N + n)[:, None] * F + f[None, :]
+        slope = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
+        normal = (tl.load(x + at, mask=mask, other=0.0).to(ACC) - centre) * deviation
+        slope = end_backward(slope, tl.fma(normal, scale, move), key, fraction, n, f, F, W, ACT, DROP)
+        total += slope
+        product += slope * normal
+    into = partial + (task * tl.num_programs(0) + part) * 2 * F + f
+    tl.store(into, tl.sum(product, 0), mask=in_f)
+    tl.store(into + F, tl.sum(total, 0), mask=in_f)
+
+
+@triton.jit
+def _gradient_kernel(
+    grad, x, mean, var, weight, bias, rate, clock, sums, grad_x, N, eps, site, stride_rate, stride_clock,
+    F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr,
+    ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    task = tl.program_id(2).to(tl.int64)
+    n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    centre, deviation, scale, move = _columns(mean, var, weight, bias, eps, task, f, F, ACC)
+    key, fraction = drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP)
+    along = tl.load(sums + task * 2 * F + f, mask=in_f, other=0.0).to(ACC) / N
+    level = tl.load(sums + (task * 2 + 1) * F + f, mask=in_f, other=0.0).to(ACC) / N
+    mask = (n < N)[:, None] & in_f[None, :]
+    at = (task * N + n)[:, None] * F + f[None, :]
+    slope = tl.load(grad + at, mask=mask, other=0.0).to(ACC)
+    normal = (tl.load(x + at, mask=mask, other=0.0).to(ACC) - centre) * deviation
+    slope = end_backward(slope, tl.fma(normal, scale, move), key, fraction, n, f, F, W, ACT, DROP)
+    value = (slope - level[None, :] - normal * along[None, :]) * (scale * deviation)
+    tl.store(grad_x + at, value.to(grad_x.dtype.element_ty), mask=mask)
+
+
+def _tile(x: Tensor) -> dict:
+    block_f = min(128, next_power_of_2(x.shape[-1]))
+    return {"F": x.shape[-1], "ACC": triton_acc(x.dtype), "BN": TILE // block_f, "BF": block_f, "num_warps": 4}
+
+
+def _ranges(N: int, block_n: int) -> tuple[int, int]:
+    """Rows of a range, whole tiles of them, and how many ranges there are."""
+    rows = block_n * -(-N // (block_n * PROGRAMS))
+    return rows, -(-N // rows)
+
+
+def moments_triton(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance ``[..., F]`` of the columns of a contiguous ``x [..., N, F]``."""
+    lead, (N, F) = x.shape[:-2], x.shape[-2:]
+    tasks, tile = lead.numel(), _tile(x)
+    rows, parts = _ranges(N, tile["BN"])
+    partial = x.new_empty(tasks, parts, 2, F, dtype=accumulate_dtype(x.dtype))
+    mean, var = (partial.new_empty(*lead, F) for _ in range(2))
+    _moments_kernel[(parts, -(-F // tile["BF"]), tasks)](x, partial, N, rows, **tile)
+    block_p = min(128, max(16, next_power_of_2(parts)))
+    _merge_kernel[(-(-F // 16), tasks)](
+        x, partial, mean, var, N, rows, parts, F=F, ACC=tile["ACC"], BP=block_p, BF=16, num_warps=4
+    )
+    return mean, var
+
+
+def normalise_triton(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+    parts: int = 1,
+) -> Tensor:
+    """``dropout(act((x - mean) / sqrt(var + eps) * weight + bias))`` of ``x [..., N, F]`` by columns ``[..., F]``."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if not x.numel():
+        return out
+    tasks, F, tile = weight.shape[:-1].numel(), x.shape[-1], _tile(x)
+    N = x.numel() // (tasks * F)
+    columns = [value.contiguous() for value in (mean, var, weight, bias)]
+    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+    _apply_kernel[(-(-N // tile["BN"]), -(-F // tile["BF"]), tasks)](
+        x, *columns, rates, clocks, out, N, eps, site, *strides, W=F // parts, ACT=act, DROP=rate is not None, **tile
+    )
+    return out
+
+
+def batch_norm_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``(out, mean, var)`` of ``x [..., N, F]``: one pass for the moments, one for everything else."""
+    x = x.contiguous()
+    if x.numel():
+        mean, var = moments_triton(x)
+    else:
+        mean, var = (x.new_zeros(weight.shape, dtype=accumulate_dtype(x.dtype)) for _ in range(2))
+    return normalise_triton(x, mean, var, weight, bias, eps, act, rate, clock, site, parts), mean, var
+
+
+def batch_norm_backward_triton(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    eps: float,
+    act: str,
+    rate: Tensor | None,
+    clock: Tensor | None,
+    site: int,
+    parts: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Gradients to ``x [..., N, F]``, and to weight and bias ``[..., 2, F]``."""
+    lead, (N, F) = x.shape[:-2], x.shape[-2:]
+    grad, x = grad.contiguous(), x.contiguous()
+    grad_x = torch.empty_like(x)
+    if not x.numel():
+        return grad_x, mean.new_zeros(*lead, 2, F)
+    tasks, tile = lead.numel(), _tile(x)
+    rows, programs = _ranges(N, tile["BN"])
+    columns = [value.contiguous() for value in (mean, var, weight, bias)]
+    rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
+    ending = {"W": F // parts, "ACT": act, "DROP": rate is not None}
+    tiles = -(-F // tile["BF"])
+    partial = x.new_empty(tasks, programs, 2 * F, dtype=mean.dtype)
+    _sums_kernel[(programs, tiles, tasks)](
+        grad, x, *columns, rates, clocks, partial, N, rows, eps, site, *strides, **ending, **tile
+    )
+    sums = add_parts(partial, (2 * F, 0), mean.dtype)[0]
+    _gradient_kernel[(-(-N // tile["BN"]), tiles, tasks)](
+        grad, x, *columns, rates, clocks, sums, grad_x, N, eps, site, *strides, **ending, **tile
+    )
+    return grad_x, sums.reshape(*lead, 2, F)

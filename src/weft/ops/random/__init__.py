@@ -1,0 +1,1 @@
+"""Counter-based random bits, the same in torch, Triton and numba."""

@@ -1,0 +1,1 @@
+"""Sparse products, per-edge products and softmax over edges."""

@@ -1,0 +1,93 @@
+"""sddmm: a dot product for every edge, of a row at its destination and a row at its source.
+
+    out[t, e, h] = sum over d of a[t, i, h, d] * b[t, j, h, d]      for e = (j -> i)
+
+Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.ops import cpu
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.sparse.sddmm_triton import sddmm_triton
+
+
+def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
+    """Reference: gather both ends of every edge, multiply, sum."""
+    acc = accumulate_dtype(a.dtype)
+    left = a.index_select(-2, walk.rows()).to(acc)
+    right = b.index_select(-2, walk.indices.long()).to(acc)
+    return (left * right).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
+
+
+@torch.library.custom_op(
+    "weft::sddmm",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, int heads, Tensor[] walk, Tensor[] back) -> Tensor",
+)
+def edge_dot(a, b, heads, walk, back):
+    """The operator under :func:`sddmm`, on walks."""
+    opened = unpack(walk)
+    if use_triton(a):
+        return sddmm_triton(a, b, heads, opened)
+    if cpu.serves(a, b):
+        return cpu.sddmm(a, b, heads, opened)
+    return sddmm_torch(a, b, heads, opened)
+
+
+@edge_dot.register_fake
+def _sddmm_fake(a, b, heads, walk, back):
+    return a.new_empty(*a.shape[:-2], walk[1].shape[0], heads)
+
+
+def _sddmm_setup(ctx, inputs, output):
+    a, b, ctx.heads, ctx.walk, ctx.back = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _sddmm_backward(ctx, grad):
+    """d a = weighted spmm of b over the in-edges, d b = weighted spmm of a over the out-edges, head by head."""
+    a, b = ctx.saved_tensors
+    walk, back = ctx.walk, ctx.back
+    grad_a = grad_b = None
+    if ctx.needs_input_grad[0]:
+        grad_a = _per_head_spmm(b, grad, ctx.heads, walk, back)
+    if ctx.needs_input_grad[1]:
+        grad_back = grad.index_select(-2, unpack(back).perm)
+        grad_b = _per_head_spmm(a, grad_back, ctx.heads, back, walk)
+    return grad_a, grad_b, None, [None] * len(walk), [None] * len(back)
+
+
+def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, walk: list[Tensor], back: list[Tensor]) -> Tensor:
+    """spmm of ``x [..., M, H*D]`` with one weight a head ``[..., E, H]``: heads become tasks."""
+    x_heads = x.unflatten(-1, (heads, -1)).movedim(-2, 0)
+    out = torch.ops.weft.spmm(x_heads, weight.movedim(-1, 0), None, None, walk, back, None)
+    return out.movedim(0, -2).flatten(-2)
+
+
+edge_dot.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
+
+
+@edge_dot.register_vmap
+def _sddmm_vmap(info, in_dims, a, b, heads, walk, back):
+    a = a.movedim(in_dims[0], 0) if in_dims[0] is not None else a.expand(info.batch_size, *a.shape)
+    b = b.movedim(in_dims[1], 0) if in_dims[1] is not None else b.expand(info.batch_size, *b.shape)
+    return edge_dot(a, b, heads, walk, back), 0
+
+
+def sddmm(adj: Adjacency, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
+    """Dot products ``[..., E, heads]`` of ``a [..., N, heads*D]`` at each edge's destination and
+    ``b [..., M, heads*D]`` at its source, in CSR order. Differentiable in both."""
+    if a.shape[-1] != b.shape[-1] or a.shape[-1] % heads:
+        raise InputError(f"sddmm: widths {a.shape[-1]} and {b.shape[-1]} must be equal and divisible by heads={heads}")
+    if a.shape[-2] != adj.num_rows or b.shape[-2] != adj.num_cols:
+        raise InputError(
+            f"sddmm: a has {a.shape[-2]} rows and b {b.shape[-2]}; the adjacency is {adj.num_rows} x {adj.num_cols}"
+        )
+    return edge_dot(a, b, heads, pack(adj, rows=True), pack_backward(adj, rows=True))

@@ -1,0 +1,164 @@
+"""The life of a run through torch's caching allocator: set-up, warm-up, recording, each in the pool it uses.
+
+Blocks belong to the stream they were asked for on, and to nobody else until the cache is emptied:
+
+* the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
+* a recorded run first warms up on the stream that it is recorded on, :data:`WARMUPS` times; what the first time builds
+  for good stays in that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever
+  asked for;
+* then the cache is emptied: segments with nothing in them go back to the device;
+* the recording fills a private pool, which is kept for the replays.
+
+A run that is not to be recorded does everything in one pool. One that turns out to be impossible to record has warmed
+up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
+
+A woven step runs on several streams, each with a share of the pool to itself.
+
+cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one beside
+the main thread's. The warm-up leaves them in its stream's pool, and the recording, on the same stream, finds them
+there: none is in the private pool. The default stream has its own where the set-up multiplies. cuBLASLt has one more
+wherever it is called. They stay for as long as the process lives, and streams are the same for every run of a process:
+a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are an upper
+bound for it, unless the earlier one was on streams that the later one does not use (those of a woven step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.program import KEPT, Operator, Program
+from weft.planner.cost.caching_allocator import Allocator, Block
+
+WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
+SETUP = "preparation"  # the phase of operators that run before the first step
+EAGER = 2  # steps after which the allocator has all that it will ask for
+DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
+GENERATOR = 2  # numbers on the device, seed and offset, that a recording reads torch's generator from
+LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
+
+
+@dataclass(frozen=True)
+class Held:
+    """Most bytes at any time of a run: that were allocated, and that the allocator held.
+
+    ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
+    save those of a recording.
+    ``library``: bytes of the workspaces that libraries keep, all in all.
+    """
+
+    allocated: int
+    reserved: int
+    needed: int
+    library: int = 0
+
+
+def follow(program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True) -> Held:
+    """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
+
+    ``replay``: the run is to be recorded; ``recorded``: that will work.
+    """
+    run = _Run(workspace)
+    default = run.pool(DEFAULT)
+    side = run.pool(SIDE) if replay else default
+    if preparation is None:
+        run.keep(program, default)
+    else:
+        run.play(preparation, default, side)
+    for _ in range(WARMUPS - (preparation is not None)):
+        run.play(program, side, side)
+    if replay and recorded:
+        run.trim()
+        for _ in range(GENERATOR):
+            run.take(default, 8)
+        private = run.pool(SIDE, private=True)
+        run.play(program, private, private)
+    elif replay:
+        for _ in range(EAGER):
+            run.play(program, default, default)
+    return Held(run.allocated, run.reserved, run.needed, run.library)
+
+
+class _Run:
+    """The pools of one run, and the most of them together."""
+
+    def __init__(self, workspace: int) -> None:
+        self._workspace = workspace
+        self._pools: list[Allocator] = []
+        self._streams: list[int] = []  # of the pools
+        self._private: list[bool] = []
+        self._shares: dict[tuple[int, int], Allocator] = {}
+        self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
+        self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
+        self.allocated = self.reserved = self.needed = self.library = 0
+
+    def pool(self, stream: int, private: bool = False) -> Allocator:
+        """A new one, for what is asked for on ``stream``; one of a recording's own keeps what it has."""
+        self._pools.append(Allocator())
+        self._streams.append(stream)
+        self._private.append(private)
+        return self._pools[-1]
+
+    def trim(self) -> None:
+        """Empty the cache."""
+        for pool in self._pools:
+            pool.trim()
+
+    def keep(self, program: Program, pool: Allocator) -> None:
+        """Allocate what is resident."""
+        for value in program.resident:
+            self.take(pool, program.values[value].bytes)
+
+    def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
+        """Run the operators, those of the set-up in one pool and the others in another."""
+        held = self._carried(program, steps)
+        resident, ends, left = set(program.resident), program.ends(), set(program.left)
+        for position, op in enumerate(program.operators):
+            if op.name == KEPT:
+                continue
+            pool = self._share(setup if op.phase == SETUP else steps, op.stream)
+            for value in (*op.writes, *op.reads):
+                if value not in held and value not in resident:
+                    held[value] = pool, self.take(pool, program.values[value].bytes)
+            self._call(pool, op)  # the library is asked once there is room for the result
+            inside = [self.take(pool, size) for size in op.pieces or (op.workspace,)]
+            for block in inside:
+                pool.give(block)
+            for value in ends.get(position, ()):
+                if value not in left:
+                    owner, gone = held.get(value, (pool, None))
+                    owner.give(gone)
+        self._left = [held[value] for value in program.left if value in held]
+
+    def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
+        """What the step finds and lets go: as the one before left it, or else in ``pool``."""
+        if len(self._left) == len(program.carried):
+            return dict(zip(program.carried, self._left, strict=True))
+        return {value: (pool, self.take(pool, program.values[value].bytes)) for value in program.carried}
+
+    def _share(self, pool: Allocator, stream: int) -> Allocator:
+        """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
+        if stream == 0:
+            return pool
+        key = (self._pools.index(pool), stream)
+        if key not in self._shares:
+            self._shares[key] = self.pool(stream, self._private[key[0]])
+        return self._shares[key]
+
+    def _call(self, pool: Allocator, op: Operator) -> None:
+        where = self._streams[self._pools.index(pool)]
+        sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
+        for size in sizes if self._workspace else ():
+            key = (where, op.engine, size)
+            if key not in self._called:
+                self._called.add(key)
+                self.take(pool, size)
+                self.library += size
+
+    def take(self, pool: Allocator, size: int) -> Block | None:
+        """Ask for a block, and note the most that there has been."""
+        block = pool.take(size)
+        self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
+        self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
+        idle = sum(one.idle for one, private in zip(self._pools, self._private, strict=True) if not private)
+        self.needed = max(self.needed, sum(one.reserved for one in self._pools) - idle)
+        return block

@@ -1,0 +1,123 @@
+"""Whether a step goes through Inductor: what it would save an epoch against what compiling takes, once.
+
+Inductor fuses torch's own element-wise passes, reductions and gathers, so what lies between them is neither written nor
+read again. Weft's operators it leaves as they are: of a built-in model next to nothing is left to fuse. What follows
+from the graph alone is computed once before. A step that was held up by the host, because it asked its data for sizes,
+can be recorded after that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.core.program import Operator, Program
+from weft.planner.cost.roofline import OperatorSeconds
+from weft.planner.grouping.repacking import GAIN
+
+TORCH = "aten."
+# Results that are whole only once everything was read: they are written, whatever reads them.
+COLLECTED = (
+    "sum", "mean", "amax", "amin", "max", "min", "var", "norm", "softmax", "scatter", "index_add", "index_put",
+    "cumsum", "sort", "topk", "cat", "argmax", "nonzero", "_to_copy",
+)  # fmt: skip
+# Seconds of compiling: to begin with, in a process that has compiled nothing yet, and for every operator that is fused.
+# On an H200's host the first module took 10 to 14 s, later ones of 60 to 290 operators 2 to 5
+# (benchmarks/suites/compiled.py).
+BEGIN_SECONDS = {"cuda": 10.0, "cpu": 10.0}
+OPERATOR_SECONDS = {"cuda": 0.02, "cpu": 0.1}
+SHARE = 0.05  # of an epoch, below which a gain is not worth a change of arithmetic
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What Inductor would make of a step: seconds saved an epoch, of how many, and what it takes to compile."""
+
+    saved: float
+    epoch: float
+    seconds: float
+
+    def pays(self, epochs: int) -> bool:
+        """Whether it repays over a training of ``epochs``."""
+        return self.saved >= SHARE * self.epoch and self.saved * epochs > GAIN * self.seconds
+
+
+def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) -> Compiling:
+    """What compiling ``program`` would save and take.
+
+    ``waiting``: seconds of an epoch in which the device waits for the host.
+    """
+    constant = _constant(program)
+    inside = _inside(program)
+    saved, fused = waiting, 0
+    for op in program.operators:
+        if not _is_torchs(op):
+            continue
+        fused += 1
+        if constant >= set(op.reads) and constant >= set(op.writes):
+            saved += costs.work(op) + costs.fixed(op)
+            continue
+        touched = set(op.reads) | set(op.writes)
+        total = sum(program.values[value].bytes for value in touched)
+        gone = sum(program.values[value].bytes for value in touched & inside)
+        saved += costs.work(op) * gone / max(total, 1)
+        saved += costs.fixed(op) if set(op.writes) and set(op.writes) <= inside else 0.0
+    device = costs.device
+    return Compiling(saved, costs.epoch, BEGIN_SECONDS[device] + fused * OPERATOR_SECONDS[device])
+
+
+def whether_to_compile(
+    asked: bool | None, found: Compiling | None, epochs: int, device: str, join: str
+) -> tuple[bool, tuple[str, ...]]:
+    """The choice and a sentence for it, none where there is nothing to say.
+
+    ``asked``: what the user wants, if anything; ``found`` is None where a step could not be followed.
+    """
+    if join == "woven":
+        return False, ("not compiled: the merged step has kernels of its own",) if asked else ()
+    if asked is not None:
+        return asked, ("compiled by Inductor: asked for" if asked else "not compiled: asked not to",)
+    if device == "cpu" or found is None:
+        return False, ()
+    if found.pays(epochs):
+        return True, (
+            f"compiled by Inductor: about {_ms(found.saved)} of {_ms(found.epoch)} an epoch are passes that it fuses "
+            f"or results that do not change, {found.saved * epochs:,.3g} s over {epochs:,} epochs; it takes about "
+            f"{found.seconds:.0f} s",
+        )
+    return False, (
+        f"not compiled: Inductor would save about {_ms(found.saved)} of {_ms(found.epoch)} an epoch, "
+        f"{found.saved * epochs:,.2g} s over {epochs:,} epochs, and take about {found.seconds:.0f} s",
+    )
+
+
+def _is_torchs(op: Operator) -> bool:
+    return op.name.startswith(TORCH) and op.launches > 0 and not op.library and op.phase != "update"
+
+
+def _constant(program: Program) -> set[int]:
+    """Values that depend on the graph and its features alone."""
+    varying = {place for place, value in enumerate(program.values) if value.kind in ("weight", "state")}
+    for op in program.operators:
+        if varying & (set(op.reads) | set(op.writes)):
+            varying |= set(op.writes)
+    return set(range(len(program.values))) - varying
+
+
+def _inside(program: Program) -> set[int]:
+    """Values that lie inside of what would be one kernel: made and read by fused operators of one phase."""
+    phases: dict[int, set[str]] = {}
+    read: set[int] = set()
+    for op in program.operators:
+        fused = _is_torchs(op)
+        for value in (*op.reads, *op.writes):
+            phases.setdefault(value, set()).add(op.phase if fused else "")
+        if not fused or any(mark in op.name.rpartition(".")[2] for mark in COLLECTED):
+            for value in op.writes:
+                phases.setdefault(value, set()).add("")
+        read |= set(op.reads)
+    resident = set(program.resident)
+    return {value for value, met in phases.items() if len(met) == 1 and "" not in met and value in read - resident}
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,299 @@
+"""Seconds of an epoch: a roofline over a Program with a Machine's rates.
+
+An operator takes as long as the slowest of what it does: its traffic in order at the rate of a copy, its rows fetched
+by index at the rate of a gather (``weft.planner.cost.gather_rate``), its arithmetic at the rate of a product; and
+every kernel
+has a fixed cost on top. In a recorded graph on a GPU that is all. An eager step also takes the host's time, which hides
+behind the device's where that is longer. On a CPU the host is the device, and every operator costs its call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from weft.core.cost import Cost
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.program import Operator, Program, Value
+from weft.planner.cost.calibration import Calibration
+from weft.planner.cost.gather_rate import UNALIGNED, VECTOR_BYTES, gather_seconds
+
+ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
+GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
+PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
+# By how much kernels stay behind the rates of a machine, where that is known. Attention computes more an edge than it
+# fetches: on the H200 it gathered 4 TB/s where SpMM reached 8 (GAT of 5 to 9 layers on the artist, proteins and pubmed
+# shapes, benchmarks/results/estimates_earlier.json; in one pass it takes an eighth less since). Torch's scatters add
+# atomically: PyG's eager epochs on the arxiv and products shapes (benchmarks/results/epoch.json) come out right with
+# this factor, GAT's alone still too short.
+BEHIND = {"attention": 2.0, "scatter": 2.8}
+BEHIND_ON_CPU = {"attention": 3.5, "scatter": 2.8}
+# Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
+# Seconds a row, from random modules with and without one (benchmarks/results/estimates_earlier.json, H200), by
+# direction.
+ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
+H200_SMS = 132
+INDICES = ("int64", "int32", "bool")
+ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the step will be run, as far as its time depends on it."""
+
+    precision: str = "fp32"
+    replay: bool = True
+    threads: int | None = None
+    eval_every: int = 1
+
+
+def family(op: Operator) -> str:
+    """Which operators are off by the same factor.
+
+    ``attention`` and ``spmm`` are Weft's kernels, ``scatter`` is torch's indexing of rows (PyG's layers), then
+    ``matmul`` and ``pointwise``.
+    """
+    name = op.name.rpartition(".")[2]
+    if any(mark in name for mark in ATTENTION):
+        return "attention"
+    if op.gather_bytes > 0 or any(mark in name for mark in GATHERS):
+        return "scatter" if op.name.startswith("aten") else "spmm"
+    if op.flops > 0 and any(mark in name for mark in PRODUCTS):
+        return "matmul"
+    return "pointwise"
+
+
+def seconds(
+    program: Program,
+    machine: Machine,
+    calibration: Calibration | None = None,
+    *,
+    stats: GraphStats | None = None,
+    setting: Setting | None = None,
+) -> Cost:
+    """Seconds of one epoch of ``program`` on ``machine``, by resource, by family and by phase.
+
+    ``stats`` tells how skewed the degrees are. The evaluation counts once in ``eval_every`` epochs; a program
+    without one is taken to evaluate by another forward pass.
+    """
+    setting = setting or Setting()
+    plain = _Clock(program, machine, Calibration(), stats, setting)
+    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, setting)
+    return Cost(
+        seconds=clock.resources,
+        families=clock.families,
+        phases=clock.phases,
+        corrected=calibration is not None and calibration.known,
+        uncorrected=plain.families,
+    )
+
+
+class OperatorSeconds:
+    """Seconds of single operators of ``program``, as :func:`seconds` adds them up.
+
+    ``epoch``: all of them; ``waiting``: the part of it in which the device waits for the host.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        calibration: Calibration | None,
+        stats: GraphStats | None,
+        setting: Setting,
+    ) -> None:
+        self._clock = _Clock(program, machine, calibration or Calibration(), stats, setting)
+        self._evaluated = 1.0 / setting.eval_every
+        self.device = machine.device
+        self.epoch = sum(self._clock.resources.values())
+        self.waiting = self._clock.resources.get("host", 0.0)
+
+    def work(self, op: Operator) -> float:
+        """What an operator takes in an epoch, but for its launches."""
+        return self._clock.work_of(op) * self._share(op)
+
+    def fixed(self, op: Operator) -> float:
+        """What its launches take."""
+        return self._clock.fixed_of(op) * self._share(op)
+
+    def _share(self, op: Operator) -> float:
+        return self._evaluated if op.phase == "evaluation" else 1.0
+
+
+class _Clock:
+    """Adds up the operators of one epoch."""
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        calibration: Calibration,
+        stats: GraphStats | None,
+        setting: Setting,
+    ) -> None:
+        self.program, self.machine, self.calibration = program, machine, calibration
+        self.stats, self.setting = stats, setting
+        self.families: dict[str, float] = {}
+        self.phases: dict[str, float] = {}
+        self.device = self.host = 0.0
+        self._run()
+        self.resources = self._resources()
+
+    def _run(self) -> None:
+        """Walk the operators; evaluations count for the share of epochs that have one."""
+        evaluated = 1.0 / self.setting.eval_every
+        has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
+        for op in self.program.operators:
+            self._add(op, op.phase, evaluated if op.phase == "evaluation" else 1.0)
+            if op.phase == "forward" and not has_evaluation:
+                self._add(op, "evaluation", evaluated)
+        if self.machine.device == "cuda" and self.setting.replay:
+            self._count("launch", "forward", self.machine.launch_seconds * self.calibration.factor("launch"))
+            self.device += self.machine.launch_seconds * self.calibration.factor("launch")
+
+    def _resources(self) -> dict[str, float]:
+        """Seconds by resource; what the host needs beyond the device is its own."""
+        if self.machine.device == "cpu":
+            return {"cpu": self.device}
+        waiting = 0.0 if self.setting.replay else max(self.host - self.device, 0.0)
+        if waiting:
+            self._count("launch", "forward", waiting)
+        return {"gpu": self.device, "host": waiting} if waiting else {"gpu": self.device}
+
+    def _add(self, op: Operator, phase: str, share: float) -> None:
+        work, fixed = self.work_of(op) * share, self.fixed_of(op) * share
+        self._count(family(op), phase, work)
+        self._count("launch", phase, fixed)
+        self.device += work + fixed
+        if op.launches:
+            self.host += self._call(op) * self.calibration.factor("launch") * share
+
+    def work_of(self, op: Operator) -> float:
+        """Seconds of one call but for its launches, corrected."""
+        return self._work(op) * self.calibration.factor(family(op))
+
+    def fixed_of(self, op: Operator) -> float:
+        """Seconds of its launches, corrected."""
+        return self._fixed(op) * self.calibration.factor("launch")
+
+    def _count(self, name: str, phase: str, amount: float) -> None:
+        if amount <= 0:
+            return
+        self.families[name] = self.families.get(name, 0.0) + amount
+        self.phases[phase] = self.phases.get(phase, 0.0) + amount
+
+    def _fixed(self, op: Operator) -> float:
+        if self.machine.device == "cpu":
+            return self._call(op) if op.launches else 0.0
+        return op.launches * self.machine.replay_seconds
+
+    def _call(self, op: Operator) -> float:
+        return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
+
+    def _work(self, op: Operator) -> float:
+        moved = op.stream_bytes / self.machine.copy_bandwidth
+        parts = [moved, op.flops / self._flop_rate(op), self._rows(op)]
+        if op.gather_bytes:
+            own = family(op) == "spmm" and self.machine.device == "cuda"
+            parts.append(self._gather(op) + (moved + self._first_touch(op) if own else 0.0))
+        return max(parts) * self._behind(op) / self._speed()
+
+    def _behind(self, op: Operator) -> float:
+        """By how much a kernel stays behind the rates of the machine."""
+        name = family(op)
+        if self.machine.device == "cpu":
+            return BEHIND_ON_CPU.get(name, 1.0)
+        factor = BEHIND.get(name, 1.0)
+        width = head_width(op, self.program, self.stats) if name == "attention" else 0
+        if not width:
+            return factor
+        # What attention adds to its fetches is arithmetic: half precision does not halve it, and lanes beyond the width
+        # of a head compute for nobody.
+        size = 2 if self._low(op) else 4
+        padded = 2.0 ** math.ceil(math.log2(width)) / width
+        fetched = UNALIGNED if width * size % VECTOR_BYTES else 1.0
+        return fetched + (factor - 1.0) * padded * 4 / size
+
+    def _first_touch(self, op: Operator) -> float:
+        """Before rows can come from the cache they come from memory, once: it tells where a node has few neighbours."""
+        return table_bytes(op, self.program) / self.machine.copy_bandwidth
+
+    def _rows(self, op: Operator) -> float:
+        """What an operator takes for every row, however short."""
+        each = ROW_SECONDS.get(op.name.rpartition(".")[2], 0.0) if self.machine.device == "cuda" else 0.0
+        if not each or not op.reads:
+            return 0.0
+        shape = max((self.program.values[i] for i in op.reads), key=lambda value: value.bytes).shape
+        return each * math.prod(shape[:-1]) * H200_SMS / (self.machine.sms or H200_SMS)
+
+    def _speed(self) -> float:
+        """Share of the machine's rates: one thread of a CPU has less than all of them."""
+        alone = self.machine.device == "cpu" and self.setting.threads == 1
+        return self.machine.one_thread if alone else 1.0
+
+    def _gather(self, op: Operator) -> float:
+        rows, width = table_of(op, self.program, self.stats)
+        together = gather_seconds(op.gather_bytes, width, rows, self.machine, self.stats)
+        if self.machine.device == "cuda" or self.stats is None:
+            return together  # hubs are cut into pieces, so no program waits for one
+        # A row is summed by one thread of a CPU: the largest hub is a floor.
+        hub = op.gather_bytes * self.stats.max_degree / max(self.stats.num_edges, 1)
+        alone = gather_seconds(hub, width, rows, self.machine, self.stats) / self.machine.one_thread
+        return max(together, alone * self._speed())
+
+    def _low(self, op: Operator) -> bool:
+        return any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
+
+    def _flop_rate(self, op: Operator) -> float:
+        low = self._low(op)
+        precision = "bf16" if low else self.setting.precision
+        rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
+        if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
+            # Weft's own products in float32 are three TF32 products a term.
+            rate = max(rate, self.machine.matmul_rate("tf32") / 3)
+        return rate
+
+
+def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:
+    """Rows of the matrix that ``op`` fetches from, and bytes of a row of one task.
+
+    It is the largest thing the operator reads that is neither the graph nor an index. Weights are parts of one long row
+    a task: where features are sparse and pick among them, there are as many rows as features.
+    """
+    tables = _tables(op, program)
+    if not tables:
+        return (stats.num_nodes if stats else 1), 256.0
+    value = max(tables, key=lambda value: value.bytes)
+    if value.kind == "weight" and stats is not None and stats.feature_nnz:
+        return stats.num_features, op.gather_bytes / (stats.feature_nnz * program.tasks)
+    place = _node_dimension(value, stats)
+    width = 1
+    for size in value.shape[place + 1 :]:
+        width *= size
+    return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
+
+
+def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:
+    """Features of one head: the last dimension of what has nodes, heads and features; 0 where nothing has."""
+    shapes = [program.values[i].shape for i in (*op.writes, *op.reads)]
+    nodes = stats.num_nodes if stats is not None else 0
+    return next((shape[-1] for shape in shapes if len(shape) >= 3 and shape[-3] == nodes), 0)
+
+
+def table_bytes(op: Operator, program: Program) -> int:
+    """Bytes of the matrix that ``op`` fetches from, all tasks together; weights are no matter."""
+    tables = [value.bytes for value in _tables(op, program) if value.kind != "weight"]
+    return max(tables, default=0)
+
+
+def _tables(op: Operator, program: Program) -> list[Value]:
+    read = [program.values[i] for i in op.reads]
+    return [v for v in read if v.kind != "graph" and len(v.shape) >= 2 and v.dtype not in INDICES]
+
+
+def _node_dimension(value: Value, stats: GraphStats | None) -> int:
+    """Which dimension counts the rows: the one as long as the graph has nodes, else the last but one."""
+    if stats is not None and stats.num_nodes in value.shape[:-1]:
+        return value.shape.index(stats.num_nodes)
+    return len(value.shape) - 2

@@ -1,0 +1,99 @@
+"""How alike two training steps are: the share of their operators that find a partner, in [0, 1], and in words.
+
+Weaving pays by running matched operators as one; so the measure counts operators by kind and asks how many could
+be matched, and how near their widths and depths are. It reads a captured Program where there is one, and the
+settings of a named model where there is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.core.graph_stats import GraphStats
+from weft.core.program import Program
+from weft.core.task import MODELS, Task
+
+MATCHED, WIDTH, DEPTH = 0.7, 0.15, 0.15  # weights of the three parts
+
+# What a layer of each model has, forward and backward together.
+LAYER: Mapping[str, Mapping[str, int]] = {
+    "gcn": {"spmm": 2, "matmul": 3, "pointwise": 2},
+    "sage": {"spmm": 2, "matmul": 5, "pointwise": 2},
+    "gin": {"spmm": 2, "matmul": 6, "pointwise": 4},
+    "gat": {"attention": 2, "matmul": 3, "pointwise": 2},
+    "gatv2": {"attention_v2": 2, "matmul": 5, "pointwise": 2},
+}
+AROUND = {"loss": 2, "update": 1}
+
+# Kinds by what an operator's name ends with or holds; the first that fits counts.
+KINDS = (
+    ("attention_v2", ("attention_v2",)),
+    ("attention", ("attention",)),
+    ("spmm_max", ("spmm_max",)),
+    ("spmm", ("spmm", "sparse_mm")),
+    ("sddmm", ("sddmm",)),
+    ("edge_softmax", ("edge_softmax",)),
+    ("loss", ("loss", "nll", "cross_entropy")),
+    ("update", ("adam", "sgd", "optimizer")),
+    ("norm", ("norm",)),
+    ("matmul", (".mm", "bmm", "addmm", "linear", "weight_grad", "baddbmm", "matmul")),
+)
+SPARSE = ("attention_v2", "attention", "spmm_max", "spmm", "sddmm", "edge_softmax")
+
+
+@dataclass(frozen=True)
+class Features:
+    """A step in three numbers that can be explained: operators by kind, the widest hidden row, graph layers."""
+
+    operators: Mapping[str, int]
+    width: int
+    depth: int
+
+
+def kind_of(name: str) -> str:
+    """The kind of an operator by its name: one of :data:`KINDS`, else ``"pointwise"``."""
+    lowered = name.lower()
+    return next((kind for kind, marks in KINDS if any(mark in lowered for mark in marks)), "pointwise")
+
+
+def features_of_program(program: Program) -> Features:
+    """Counted from a captured step."""
+    counts = Counter(kind_of(operator.name) for operator in program.operators if operator.launches)
+    forward = [op for op in program.operators if op.phase == "forward" and kind_of(op.name) in SPARSE]
+    widths = [program.values[i].shape[-1] for op in forward for i in op.writes if program.values[i].shape]
+    return Features(dict(counts), max(widths, default=0), len(forward))
+
+
+def features_of_task(task: Task, stats: GraphStats) -> Features | None:
+    """Counted from the settings of a named model; None for a model of one's own, which must be captured first."""
+    if task.model not in MODELS:
+        return None
+    layer = Counter(LAYER[task.model])
+    if task.model == "sage" and task.aggregator == "max":
+        layer = Counter({"spmm_max" if kind == "spmm" else kind: count for kind, count in layer.items()})
+    if task.norm is not None:
+        layer["norm"] += 2
+    if task.residual:
+        layer["matmul"] += 3
+    total = Counter({kind: count * task.layers for kind, count in layer.items()}) + Counter(AROUND)
+    return Features(dict(total), task.hidden if task.layers > 1 else max(stats.num_classes, 1), task.layers)
+
+
+def similarity(one: Features, other: Features) -> tuple[float, str]:
+    """A number in [0, 1], symmetric, 1 for equals; and where it comes from, in words."""
+    kinds = set(one.operators) | set(other.operators)
+    pairs = [(one.operators.get(kind, 0), other.operators.get(kind, 0)) for kind in kinds]
+    shared, most = sum(min(pair) for pair in pairs), sum(max(pair) for pair in pairs)
+    parts = shared / most if most else 1.0, _ratio(one.width, other.width), _ratio(one.depth, other.depth)
+    score = MATCHED * parts[0] + WIDTH * parts[1] + DEPTH * parts[2]
+    words = (
+        f"{shared} of {most} operators can be matched, widths {one.width} and {other.width}, "
+        f"{one.depth} and {other.depth} layers"
+    )
+    return score, words
+
+
+def _ratio(one: int, other: int) -> float:
+    return min(one, other) / max(one, other) if max(one, other) else 1.0

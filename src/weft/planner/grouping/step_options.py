@@ -1,0 +1,117 @@
+"""Decisions about the step of a group, one task or many: what to compute once, what to record, how many threads.
+
+Each function returns the choice and the sentence that explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import FILLS_DEVICE
+from weft.core.task import MODELS, Task
+from weft.planner.cost.rule_of_thumb import BYTES
+
+CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
+
+# Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
+# and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
+# embedded graph took 20 times as long beside one other process.
+WORK_FOR_THREADS = 1 << 25
+
+# Rows by cluster, measured on an H200 (benchmarks.suites.spmm, benchmarks.suites.multi_kernels): of the time of
+# sparse products
+# nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
+# products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and
+# some seconds the first time on a machine, when a kernel is compiled for it.
+MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes a node
+MEMBERS_TO_CLUSTER = 4
+GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
+GATHERED = 7e12  # bytes a second, from the L2
+CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
+REPAID = 2.0  # how far the seconds won must exceed those spent
+USUAL_L2 = 50 << 20
+
+
+def first_layer(tasks: Sequence[Task], stats: GraphStats) -> tuple[bool, str]:
+    """Whether any member's first aggregation is constant: it is computed once for all whose it is."""
+    found = [_first_layer(task, stats) for task in tasks]
+    return next((pair for pair in found if pair[0]), found[0])
+
+
+def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
+    if task.model in MODELS and task.model not in CONSTANT_FIRST_LAYER:
+        return False, f"first layer every step: {task.model}'s attention depends on the weights"
+    if task.model == "sage" and task.aggregator == "max" and stats.sparse_features:
+        return False, "first layer every step: a maximum over sparse features would be dense"
+    if task.model in MODELS and task.input_dropout:
+        return False, f"first layer every step: input_dropout={task.input_dropout:g} changes the input"
+    if stats.sparse_features:
+        return False, "first layer every step: the features are sparse, and their aggregate would be dense"
+    megabytes = stats.num_nodes * stats.num_features * 4 / 1e6
+    if task.model not in MODELS:
+        return True, "first layer once if the model offers first_aggregate: the features do not change"
+    return True, f"first layer's aggregation once ({megabytes:,.1f} MB kept): the features do not change"
+
+
+def replay(device: str) -> tuple[bool, str]:
+    """Whether the step is recorded as a CUDA graph."""
+    if device == "cuda":
+        return True, "the step is recorded as a CUDA graph and replayed: every shape in it is fixed"
+    return False, "the step runs eagerly: a CPU has no kernel launches to save"
+
+
+def row_order(
+    tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether rows of the graph are walked cluster by cluster: not for CPUs, which go by themselves."""
+    if device != "cuda":
+        return False, ()
+    yes, why = _clustered(tasks, stats, (machine.l2_bytes if machine is not None else 0) or USUAL_L2)
+    return yes, (f"rows by {'cluster' if yes else 'length'}: {why}",)
+
+
+def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bool, str]:
+    epochs = max(task.epochs for task in tasks)
+    if stats.num_edges < FILLS_DEVICE:
+        return False, f"the rows that {stats.num_edges:,} edges gather stay in the cache in any order"
+    if stats.num_nodes > MOST_CLUSTERED:
+        return False, f"clusters of {stats.num_nodes:,} nodes would take too much memory to find"
+    widest = max(stats.num_nodes * task.hidden * BYTES[task.precision] for task in tasks)
+    sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
+    if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
+        return False, f"hidden rows of all nodes stay in any order ({sizes})"
+    won = epochs * _seconds_of_products(tasks, stats) * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
+    if won < REPAID * (CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges):
+        return False, f"{epochs:,} epochs would win {won:.2g} s by clusters, too little for finding them"
+    if widest > cache:
+        return True, f"hidden rows of all nodes do not stay ({sizes}), those that a cluster gathers do"
+    return True, f"{len(tasks)} members walk the graph, and a cluster gathers the same rows again and again"
+
+
+def _seconds_of_products(tasks: Sequence[Task], stats: GraphStats) -> float:
+    """An epoch's sparse products, forward and backward, by the rows that they gather."""
+    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
+    return 2 * layers * (stats.num_edges + stats.num_nodes) / GATHERED
+
+
+def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:
+    """How many threads a CPU run gets: one where an epoch of the whole group is too short to share."""
+    if device != "cpu":
+        return None, ()
+    values = stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
+    rows = stats.num_edges + stats.num_nodes
+    work = sum(task.hidden * (task.layers * rows + values) for task in tasks)
+    if work >= WORK_FOR_THREADS:
+        return None, ()
+    return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
+
+
+def features_reason(stats: GraphStats) -> str:
+    """Whether the features stay sparse, in words."""
+    cells = max(stats.num_nodes * stats.num_features, 1)
+    if stats.feature_nnz is None:
+        return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
+    share = stats.feature_nnz / cells
+    return f"features stay sparse: {stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"

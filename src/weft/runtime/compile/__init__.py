@@ -1,0 +1,1 @@
+"""Users' steps through Inductor."""

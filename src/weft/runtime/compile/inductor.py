@@ -1,0 +1,166 @@
+"""compile_stack: a stack's forward, loss and backward through Inductor, which fuses what lies between Weft's operators.
+
+Built-in layers leave it next to nothing. A user's module may be full of element-wise passes and reductions, PyG's
+layers of gathers and scatters; what the plan expects of it is in :mod:`weft.planner.cost.inductor`.
+
+The stack's own functions are traced below autograd and vmap, with every tensor that they read in its fixed place, and
+Weft's operators stay the calls that they are. What comes out takes the weights and nothing else, and can be recorded as
+a CUDA graph like what it was made from. It is trusted once it has given the same losses and gradients.
+
+Shapes: T members, P parameters, N nodes, C classes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from weft.core.errors import InputError
+from weft.runtime.compile.fold_constants import fold_constants
+from weft.runtime.compile.module_state import NoReading, Questions, Remembered
+from weft.runtime.device.torch_rng import generator_states, restore_generators
+from weft.runtime.step.parameters import Layout
+from weft.runtime.step.stack import Stack
+from weft.weave.recorder import put_back
+
+# The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
+# the gradient of a layer norm's bias where it is a part of the flat gradient (torch 2.11, H200).
+OPTIONS = {"triton.cudagraphs": False, "triton.mix_order_reduction": False}
+NEAR = {"fp32": 5e-3, "tf32": 2e-2, "bf16": 1e-1}  # relative to the largest: sums are added up in another order
+ASKS = "get value out of a tracing tensor"  # torch's words
+LEAST, TINY = 1e-3, 1e-30
+
+Function = Callable[[Tensor], Any]
+
+
+def compile_stack(stack: Stack, evaluated: bool) -> None:
+    """Replace what ``stack`` differentiates, and evaluates where ``evaluated``, by compiled functions.
+
+    Raises :class:`InputError` where that cannot be done or gives other numbers; the stack is then as it was.
+    """
+    near = NEAR[stack.tasks[0].precision]
+    try:
+        with _as_it_was(stack):
+            train = _compiled(stack, stack.gradients, near)
+            infer = _compiled(stack, _without_gradients(stack.logits), near) if evaluated else stack.infer
+    except (InputError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        asks = ASKS in str(error)
+        told = "it asks its data for numbers on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(told) from error
+    stack.differentiate, stack.infer = train, infer
+
+
+def _compiled(stack: Stack, function: Function, near: float) -> Function:
+    flat = stack.state.flat
+    with _as_it_was(stack), Questions() as questions:
+        expected = function(flat)  # also builds what is built once: forms of the adjacency, work lists
+    remembered = Remembered(stack.members.model)
+    with _as_it_was(stack), NoReading():
+        traced = _traced(function, flat)
+    remembered.check(traced, questions.asked, stack.state.tensors().values())
+    if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
+        raise InputError("it draws from torch's generator, and compiled would draw other numbers")
+    traced = fold_constants(traced, changing=stack.state.tensors().values())
+    found = _by_inductor(traced, flat)
+    with _as_it_was(stack):
+        given = found(flat)
+    _compare(given, expected, near, stack.members.layout)
+    return found
+
+
+def _traced(function: Function, flat: Tensor) -> GraphModule:
+    """Every operator that ``function(flat)`` runs; tensors in fixed places are attributes."""
+    return make_fx(lambda weights: function(weights), tracing_mode="real")(flat)
+
+
+def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
+    from torch import _inductor  # takes a second to import, and most runs do without
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = _inductor.compile(traced, [flat], options=_known(OPTIONS))
+        call(flat)  # compiles
+    several = len(_outputs(traced)) > 1
+
+    def function(weights: Tensor) -> Any:
+        found = call(weights)
+        return tuple(found) if several else found[0] if isinstance(found, (tuple, list)) else found
+
+    return function
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that this version of torch has."""
+    from torch._inductor import config
+
+    there = config.get_config_copy()
+    return {name: value for name, value in options.items() if name in there}
+
+
+def _outputs(traced: GraphModule) -> Sequence[Any]:
+    result = next(node for node in traced.graph.nodes if node.op == "output").args[0]
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+def _without_gradients(function: Function) -> Function:
+    def call(flat: Tensor) -> Any:
+        with torch.no_grad():
+            return function(flat)
+
+    return call
+
+
+def _compare(given: Any, expected: Any, near: float, layout: Layout) -> None:
+    """:class:`InputError` unless what was compiled gives what it was made from gives: members and parameters apart."""
+    if isinstance(expected, Tensor):
+        apart = [_apart(mine, true, true) for mine, true in zip(given, expected, strict=True)]
+    else:
+        (losses, grads), (true_losses, true_grads) = given, expected
+        apart = [_apart(losses, true_losses, true_losses)]
+        for mine, true in zip(grads, true_grads, strict=True):
+            parts = zip(layout.views(mine), layout.views(true), strict=True)
+            apart += [_apart(part, true_part, true) for part, true_part in parts]
+    worst = float(torch.stack(apart).max())
+    if not worst <= near:
+        raise InputError(f"compiled, it gives other numbers (by {worst:.1e} of the largest)")
+
+
+def _apart(mine: Tensor, true: Tensor, whole: Tensor) -> Tensor:
+    """The largest difference, relative to the largest of ``true``, or to a thousandth of the ``whole`` it is part of.
+
+    It is infinite unless the same numbers are finite.
+    """
+    finite = true.isfinite()
+    largest = torch.maximum(_largest(true), LEAST * _largest(whole)).clamp(min=TINY)
+    difference = _largest((mine - true).where(finite, 0.0)) / largest
+    return difference.where((mine.isfinite() == finite).all(), inf)
+
+
+def _largest(values: Tensor) -> Tensor:
+    return values.where(values.isfinite(), 0.0).abs().max().float() if values.numel() else values.new_zeros(()).float()
+
+
+@contextmanager
+def _as_it_was(stack: Stack) -> Iterator[None]:
+    """The state of ``stack`` and torch's generators are put back."""
+    before = generator_states(stack.device)
+    try:
+        with put_back(stack.state.tensors().values()):
+            yield
+    finally:
+        restore_generators(before, stack.device)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip() if lines else "no reason given"

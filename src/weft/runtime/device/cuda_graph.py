@@ -1,0 +1,126 @@
+"""Replay: record a function of static tensors once as a CUDA graph, then launch it as a whole.
+
+On small graphs an epoch is all launch overhead; replaying it as one graph is worth an order of magnitude.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.runtime.device.gc_pause import without_collection
+from weft.runtime.device.streams import recording_stream
+
+COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
+WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
+_ONE_AT_A_TIME = threading.RLock()  # all recordings share a stream: another thread's work must not end up in one
+
+
+class Replay:
+    """``fn`` (no arguments, no results, works in place on fixed tensors), recorded where that is possible.
+
+    ``changed`` are the tensors that ``fn`` writes: the warm-up runs that recording needs are undone on them.
+    ``reason`` says why recording failed, and is None when it did not; ``fn`` is then called as it is.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[], None],
+        changed: Iterable[Tensor],
+        *,
+        record: bool,
+        pool: Any = None,
+        warmup: int = WARMUP,
+    ) -> None:
+        self._fn = fn
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.reason: str | None = None
+        if record:
+            self._record(list(changed), pool, warmup)
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._fn()
+        else:
+            self._graph.replay()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether calls replay a recording."""
+        return self._graph is not None
+
+    @property
+    def pool(self) -> Any:
+        """The memory pool of the recording, for another one that never runs at the same time."""
+        return None if self._graph is None else self._graph.pool()
+
+    def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
+        with _ONE_AT_A_TIME:
+            self._record_alone(changed, pool, warmup)
+
+    def _record_alone(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
+        saved = [tensor.clone() for tensor in changed]
+        random = torch.cuda.get_rng_state()
+        stream, side = torch.cuda.current_stream(), recording_stream()
+        try:
+            self._warm_up(side, warmup)
+            graph = torch.cuda.CUDAGraph()
+            with without_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
+                self._fn()
+            self._graph = graph
+        except torch.OutOfMemoryError:
+            self._break_off(stream)
+            raise
+        except RuntimeError as error:
+            self._break_off(stream)
+            self.reason = str(error).strip().splitlines()[0]
+        finally:
+            for tensor, before in zip(changed, saved, strict=True):
+                tensor.copy_(before)
+            torch.cuda.set_rng_state(random)
+
+    @staticmethod
+    def _break_off(stream: torch.cuda.Stream) -> None:
+        """Nothing is under way any more, and the caller has its stream: a broken recording may have kept it."""
+        torch.cuda.set_stream(stream)
+        torch.cuda.synchronize()
+
+    def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
+        """Compile kernels, fill caches and build derived matrices before recording, on the stream that records.
+
+        What libraries keep for that stream is then there, and the recording's own pool is spared it. A compiler leaves
+        frames behind that hold one another, and through their callers the tensors of a launch: they are let go.
+        """
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            begin = time.perf_counter()
+            self._fn()
+            if time.perf_counter() - begin > COMPILING:
+                gc.collect()
+            with without_collection():
+                for _ in range(times - 1):
+                    self._fn()
+                with _waiting_is_an_error():
+                    self._fn()
+        torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def _waiting_is_an_error() -> Iterator[None]:
+    """Operations that wait for the device raise inside: they would break a recording in the middle."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

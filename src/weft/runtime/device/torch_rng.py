@@ -1,0 +1,55 @@
+"""Torch's own generators, for models that draw from them: seeded for a run, given back after it.
+
+Weft's layers do not need this (their randomness is counted, see :mod:`weft.ops.random.torch_bits`); a user's may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Generators start at ``seed`` inside, and continue where they were outside."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Where the generators stand, for a checkpoint."""
+    states = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["random.cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> None:
+    """The inverse of :func:`generator_states`."""
+    if "random.cpu" in saved:
+        torch.set_rng_state(saved["random.cpu"])
+    if "random.cuda" in saved and device.type == "cuda":
+        torch.cuda.set_rng_state(saved["random.cuda"], device)
+
+
+class OwnGenerator:
+    """Torch's generator of the CPU as one run would find it alone, while others draw from it in between.
+
+    It starts at ``seed``; inside (``with own:``) it stands where it stood when this one left it last. ``state`` is for
+    a checkpoint.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.state = torch.Generator().manual_seed(seed).get_state()
+
+    def __enter__(self) -> None:
+        self._outside = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(self._outside)

@@ -1,0 +1,191 @@
+"""capture: the step of a group of tasks, as the run itself would make it, followed on tensors without data.
+
+The run is built by the very code that trains, on a graph that has sizes and no data; so what is captured cannot
+drift from what is run. Nothing of the size of the graph is allocated, and no GPU is needed or touched.
+
+A model that asks its data questions (how many edges pass a mask?) cannot be followed so. It takes one real step on a
+small random graph, whose sizes are then replaced by those of the graph at hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from weft.capture.gpu_rules import gpu_rules
+from weft.capture.launch_watch import watched_launches
+from weft.capture.meta_graph import META, stand_in
+from weft.capture.observer import Observer
+from weft.capture.program_builder import program_of
+from weft.capture.small_graph_step import Sizes, rescale, small_graph
+from weft.capture.trace import trace
+from weft.core.errors import SpecError, WeftError
+from weft.core.graph_stats import GraphStats
+from weft.core.plan import Plan
+from weft.core.program import Program
+from weft.core.task import MODELS, Task
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.launch.backend import meta_means_gpu
+from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.threads import cpu_threads
+from weft.runtime.group import GroupRun
+from weft.weave.dry_run import follow_beside, follow_woven
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step that was followed: its Program, that of everything done once before it, and the run itself.
+
+    ``preparation`` builds the graph's derived forms, the first aggregation and the state, and takes a first step (its
+    phase ``"warm-up"``), in which the rest of what is built once is built.
+    """
+
+    program: Program
+    preparation: Program
+    run: GroupRun = field(repr=False)
+
+    @cached_property
+    def graph_module(self) -> GraphModule:
+        """The operators of forward, backward and update, traced; its attributes have sizes and no data."""
+        with meta_means_gpu(self.run.plan.device == "cuda"), watched_launches(lambda *_: None):
+            return trace(lambda: [stack.train_step() for stack in self.run.stacks])
+
+    @property
+    def parameters(self) -> list[int]:
+        """Parameters of every member's model."""
+        return [self.run.num_parameters(index) for index in range(len(self.run.members))]
+
+
+def capture(
+    task: Task | Sequence[Task],
+    graph: Graph | GraphStats,
+    device: str = "cuda",
+    *,
+    tasks: int = 1,
+    plan: Plan | None = None,
+) -> Captured:
+    """Follow one epoch on ``graph``, or on one of which only the summary is known.
+
+    ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
+    the kind of machine it is captured for; ``plan`` says more (who stacks with whom, recorded or not).
+    """
+    group = [task] * tasks if isinstance(task, Task) else list(task)
+    plan = plan or default_plan(group, device)
+    try:
+        return _follow(group, lambda: stand_in(graph), plan, META)
+    except Exception as error:
+        told = isinstance(error, WeftError) and error.__cause__ is None
+        if told or all(one.model in MODELS for one in group):
+            raise
+    return _follow_small(group, graph if isinstance(graph, GraphStats) else graph.stats(), plan)
+
+
+def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
+    """Take a real step on a small graph; what fails there is wrong with the model, not with having no data."""
+    sizes = Sizes.for_graph(stats)
+    try:
+        with cpu_threads(1):  # the step is small: more would wait for each other
+            return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
+    except WeftError:
+        raise
+    except Exception as error:
+        models = ", ".join(dict.fromkeys(one.model_name for one in group))
+        raise SpecError(
+            f"task {group[0].label!r}: model {models} fails in training, also on a small graph: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def default_plan(group: Sequence[Task], device: str) -> Plan:
+    """One stack of all, recorded on a GPU, with the first aggregation made once where it is constant."""
+    once = not any(task.input_dropout for task in group)
+    return Plan(
+        members=tuple(task.label for task in group),
+        join="stacked" if len(group) > 1 else "solo",
+        device=device,
+        replay=device == "cuda",
+        first_layer="once" if once else "every step",
+    )
+
+
+def _follow(
+    group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, sizes: Sizes | None = None
+) -> Captured:
+    gpu = plan.device == "cuda"
+    if any(one.model not in MODELS for one in group):
+        # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
+        importlib.import_module("torch._dynamo")
+    observer = Observer(where.type, look_inside=gpu and where is META)
+    with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
+        run = _shared(GroupRun(group, make_graph(), plan, where), observer)
+        saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
+        setup = len(observer.calls)
+        run.step()  # builds what is built once
+        resident, first = observer.alive(), len(observer.calls)
+        kinds = dict.fromkeys(resident, "constant") | kinds_of(observer, run)
+        run.step()
+        after = observer.alive()
+        gone = {number for call in observer.calls[first:] for number in call.frees}
+    del saved
+    carried, left = [n for n in resident if n in gone], [n for n in after if n not in set(resident)]
+    resident = [number for number in resident if number not in gone]
+    note = ""
+    if sizes is not None:
+        rescale(observer, sizes)
+        note = sizes.note
+    about = {"tasks": len(group), "note": note}
+    program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
+    preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
+    return Captured(program, preparation, run)
+
+
+def _shared(run: GroupRun, observer: Observer) -> GroupRun:
+    """The run with its stacks merged or side by side as the plan says, and the observer told of it."""
+    run._weave()
+    if run.plan.join == "beside" and run.plan.device == "cuda":
+        run.beside = follow_beside(observer)
+    if run.woven is not None:
+        follow_woven(run.woven, observer, streams=run.plan.device == "cuda")
+    return run
+
+
+def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
+    """What the storages that a run keeps are."""
+    graph = run.graph
+    named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
+    held = (graph.x, *run._inputs._features.values(), *run._inputs._firsts.values())
+    named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
+    for stack in run.stacks:
+        named += [("state", t) for t in stack.state.tensors().values()]
+        named += [("weight", t) for t in (stack.state.flat, stack.state.best_flat)]
+    numbers = ((observer.number(tensor), kind) for kind, tensor in named)
+    return {number: kind for number, kind in numbers if number is not None}
+
+
+def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
+    """Every tensor of an adjacency, of all that has been derived from it, and of what holds them."""
+    met = set() if met is None else met
+    if isinstance(thing, Tensor):
+        yield thing
+    elif isinstance(thing, SparseFeatures):
+        yield from held_by(thing.matrix, met)
+    elif isinstance(thing, Adjacency) and id(thing) not in met:
+        met.add(id(thing))
+        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale)
+        yield from held_by((*parts, thing._perm, thing._structure, tuple(thing._derived.values())), met)
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from held_by(part, met)
+    elif is_dataclass(thing):
+        yield from held_by(tuple(getattr(thing, f.name) for f in fields(thing)), met)

@@ -1,0 +1,457 @@
+"""GroupRun: tasks on one graph alive on one device, advancing together an epoch at a time.
+
+It owns the stacks and advances them; when to look, what to show and when to save is the engine's business.
+
+Shapes: T members of a stack, L epochs, M columns of history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import InputError, SpecError
+from weft.core.plan import Plan
+from weft.core.task import MODELS, Task
+from weft.graph.data.graph import Graph
+from weft.ops.sparse.row_clusters import order_rows
+from weft.runtime.compile.inductor import compile_stack
+from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.side_streams import Beside, Steps, in_turn
+from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
+from weft.runtime.step.best_and_history import wanted
+from weft.runtime.step.inputs import Inputs
+from weft.runtime.step.members import CannotStack, Seat
+from weft.runtime.step.stack import Stack
+from weft.weave.step import WovenStep
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the host learns of one member when it looks: the rows of new epochs, the end, and the best so far."""
+
+    first: int  # epoch (from 0) of rows[0]
+    rows: list[list[float]]
+    end: int
+    best_epoch: int
+    best_score: float
+    diverged: bool = False  # a loss is no longer a number; the member has stopped
+
+
+@dataclass
+class Member:
+    """One task of a group: its place among the tasks, its stack, and its row there (None: it has left)."""
+
+    index: int
+    task: Task
+    stack: Stack
+    row: int | None
+    seat: Seat
+    left: dict[str, Tensor] = field(default_factory=dict)  # its state on the host, once it has left
+
+    def tensor(self, name: str) -> Tensor:
+        """This member's part of the state, by the names of :meth:`weft.runtime.step.state.State.tensors`."""
+        return self.left[name] if self.row is None else self.stack.state.tensors()[name][self.row]
+
+    def best(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The best weights and buffers, padded as the stack has them."""
+        names = self.stack.state.best_buffers
+        return self.tensor("best_flat"), {name: self.tensor(f"best_buffer.{name}") for name in names}
+
+
+class GroupRun:
+    """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
+
+    ``plan.stack_members`` says who stacks with whom; tasks that turn out not to fit into one stack train side by
+    side in stacks of their own, with a note. ``epoch``: how many epochs the group has trained.
+    """
+
+    def __init__(self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device) -> None:
+        self.tasks, self.plan, self.device = tuple(tasks), plan, device
+        self.graph = graph.to(device)
+        self.epoch = 0
+        self._notes: list[str] = []
+        if plan.rows == "by cluster" and device.type == "cuda":
+            self._order_rows()
+        self._inputs = Inputs(self.graph)
+        self.epochs = max(task.epochs for task in tasks)
+        self.stacks: list[Stack] = []
+        self._own_random: dict[int, OwnGenerator] = {}
+        self._refused: set[int] = set()  # stacks that could not be compiled, which is not tried again
+        places: dict[int, Member] = {}
+        for seats in plan.stack_members:
+            for stack, rows in self._make_stacks(list(seats)):
+                self.stacks.append(stack)
+                for row, index in enumerate(rows):
+                    places[index] = Member(index, self.tasks[index], stack, row, stack.members.seats[row])
+        self.members = [places[index] for index in range(len(self.tasks))]
+        self.woven: WovenStep | None = None  # the merged step of several stacks, once it is prepared
+        at_once = plan.join == "beside" and device.type == "cuda"
+        self.beside: Callable[[Steps], None] = Beside(device) if at_once else in_turn
+        self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
+        self._with_evaluation: Replay | None = None
+        self._without_evaluation: Replay | None = None
+
+    # ---- putting it together -------------------------------------------------------------------------
+
+    def _order_rows(self) -> None:
+        """Find clusters of the graph's rows; training may fit where finding them does not, and goes by length then."""
+        try:
+            order_rows(self.graph.adj)
+        except torch.OutOfMemoryError:
+            self._notes.append("rows by length: the memory was not enough to find clusters")
+        else:
+            return
+        torch.cuda.empty_cache()  # only now does no frame hold what was tried
+
+    def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
+        try:
+            return [(self._make_stack(rows), rows)]
+        except CannotStack as reason:
+            self._notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
+            return [(self._make_stack([row]), [row]) for row in rows]
+
+    def _make_stack(self, rows: list[int]) -> Stack:
+        tasks = [self.tasks[row] for row in rows]
+        once = self.plan.first_layer == "once" and not any(task.input_dropout for task in tasks)
+        if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].model in MODELS or self.device.type != "cpu":
+            return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator, as it would alone
+        with own:
+            stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
+        self._own_random[id(stack)] = own
+        return stack
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user so far."""
+        return self._notes + [note for stack in self.stacks for note in stack.notes]
+
+    # ---- one epoch -----------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One epoch of every stack with its evaluation, as it will be recorded."""
+        if self.woven is not None:
+            self.woven()
+        self._each([partial(self._of_its_own, stack, stack) for stack in self._apart()], evaluated=True)
+
+    def step_without_evaluation(self) -> None:
+        """One epoch of every stack, only the training losses written down."""
+        if self.woven is not None:
+            self.woven.without_evaluation()
+        steps = [partial(self._of_its_own, stack, stack.without_evaluation) for stack in self._apart()]
+        self._each(steps, evaluated=False)
+
+    def _each(self, steps: Steps, evaluated: bool) -> None:
+        """Steps of stacks, at once where the plan says so; in turn the first time, when they build what all share."""
+        go = self.beside if evaluated in self._built and len(steps) > 1 else in_turn
+        go(steps)
+        self._built.add(evaluated)
+
+    def _apart(self) -> list[Stack]:
+        """The stacks whose steps are not merged with others."""
+        return [stack for stack in self.stacks if self.woven is None or stack not in self.woven.stacks]
+
+    def _weave(self) -> None:
+        """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why.
+
+        The merged step is tried beside the stacks' own, and whatever is wrong with it costs a note, not the training.
+        """
+        stacks = [stack for stack in self.stacks if id(stack) not in self._own_random]
+        if self.plan.join != "woven" or len(stacks) < 2 or self.woven is not None:
+            return
+        try:
+            woven = WovenStep(stacks)
+            woven.check()
+            self.woven = woven
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as reason:
+            what = str(reason) if isinstance(reason, InputError) else f"{type(reason).__name__}: {reason}"
+            self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {what.splitlines()[0]}")
+
+    def _compile(self) -> None:
+        """Send the steps of stacks through Inductor where the plan says so; where that fails, a note says why."""
+        if not self.plan.compiled or self.woven is not None:
+            return
+        evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
+        for stack in self.stacks:
+            if id(stack) in self._refused:
+                continue
+            try:
+                self._of_its_own(stack, partial(compile_stack, stack, evaluated))
+            except (InputError, torch.OutOfMemoryError) as reason:
+                what = "memory ran out" if isinstance(reason, torch.OutOfMemoryError) else str(reason)
+                self._note_once(f"the step is not compiled: {what}")
+                self._refused.add(id(stack))
+
+    def _note_once(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def _of_its_own(self, stack: Stack, step: Callable[[], None]) -> None:
+        own = self._own_random.get(id(stack))
+        if own is None:
+            step()
+        else:
+            with own:
+                step()
+
+    # ---- advancing -----------------------------------------------------------------------------------
+
+    @property
+    def started(self) -> bool:
+        """Whether the step has been prepared (and recorded, where the plan says so)."""
+        return self._with_evaluation is not None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether an epoch is a replay of a recording."""
+        return any(
+            replay is not None and replay.recorded for replay in (self._with_evaluation, self._without_evaluation)
+        )
+
+    def prepare(self) -> None:
+        """Record the step where the plan says so; the state is as before."""
+        self._weave()
+        self._compile()
+        too_much = False
+        try:
+            self._prepare_with()
+        except torch.OutOfMemoryError:
+            too_much = any(stack.is_compiled for stack in self.stacks)
+            if not too_much:
+                raise
+        if too_much:  # compiled, it holds what is worked out once: uncompiled it may fit
+            self._as_written("the step is not compiled: memory ran out")
+            self._prepare_with()
+        if not self._always_evaluates():
+            self._prepare_without()
+
+    def _prepare_with(self) -> None:
+        self._with_evaluation = self._replay(self.step, record=self.plan.replay)
+
+    def _as_written(self, note: str) -> None:
+        """Go on without what a compiler made."""
+        for stack in self.stacks:
+            stack.as_written()
+        self._note_once(note)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _always_evaluates(self) -> bool:
+        return any(member.task.eval_every == 1 for member in self.present)
+
+    def _prepare_without(self) -> None:
+        record, pool = self.plan.replay, None
+        if self._with_evaluation is not None:
+            record, pool = record and self._with_evaluation.recorded, self._with_evaluation.pool
+        self._without_evaluation = self._replay(self.step_without_evaluation, record=record, pool=pool)
+
+    def _replay(self, step: Callable[[], None], *, record: bool, pool: Any = None) -> Replay:
+        changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
+        replay = Replay(step, changed, record=record, pool=pool)
+        if replay.reason:
+            self._notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
+        return replay
+
+    def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[Progress]:
+        """Train up to ``epochs`` more epochs, fewer once ``stop()`` says so, and read what happened."""
+        if not self.started and self.stacks:
+            self.prepare()
+        first = self.epoch
+        last = min(first + epochs, self._last_epoch())
+        while self.epoch < last and not (self.epoch > first and stop()):
+            self._one_epoch()
+        return self.look(first)
+
+    def _last_epoch(self) -> int:
+        return max((member.task.epochs for member in self.present), default=0)
+
+    def _one_epoch(self) -> None:
+        wishes = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
+        evaluated = any(wanted(self.epoch, wish) for wish in wishes)
+        self.epoch += 1
+        (self._with_evaluation if evaluated else self._without_evaluation)()
+
+    def train_epoch(self) -> None:
+        """One epoch without an evaluation, as it is recorded: for benchmarks."""
+        if self._without_evaluation is None:
+            self._weave()
+            self._compile()
+            self._prepare_without()
+        self.epoch += 1
+        self._without_evaluation()
+
+    # ---- looking -------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> list[Member]:
+        """The members that have not left."""
+        return [member for member in self.members if member.row is not None]
+
+    def look(self, first: int = 0) -> list[Progress]:
+        """What the device has recorded of every member from epoch ``first`` (counted from 0) on."""
+        seen = {id(stack): _Seen.of(stack, first, self.epoch) for stack in self.stacks}
+        return [
+            _Seen.of_left(member, first).progress(0, first, member.task)
+            if member.row is None
+            else seen[id(member.stack)].progress(member.row, first, member.task)
+            for member in self.members
+        ]
+
+    # ---- leaving -------------------------------------------------------------------------------------
+
+    def end(self, members: Iterable[int]) -> None:
+        """Members (places among the tasks) whose training ends here: what follows does not count for them."""
+        for index in members:
+            member = self.members[index]
+            if member.row is not None:
+                member.stack.state.end[member.row].clamp_(max=self.epoch)
+
+    def leave(self, members: Iterable[int]) -> None:
+        """Members (places among the tasks) that train no longer: their state goes to the host, the others move up.
+
+        The step is recorded anew before the next epoch.
+        """
+        leaving = {index for index in members if self.members[index].row is not None}
+        for stack in list(self.stacks):
+            here = [member for member in self.present if member.stack is stack]
+            staying = sorted((m for m in here if m.index not in leaving), key=lambda m: m.row)
+            if len(staying) == len(here):
+                continue
+            for member in here:
+                if member.index in leaving:
+                    member.left, member.row = stack.state.row(member.row), None
+            self._repack(stack, staying)
+        if leaving:
+            self._with_evaluation = self._without_evaluation = self.woven = None
+
+    def _repack(self, stack: Stack, staying: list[Member]) -> None:
+        if not staying:
+            self.stacks.remove(stack)
+            return
+        stack.keep([member.row for member in staying])
+        self._built.clear()
+        for row, member in enumerate(staying):
+            member.row = row
+
+    # ---- saving --------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint has to hold: every member's state, who has left, where generators stand."""
+        saved: dict[str, Tensor] = {
+            "present": torch.tensor([member.row is not None for member in self.members]),
+            "epoch": torch.tensor(self.epoch),
+        }
+        for member in self.members:
+            saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
+            own = self._own_random.get(id(member.stack))
+            saved |= {} if own is None else {f"{member.index}.random": own.state}
+        return saved | generator_states(self.device)
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from the ``tensors()`` of a group of equal tasks, members that had left included."""
+        present = saved.get("present", torch.zeros(0))
+        if present.numel() != len(self.members):
+            raise SpecError(
+                f"the checkpoint holds {present.numel()} tasks, but this group has {len(self.members)}; "
+                "it was written for other tasks"
+            )
+        for member in self.members:
+            _check_shapes(member, saved)
+        self.leave(index for index, there in enumerate(present.tolist()) if not there)
+        for member in self.members:
+            self._restore_member(member, saved)
+        restore_generators(saved, self.device)
+        self.epoch = int(saved["epoch"])
+
+    def _restore_member(self, member: Member, saved: Mapping[str, Tensor]) -> None:
+        own = {name: saved[f"{member.index}.{name}"] for name in member.stack.state.tensors()}
+        if member.row is None:
+            member.left = {name: tensor.clone() for name, tensor in own.items()}
+            return
+        for name, tensor in member.stack.state.tensors().items():
+            tensor[member.row].copy_(own[name])
+        random = self._own_random.get(id(member.stack))
+        if random is not None and f"{member.index}.random" in saved:
+            random.state = saved[f"{member.index}.random"].clone()
+
+    def best_model(self, index: int) -> nn.Module:
+        """The model of a member with its best weights, at its true size, in evaluation mode."""
+        member = self.members[index]
+        flat, buffers = member.best()
+        return member.stack.members.model_of(member.seat, flat, buffers, member.stack.state)
+
+    def best_tensors(self, index: int) -> dict[str, Tensor]:
+        """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""
+        member = self.members[index]
+        return member.stack.members.named(member.seat, *member.best())
+
+    # ---- describing ----------------------------------------------------------------------------------
+
+    def num_parameters(self, index: int) -> int:
+        """Parameters of a member's model at its true size."""
+        member = self.members[index]
+        return member.stack.members.layout.total if member.seat.padding is None else member.seat.padding.parameters
+
+    def describe(self, index: int) -> dict[str, Any]:
+        """What a member trains, for the journal."""
+        stack = self.members[index].stack
+        return {
+            "parameters": self.num_parameters(index),
+            "metric": stack.metric,
+            "objective": stack.objective.name,
+            "precision": self.tasks[index].precision,
+        }
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A stack's history and standing on the host, from one look."""
+
+    rows: list[list[list[float]]]
+    ends: list[int]
+    best_epochs: list[int]
+    best_scores: list[float]
+    losses: int
+
+    @classmethod
+    def of(cls, stack: Stack, first: int, epoch: int) -> _Seen:
+        state = stack.state
+        rows = state.history[:, first:epoch].tolist()
+        losses = sum(name.endswith("loss") for name in stack.columns)
+        return cls(rows, state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist(), losses)
+
+    @classmethod
+    def of_left(cls, member: Member, first: int) -> _Seen:
+        left = member.left
+        epoch, losses = int(left["clock"][1]), sum(name.endswith("loss") for name in member.stack.columns)
+        rows = [left["history"][first:epoch].tolist()]
+        return cls(rows, [int(left["end"])], [int(left["best_epoch"])], [float(left["best_score"])], losses)
+
+    def progress(self, row: int, first: int, task: Task) -> Progress:
+        """What one member has come to; rows past its end do not count."""
+        end = self.ends[row]
+        rows = self.rows[row][: max(end - first, 0)]
+        evaluated = wanted(end - 1, (0, task.eval_every, task.epochs))  # else only the training loss was written down
+        last = rows[-1] if rows and first + len(rows) == end else []
+        diverged = not all(map(isfinite, last[: self.losses if evaluated else 1]))
+        return Progress(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)
+
+
+def _check_shapes(member: Member, saved: Mapping[str, Tensor]) -> None:
+    for name, tensor in member.stack.state.tensors().items():
+        key, shape = f"{member.index}.{name}", tensor.shape[1:]
+        if key not in saved or saved[key].shape != shape:
+            found = list(saved[key].shape) if key in saved else "nothing"
+            raise SpecError(
+                f"task {member.task.label!r}: the checkpoint holds {found} for {name!r}, but this model "
+                f"needs {list(shape)}; it was written for another model or graph"
+            )

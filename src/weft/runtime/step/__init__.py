@@ -1,0 +1,1 @@
+"""One training step of a stack: state, inputs, forward, loss, update, evaluation."""

@@ -1,0 +1,137 @@
+"""Book-keeping after an evaluation: the history, the best weights so far, and whether to stop.
+
+Two ways to the same state: by comparisons on the device, which a recording can replay, and on the host,
+which is quicker where the state lies there anyway (a tensor operation costs more than the arithmetic).
+
+Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.core.task import Task
+from weft.ops.launch.backend import on_gpu, use_triton
+from weft.runtime.step.best_and_history_triton import record_triton
+from weft.runtime.step.state import State
+
+NEVER = 1 << 40  # epochs of patience where there is no limit
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
+    of the validation metric (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
+    in: patience in epochs, epochs between evaluations, epochs in all; ``wishes`` is the same on the host.
+
+    A group evaluates when one of its members wants it; for the others only the training loss is written down.
+    """
+
+    losses: int
+    watched: int | None
+    rules: Tensor
+    wishes: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Recorder:
+        """The recorder of a stack of ``tasks``."""
+        wishes = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
+        return cls(losses, watched, torch.tensor(wishes, device=device), wishes)
+
+    def __call__(self, state: State, rows: Tensor) -> None:
+        """Record ``rows [T, M]`` for the epoch that the state's clock shows."""
+        if on_gpu(rows) or rows.is_meta:
+            self.on_device(state, rows)
+        else:
+            self.on_host(state, rows)
+
+    def loss_alone(self, state: State, losses: Tensor) -> None:
+        """Record the training losses ``[T]`` of an epoch without an evaluation."""
+        state.history[:, :, 0].index_copy_(1, state.step, losses[:, None])
+
+    # ---- on the host ---------------------------------------------------------------------------------
+
+    def on_host(self, state: State, rows: Tensor) -> None:
+        """With Python's numbers."""
+        step, values = int(state.step), rows.tolist()
+        wants = [wanted(step, wish) for wish in self.wishes]
+        if all(wants):
+            state.history[:, step] = rows
+        else:
+            self._write_some(state, step, rows, wants)
+        standing = zip(state.end.tolist(), state.best_epoch.tolist(), state.best_score.tolist(), strict=True)
+        for member, (end, best_epoch, best_score) in enumerate(standing):
+            if wants[member] and step < end:
+                self._judge(state, member, step, values[member], best_epoch, best_score)
+
+    def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
+        """All training losses, and everything else of those who want it."""
+        state.history[:, step, 0] = rows[:, 0]
+        for member, wants_it in enumerate(wants):
+            if wants_it:
+                state.history[member, step] = rows[member]
+
+    def _judge(
+        self, state: State, member: int, step: int, row: list[float], best_epoch: int, best_score: float
+    ) -> None:
+        healthy = all(map(math.isfinite, row[: self.losses]))
+        score = math.inf if self.watched is None else row[self.watched]
+        score = -1.0 if math.isnan(score) else score  # undefined ranks below every defined one
+        if healthy and (self.watched is None or score > best_score):
+            best_epoch = step
+            self._keep(state, member, step, score)
+        if not healthy or step - best_epoch >= self.wishes[member][0]:
+            state.end[member] = step + 1
+
+    def _keep(self, state: State, member: int, step: int, score: float) -> None:
+        """The weights of ``member`` are its best so far."""
+        state.best_epoch[member] = step
+        if self.watched is not None:
+            state.best_score[member] = score
+        state.best_flat[member].copy_(state.flat[member])
+        for name, buffer in state.buffers.items():
+            state.best_buffers[name][member].copy_(buffer[member])
+
+    # ---- on the device -------------------------------------------------------------------------------
+
+    def on_device(self, state: State, rows: Tensor) -> None:
+        """With tensors alone."""
+        if use_triton(rows):
+            better = record_triton(state, rows, self.losses, self.watched, self.rules)
+        else:
+            better = self.compare(state, rows)
+        torch.where(better[:, None], state.flat, state.best_flat, out=state.best_flat)
+        for name, buffer in state.buffers.items():
+            chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
+            torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
+
+    def compare(self, state: State, rows: Tensor) -> Tensor:
+        """Write the rows and find the best and the end; returns who is at their best so far, ``[T]`` bool."""
+        step = state.steps
+        patience, every, epochs = self.rules.unbind(1)
+        wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+        written = torch.where(wants[:, None], rows, torch.nan)
+        written[:, 0] = rows[:, 0]
+        state.history.index_copy_(1, state.step, written.unsqueeze(1))
+        running = wants & (step < state.end)
+        healthy = rows[:, : self.losses].isfinite().all(1)
+        better = running & healthy
+        if self.watched is not None:
+            score = rows[:, self.watched].nan_to_num(nan=-1.0)
+            better = better & (score > state.best_score)
+            torch.where(better, score, state.best_score, out=state.best_score)
+        torch.where(better, step, state.best_epoch, out=state.best_epoch)
+        over = ~healthy | (step - state.best_epoch >= patience)
+        torch.where(running & over, step + 1, state.end, out=state.end)
+        return better
+
+
+def wanted(step: int, wish: tuple[int, int, int]) -> bool:
+    """Whether a member wants to be evaluated after epoch ``step`` (counted from 0)."""
+    _, every, epochs = wish
+    return (step + 1) % every == 0 or step + 1 == epochs

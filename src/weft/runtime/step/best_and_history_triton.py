@@ -1,0 +1,58 @@
+"""Triton kernel of ``record.py``: all comparisons of the book-keeping in one launch instead of twenty.
+
+Shapes: T members, L epochs, M columns of history.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.triton_lang import tl, triton
+from weft.runtime.step.state import State
+
+
+@triton.jit
+def _record_kernel(
+    rows, rules, history, clock, end_at, score_at, epoch_at, better_at, L, M,
+    LOSSES: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a member."""
+    member = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < M
+    value = tl.load(rows + member * M + column, mask=inside, other=0.0)
+    step = tl.load(clock + 2 * member + 1)
+    end, best_epoch = tl.load(end_at + member), tl.load(epoch_at + member)
+    patience = tl.load(rules + 3 * member)
+    every, epochs = tl.load(rules + 3 * member + 1), tl.load(rules + 3 * member + 2)
+    wants = ((step + 1) % every == 0) | (step + 1 == epochs)
+    kept = tl.where(wants | (column == 0), value, float("nan"))
+    tl.store(history + (member * L + step) * M + column, kept, mask=inside)
+    unhealthy = tl.sum(tl.where((column < LOSSES) & ~(tl.abs(value) < float("inf")), 1, 0), 0)
+    running = wants & (step < end)
+    better = running & (unhealthy == 0)
+    if WATCHED >= 0:
+        score = tl.sum(tl.where(column == WATCHED, tl.where(value == value, value, -1.0), 0.0), 0)
+        best_score = tl.load(score_at + member)
+        better = better & (score > best_score)
+        tl.store(score_at + member, tl.where(better, score, best_score))
+    best_epoch = tl.where(better, step, best_epoch)
+    tl.store(epoch_at + member, best_epoch)
+    over = (unhealthy > 0) | (step - best_epoch >= patience)
+    tl.store(end_at + member, tl.where(running & over, step + 1, end))
+    tl.store(better_at + member, better.to(tl.uint8))
+
+
+def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor) -> Tensor:
+    """Record ``rows [T, M]`` by the ``rules [T, 3]``; returns who is at their best so far, ``[T]`` bool."""
+    rows = rows.contiguous()
+    members, columns = rows.shape
+    better = torch.empty(members, dtype=torch.uint8, device=rows.device)
+    _record_kernel[(members,)](
+        rows, rules, state.history, state.clock, state.end, state.best_score, state.best_epoch, better,
+        state.history.shape[1], columns, LOSSES=losses, WATCHED=-1 if watched is None else watched,
+        BLOCK=next_power_of_2(columns), num_warps=1,
+    )  # fmt: skip
+    return better.view(torch.bool)  # the same byte, no pass more

@@ -1,0 +1,107 @@
+"""Forward: a model as a function of the flat parameters of one member, or of many under ``vmap``.
+
+Shapes: T members, P parameters, N nodes, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from weft.nn.build import MODELS
+from weft.ops.launch.backend import on_gpu
+from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
+from weft.runtime.step.parameters import Layout, Slots
+from weft.runtime.step.state import State
+from weft.runtime.user_modules.counted_dropout import CountedDropout
+from weft.runtime.user_modules.tall_linear import TallProducts, has_own_products
+
+
+class Forward:
+    """``forward(flat [T, P], training) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
+
+    ``call`` runs the model on the graph; ``dtype`` is the type of weights and activations. The graph and its
+    features are the same for all members, so they stay outside of ``vmap`` and are never copied T times.
+    One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
+    A user's model draws the masks of its dropout from the clock
+    (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
+    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallProducts`).
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, call: Callable[[], Tensor], dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._layout, self.call, self._dtype = layout, call, dtype
+        self._set_mode = mode_switch(model)
+        self._built_in, self._own_products = type(model) in MODELS.values(), has_own_products(model)
+        self._first_site = len(drawing_modules(model))  # their own sites come first
+        self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
+
+    def attach(self, state: State, rates: Sequence[Tensor]) -> None:
+        """Read clocks and buffers from ``state``, dropout rates from ``rates`` (one ``[T]`` a random module)."""
+        self._state, self._rates = state, list(rates)
+        if state.members == 1:
+            self._row = {name: buffer[0] for name, buffer in state.buffers.items()}
+            self._clock = state.clock[0]
+            self._hang(self._clock, [rate[0] for rate in rates], self._row)
+
+    def __call__(self, flat: Tensor, training: bool) -> Tensor:
+        """Logits, with dropout and batch statistics when ``training``."""
+        if flat.shape[0] == 1:
+            return self.one(flat.view(-1), training)[None]  # a view: taking row 0 would have a backward of its own
+        self._set_mode(training)
+        weights = self._layout.copies(flat.to(self._dtype))
+        return torch.vmap(self._one)(weights, self._state.clock, self._rates, self._state.buffers)
+
+    def one(self, flat: Tensor, training: bool) -> Tensor:
+        """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
+        self._set_mode(training)
+        self._slots.fill(self._views(flat))
+        logits = self._called(self._clock)
+        self._buffers.collect(self._row)
+        return logits
+
+    def settle(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+        """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
+        self._slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
+        nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
+        self._hang(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return self._layout.views(flat.to(self._dtype))
+
+    def _called(self, clock: Tensor) -> Tensor:
+        """What the model gives; torch's dropout and tall products in it are Weft's where it is a user's."""
+        if self._built_in:
+            return self.call()
+        products = TallProducts() if self._own_products and on_gpu(clock) else nullcontext()
+        with CountedDropout(clock, self._first_site), products:
+            return self.call()
+
+    def _hang(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+        self._clocks.fill(clock, rates)
+        self._buffers.fill(buffers)
+
+    def _one(self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor]) -> Tensor:
+        """One member, as ``vmap`` sees it; its buffers change in place, and so do those of all members."""
+        self._slots.fill(weights)
+        self._hang(clock, rates, buffers)
+        logits = self._called(clock)
+        self._buffers.collect(buffers)
+        return logits
+
+
+def mode_switch(model: nn.Module) -> Callable[[bool], object]:
+    """What ``model.train(mode)`` does, without the traversal: that costs 4 us a module, twice an epoch."""
+    if any(type(module).train is not nn.Module.train for module in model.modules()):
+        return model.train
+    tables = [module.__dict__ for module in model.modules()]
+
+    def set_mode(training: bool) -> None:
+        for table in tables:
+            table["training"] = training
+
+    return set_mode

@@ -1,0 +1,122 @@
+"""How a model is called on a graph: Weft's ``(x, adj)``, PyG's ``(x, edge_index)``, or ``(x)`` alone.
+
+Shapes: N nodes, F features, C classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.ops.csr.adjacency import Adjacency
+
+Features = Tensor | SparseFeatures
+
+
+def cast_features(x: Features, dtype: torch.dtype) -> Features:
+    """Features in the type of the weights; sparse ones keep sharing their structure."""
+    if x.dtype == dtype:
+        return x
+    if isinstance(x, SparseFeatures):
+        return SparseFeatures(x.matrix.scaled(weight=x.values.to(dtype)))
+    return x.to(dtype)
+
+
+def row_normalised(x: Features) -> Features:
+    """Every row divided by the sum of its magnitudes; rows of zeros stay zeros."""
+    if isinstance(x, Tensor):
+        total = x.abs().sum(1, keepdim=True)
+        return x / torch.where(total > 0, total, 1.0)
+    rows = x.matrix.rows().long()
+    total = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device).index_add_(0, rows, x.values.abs())
+    share = x.values / torch.where(total > 0, total, 1.0)[rows]
+    return SparseFeatures(x.matrix.scaled(weight=share))
+
+
+def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
+    """The first layer's aggregation of the features, or None where the model does not offer one."""
+    if not hasattr(model, "first_aggregate") or "first" not in _parameters(model):
+        return None
+    with torch.no_grad():
+        return model.first_aggregate(x, adj)
+
+
+def bind(model: nn.Module, graph: Graph, x: Features, first: Tensor | None = None) -> Callable[[], Tensor]:
+    """A function without arguments that runs ``model`` on the graph with the features ``x``."""
+    names = list(_parameters(model))
+    if len(names) < 2 or _is_star(model, names[1]):
+        return lambda: model(x)
+    if names[1] == "edge_index":
+        keywords: dict[str, Any] = {}
+        if "edge_weight" in names and graph.edge_weight is not None:
+            keywords["edge_weight"] = graph.edge_weight
+        edge_index = graph.edge_index()
+        return lambda: model(x, edge_index, **keywords)
+    adj = graph.adj
+    if first is not None:
+        return lambda: model(x, adj, first=first)
+    return lambda: model(x, adj)
+
+
+def takes_edge_index(model: nn.Module) -> bool:
+    """Whether the model is called the PyG way, which knows dense features only."""
+    names = list(_parameters(model))
+    return len(names) > 1 and names[1] == "edge_index"
+
+
+def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
+    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers."""
+    name = type(model).__name__
+    if not isinstance(logits, Tensor):
+        raise SpecError(
+            f"task {task!r}: model {name} returned {type(logits).__name__}; "
+            f"expected a tensor of logits [{nodes}, {classes}]"
+        )
+    if tuple(logits.shape) != (nodes, classes):
+        raise SpecError(
+            f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
+            f"expected logits [{nodes}, {classes}]: one row per node, one column per class"
+        )
+
+
+def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(model.forward).parameters)
+
+
+def _is_star(model: nn.Module, name: str) -> bool:
+    kind = _parameters(model)[name].kind
+    return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Inputs:
+    """The features of a graph as its tasks are fed them, and first aggregations of them: each made once a group."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._features: dict[tuple[Any, ...], Features] = {}
+        self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
+
+    def features(self, norm: str | None, dtype: torch.dtype, dense: bool = False) -> Features:
+        """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros where ``dense``."""
+        key = (norm, dtype, dense)
+        if key not in self._features:
+            x = row_normalised(self.graph.x) if norm == "row" else self.graph.x
+            x = cast_features(x, dtype)
+            self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
+        return self._features[key]
+
+    def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
+        """The model's first aggregation of ``x``; models of one ``name`` (None: nobody else's) have the same."""
+        if name is None:
+            return first_aggregate(model, x, self.graph.adj)
+        key = (name, id(x))
+        if key not in self._firsts:
+            self._firsts[key] = first_aggregate(model, x, self.graph.adj)
+        return self._firsts[key]

@@ -1,0 +1,336 @@
+"""Members of a stack: their models at true size, and the one model that runs for all of them.
+
+Every member's model is built from its own seed at its own width, then laid out in the flat buffer of the widest.
+
+Shapes: T members, P parameters of the widest model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError, WeftError
+from weft.core.task import MODELS, Task
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.norm import BatchNorm
+from weft.runtime.device.precision import DTYPES
+from weft.runtime.step.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
+from weft.runtime.step.forward import Forward
+from weft.runtime.step.inputs import Features, Inputs, bind, check_logits, takes_edge_index
+from weft.runtime.step.parameters import Layout, Slots, layout_of
+from weft.runtime.step.state import State
+from weft.runtime.step.zero_padding import Padding, obstacle, widths_of
+from weft.runtime.user_modules.build import build_model
+
+
+class CannotStack(Exception):
+    """Tasks that do not fit into one stack, and why; each of them may still train by itself."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One member of a stack: its task, how its width is padded (None: not at all), and its dropout rates."""
+
+    task: Task
+    padding: Padding | None
+    rates: tuple[Tensor, ...]
+
+
+class Members:
+    """The seats of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`."""
+
+    def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
+        self._inputs, self._first_once = inputs, first_once
+        self._graph = inputs.graph
+        self.notes: list[str] = []
+        widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
+        self._task = tasks[widest]
+        models = [self._build_whole(task) for task in tasks]
+        self._model = models[widest]
+        if len(models) > 1 and self._task.model not in MODELS:
+            _check_attributes(models)  # before any of them is told to run for all
+        rates = self._take_rates(models)
+        _set_stacked(self._model, len(tasks) > 1)
+        call = self._bound(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
+        self.layout = self._checked_layout(tasks, models)
+        wide = take_buffers(self._model)
+        paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
+        self._initial = self._stacked(models, paddings, wide)
+        self.forward = Forward(self._model, self.layout, call, DTYPES[self._task.precision])
+        self.seats = [Seat(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Row by row."""
+        return tuple(seat.task for seat in self.seats)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that runs for all of them."""
+        return self._model
+
+    @property
+    def _sparse(self) -> bool:
+        return isinstance(self._graph.x, SparseFeatures)
+
+    def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; handed over once."""
+        flat, buffers = self._initial
+        del self._initial
+        return flat, buffers
+
+    def attach(self, state: State) -> None:
+        """Let the model read the clocks and buffers of ``state``, and everybody's dropout rates."""
+        self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.seats), strict=True)])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with the seats in ``rows`` alone."""
+        self.seats = [self.seats[row] for row in rows]
+
+    # ---- building ------------------------------------------------------------------------------------
+
+    def _build(self, task: Task) -> nn.Module:
+        device = self._graph.device
+        # A step that is only followed needs no values, and drawing those of many members takes longer than the rest.
+        with device if device.type == "meta" and task.model in MODELS else nullcontext():
+            return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
+
+    def _build_whole(self, task: Task) -> nn.Module:
+        """A model whose lazy layers, if it has any, have learned their sizes and drawn their weights."""
+        model = self._build(task)
+        if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+            try:
+                self._call_lazy(model, task, dense=bool(self.notes) or (self._sparse and takes_edge_index(model)))
+            except SpecError as error:
+                self._note_dense(error)
+                self._call_lazy(model, task, dense=True)
+        return model
+
+    def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
+        with torch.no_grad(), _told(task, self._graph.name):
+            bind(model.eval(), self._graph, self._features(dense))()
+
+    def _features(self, dense: bool) -> Features:
+        return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
+
+    def _take_rates(self, models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
+        """Every member's dropout rates; the model that runs drops wherever one of the members does."""
+        found = [[module for module in drawing_modules(model) if RATE in module._buffers] for model in models]
+        if len({len(modules) for modules in found}) > 1:
+            raise CannotStack("their models have different random modules")
+        rates = [tuple(module.rate.clone() for module in modules) for modules in found]
+        for same_place in zip(*found, strict=True):
+            most = max(getattr(module, "p", 0.0) for module in same_place)
+            for module in same_place:
+                if hasattr(module, "p") and module.p == 0.0:
+                    module.p = most
+        return rates
+
+    def _checked_layout(self, tasks: Sequence[Task], models: list[nn.Module]) -> Layout:
+        decaying = next((task for task in tasks if task.weight_decay), tasks[0])
+        layout = layout_of(self._model, decaying.decay)
+        if not layout.names:
+            task = self._task
+            raise SpecError(f"task {task.label!r}: model {task.model_name} has no trainable parameters")
+        if any(layout_of(model, "all").names != layout.names for model in models):
+            raise CannotStack("their models have different parameters")
+        if len(models) > 1:
+            _check_frozen(models)
+        return layout
+
+    def _padding(self, task: Task, model: nn.Module, wide_buffers: dict[str, Tensor]) -> Padding | None:
+        narrow = {name: p.shape for name, p in model.named_parameters()}
+        wide = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        if all(narrow[name] == shape for name, shape in wide.items()):
+            return None
+        reason = obstacle(task)
+        if reason is not None:
+            raise CannotStack(f"their widths differ, and {reason}")
+        buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
+        return Padding(widths_of(task, self._task.hidden), narrow, wide, buffers, self._graph.device)
+
+    def _stacked(
+        self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        flats, taken = [], []
+        for model, padding in zip(models, paddings, strict=True):
+            flat, buffers = self.layout.flatten(dict(model.named_parameters())), take_buffers(model)
+            if padding is not None:
+                flat = padding.widen(flat)
+                buffers = {name: padding.widen_buffer(name, value) for name, value in buffers.items()}
+            flats.append(flat)
+            taken.append(buffers)
+        if any(buffers.keys() != wide.keys() for buffers in taken):
+            raise CannotStack("their models have different buffers")
+        return torch.stack(flats), {name: torch.stack([buffers[name] for buffers in taken]) for name in wide}
+
+    # ---- calling -------------------------------------------------------------------------------------
+
+    def _note_dense(self, error: SpecError) -> None:
+        """Remark that features are made dense, where that may help a user's model that failed with ``error``."""
+        if not self._sparse or self._task.model in MODELS or error.__cause__ is None or self.notes:
+            raise error
+        self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
+
+    def _bound(self, dense: bool) -> Callable[[], Tensor]:
+        """The model that runs, on its graph."""
+        task, x, first = self._task, self._features(dense), None
+        if self._first_once:
+            first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
+        return bind(self._model, self._graph, x, first)
+
+    def try_out(self, state: State, loss: Callable[[Tensor], Tensor]) -> None:
+        """Call the model once, so that misfits show before training; where it is a user's, also for all at once."""
+        try:
+            self._alone(state, 0)
+        except SpecError as error:
+            self._note_dense(error)
+            self.forward.call = self._bound(dense=True)
+            self._alone(state, 0)
+        if state.members > 1 and self._task.model not in MODELS:
+            self._try_together(state, loss)
+
+    def _alone(self, state: State, row: int) -> Tensor:
+        """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
+        task = self.seats[row].task
+        with torch.no_grad(), _told(task, self._graph.name):
+            self.forward.attach(state.keep([row]), [rate[None] for rate in self.seats[row].rates])
+            try:
+                logits = self.forward.one(state.flat[row], training=False)
+            finally:
+                self.attach(state)
+        check_logits(task.label, self._model, logits, self._graph.num_nodes, self._graph.num_classes)
+        return logits
+
+    def _try_together(self, state: State, loss: Callable[[Tensor], Tensor]) -> None:
+        """:class:`CannotStack` where a user's module does not take all members at once, or takes them wrongly."""
+        before = {name: buffer.clone() for name, buffer in state.buffers.items()}
+        try:
+            leaf = state.flat.detach().requires_grad_()
+            torch.autograd.grad(loss(self.forward(leaf, training=True)).sum(), leaf)
+            _copy_into(state.buffers, before)
+            with torch.no_grad():
+                together = self.forward(state.flat, training=False)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotStack(f"{self._task.model_name} does not run for several at once: {reason}") from error
+        finally:
+            _copy_into(state.buffers, before)
+        if not state.flat.is_meta:
+            self._compare(state, together)
+
+    def _compare(self, state: State, together: Tensor) -> None:
+        """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
+        near = {"rtol": 2e-2, "atol": 2e-2} if self._task.precision == "bf16" else {"rtol": 1e-3, "atol": 1e-4}
+        for row in (0, state.members - 1):
+            if not torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True):
+                raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
+
+    # ---- giving back ---------------------------------------------------------------------------------
+
+    def tensors_of(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """``(flat [Q], buffers)`` at the true size of a member, from its padded ``flat [P]`` and buffers."""
+        padding = seat.padding
+        if padding is None:
+            return flat, buffers
+        return padding.narrow(flat), {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
+
+    def named(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same by the names that the model's ``state_dict`` uses."""
+        flat, buffers = self.tensors_of(seat, flat, buffers)
+        layout = self.layout if seat.padding is None else seat.padding.layout(self.layout)
+        return {**layout.named(flat), **buffers}
+
+    def model_of(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
+        """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
+        device = self._graph.device
+        named = {name: value.to(device) for name, value in self.named(seat, flat, buffers).items()}
+        if seat.task.model in MODELS:
+            model = self._build(seat.task)
+        else:
+            self.forward.settle(flat.to(device), seat.rates, {n: value.to(device) for n, value in buffers.items()})
+            model = copy.deepcopy(self._model)
+            self.attach(state)
+            return _without_clock(model, seat.rates).eval()
+        Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
+        for prefix, module in model.named_modules():
+            for key in module._buffers:
+                name = f"{prefix}.{key}" if prefix else key
+                if name in buffers:
+                    module._buffers[key] = named[name].clone()
+        return model.eval()
+
+
+def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
+    """The model as its owner made it: drawing from torch's generator, at rates that are also plain numbers."""
+    detach_clock(model)
+    _set_stacked(model, False)
+    modules = [module for module in drawing_modules(model) if RATE in module._buffers]
+    for module, rate in zip(modules, rates, strict=True):
+        if hasattr(module, "p") and float(rate) == 0.0:
+            module.p = 0.0
+    return model
+
+
+def _set_stacked(model: nn.Module, stacked: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.stacked = stacked
+
+
+def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, buffer in buffers.items():
+        buffer.copy_(values[name])
+
+
+def _check_frozen(models: list[nn.Module]) -> None:
+    """Parameters that do not train are one for all, so they must be equal."""
+    frozen = [{name: p for name, p in model.named_parameters() if not p.requires_grad} for model in models]
+    for others in frozen[1:]:
+        if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
+            raise CannotStack("parameters that do not train differ among them")
+
+
+def _check_attributes(models: list[nn.Module]) -> None:
+    """What a user's modules keep besides parameters and buffers is one for all, so it must be equal."""
+    for first, *others in zip(*(model.modules() for model in models), strict=False):
+        if CLOCK in first._buffers:  # what these draw with is everybody's own
+            continue
+        for key, value in vars(first).items():
+            if any(not _same(value, vars(other).get(key)) for other in others):
+                raise CannotStack(f"their modules differ in {key!r}, which is neither a parameter nor a buffer")
+
+
+def _same(mine: Any, other: Any) -> bool:
+    """Whether two numbers or tensors are equal; nothing is said of anything else."""
+    if isinstance(mine, Tensor) and isinstance(other, Tensor):
+        plain = mine.layout is torch.strided and not mine.is_meta and mine.device == other.device
+        return mine is other or not plain or (mine.shape == other.shape and torch.equal(mine, other))
+    return not isinstance(mine, (bool, int, float, str)) or mine == other or mine != mine
+
+
+class _told:
+    """Errors of a model become one sentence that names the task."""
+
+    def __init__(self, task: Task, graph: str) -> None:
+        self._task, self._graph = task, graph
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception) or isinstance(error, (WeftError, torch.OutOfMemoryError)):
+            return
+        raise SpecError(
+            f"task {self._task.label!r}: model {self._task.model_name} failed on graph "
+            f"{self._graph!r}: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,66 @@
+"""Adam, AdamW and SGD on flat buffers, with every number in a table on the device.
+
+``hyper [8]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled,
+and Adam's two bias corrections ``1 - beta^t``. The step looks its rows up by its own counter.
+Shapes: T members, L epochs, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft import ops
+from weft.core.task import Task
+from weft.runtime.step.parameters import Layout
+from weft.runtime.step.schedules import learning_rates
+
+
+def hyper_table(task: Task) -> Tensor:
+    """The numbers of every epoch ``[epochs, 8]``, worked out in double precision."""
+    beta1, beta2 = task.betas
+    if task.optimizer == "sgd":
+        beta1, beta2 = task.momentum, 0.0
+    fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
+    rows = [[lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(learning_rates(task))]
+    return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
+
+
+def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None) -> None:
+    """One SGD step in place on ``[..., P]``: ``v = momentum v + g + decay w``, ``w -= lr v``."""
+    lr, momentum, decay = (hyper[..., column, None] for column in (0, 1, 4))
+    if decay_mask is not None:
+        decay = decay * decay_mask
+    velocity.mul_(momentum).add_(grad).addcmul_(param, decay)
+    param.sub_(velocity * lr)
+
+
+def stacked_table(tasks: Sequence[Task], length: int) -> Tensor:
+    """The tables of ``tasks`` side by side ``[T, length, 8]``.
+
+    A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
+    """
+    still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
+    table = still.expand(len(tasks), length, 8).clone()
+    for row, task in zip(table, tasks, strict=True):
+        row[: task.epochs] = hyper_table(task)
+    return table
+
+
+class Optimizer:
+    """The update of the flat buffers of T members in one call; all of them SGD, or all Adam or AdamW."""
+
+    def __init__(self, tasks: Sequence[Task], layout: Layout, length: int, device: torch.device) -> None:
+        self._sgd = tasks[0].optimizer == "sgd"
+        self.moments = 1 if self._sgd else 2
+        self._table = stacked_table(tasks, length).to(device)
+        mask = layout.decay_mask() if any(task.weight_decay for task in tasks) else None
+        self._mask = None if mask is None else mask.to(device)
+
+    def update(self, flat: Tensor, grad: Tensor, moments: tuple[Tensor, ...], step: Tensor) -> None:
+        """Apply ``grad [T, P]`` to ``flat [T, P]`` in place; ``step [1]`` int64 picks the rows of the table."""
+        hyper = self._table.index_select(1, step).squeeze(1)
+        apply = sgd_ if self._sgd else ops.adam_
+        apply(flat, grad, *moments, hyper, self._mask)

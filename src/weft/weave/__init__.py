@@ -1,0 +1,1 @@
+"""Merge the steps of several stacks into shared kernel launches; used only on request."""

@@ -1,0 +1,451 @@
+"""weave: the recorded steps of several members as one step, whose operators share launches.
+
+Members' graphs are laid side by side. Operators that walk a graph (on small graphs: everything that has a kernel of
+ours) are matched in rounds (``weave_rounds.py``), and those of a round become one
+:func:`weft.weave.together.together`; everything else is copied as it is. A :class:`Table`
+records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so an order
+that respects every member's own dependencies is an order of the whole, and every member gets the numbers it gets alone
+(on a GPU to rounding: see :mod:`weft.weave.together`).
+
+Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
+touched that storage before it in its own step, and before everything after.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.core.errors import InputError
+from weft.weave.graph import Graph, Node, map_nodes
+from weft.weave.matching import Lane, Place, Round, in_order, match
+from weft.weave.recorder import Captured, is_random, written_arguments
+from weft.weave.together import Call, flatten, is_mutable, results
+
+# The argument that holds the walk an operator takes, by name.
+WALKED = {
+    "spmm": 4,
+    "spmm_max": 2,
+    "spmm_max_backward": 4,
+    "sddmm": 3,
+    "edge_softmax": 1,
+    "edge_softmax_backward": 2,
+    "graph_attention_packed": 6,
+    "graph_attention_packed_backward": 11,
+    "graph_attention_v2": 7,
+    "graph_attention_v2_backward": 11,
+}
+# Operators that may share a launch: their kernels need about as many registers.
+FAMILY = {
+    "spmm": "spmm",
+    "spmm_max": "spmm",
+    "spmm_max_backward": "spmm",
+    "sddmm": "sddmm",
+    "edge_softmax": "softmax",
+    "edge_softmax_backward": "softmax",
+    "graph_attention_packed": "attention",
+    "graph_attention_packed_backward": "attention backward",
+    "graph_attention_v2": "attention v2",
+    "graph_attention_v2_backward": "attention v2 backward",
+}
+# On small graphs everything that is launched finds company: what counts there is how many launches follow one another.
+# Products keep to themselves, since their tiles lie in shared memory, which every program of a launch is given, and so
+# do sums over edges, which would be slower with the registers or the warps that others need.
+SUMS = "sums"  # what nobody waits for before the update
+SMALL_FAMILY = (
+    FAMILY
+    | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
+    | dict.fromkeys(("bias_act_dropout", "bias_act_dropout_backward", "copied", "side_by_side"), "passes")
+    | dict.fromkeys(("bias_act_dropout_backward_bias_parts", "cross_entropy_rows_backward", "mean_heads"), "passes")
+    | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
+    | {"adam_": "update"}
+)
+WALKS = ("same", "any", "best")
+OWN_STREAM = 0  # fused nodes run on the stream of the caller
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member's operator in a fused kernel: where it came from, and which of the kernel's results are its own."""
+
+    member: int
+    node: str
+    operator: str
+    direction: str  # "forward" or "backward"
+    walk: int | None  # number of the structure that it walks; None: it walks none
+    shape: tuple[int, ...]  # of its result
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One fused kernel: its node in the woven graph, its round, and the members' operators it runs."""
+
+    node: str
+    round: int
+    family: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which fused kernel serves which members."""
+
+    members: tuple[str, ...]
+    fused: tuple[Fused, ...]
+    single: int  # matchable operators that found nobody to run with
+    rounds: int
+    kind: str = "sparse"  # operators that were looked at: "sparse" ones, or "launched" ones
+
+    @property
+    def matched(self) -> int:
+        """Operators that run inside of a fused kernel."""
+        return sum(len(fused.entries) for fused in self.fused)
+
+    def __str__(self) -> str:
+        count = self.matched + self.single
+        head = f"{count} {self.kind} operators of {len(self.members)} members in {self.rounds} launches"
+        lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
+        for fused in self.fused:
+            lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
+            lines += [
+                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_walk_text(e.walk)}) -> "
+                f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
+                for e in fused.entries
+            ]
+        return "\n".join(lines)
+
+
+def _walk_text(walk: int | None) -> str:
+    return "" if walk is None else f", walk {walk}"
+
+
+@dataclass(frozen=True)
+class Woven:
+    """The merged step: ``graph`` takes ``inputs`` and returns what each member's step returned, in a tuple.
+
+    Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest, and one after those
+    for fused ones that nobody waits for; ``meta["after"]``: the operators that must have run before it;
+    ``meta["storage"]``: equal for tensors that share memory.
+    """
+
+    graph: Graph
+    inputs: tuple[Tensor, ...]
+    table: Table
+    walks: str
+
+    @cached_property
+    def graph_module(self) -> fx.GraphModule:
+        """The graph as a function; writing its code takes longer than all the matching, so it waits to be asked."""
+        return self.graph.module()
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Run one step of every member, in order, on the current stream."""
+        return self.graph_module(*self.inputs)
+
+
+def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False, small: bool = False) -> Woven:
+    """Merge steps that share no tensor that any of them writes.
+
+    ``walks`` says which operators may meet in a launch: ``"same"``, those that walk the same structure in the same
+    direction; ``"any"``, also others, whose pieces then share the grid (a forward pass of one member beside a
+    backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+
+    ``push`` lets a backward sum that meets forward sums over its own structure send its rows along that structure
+    instead of walking the transpose. Such sums are added atomically, in another order on every run: the members'
+    numbers then agree with separate runs to rounding only.
+
+    ``small`` is for small graphs, and steps recorded with ``apart``: operators that walk no graph are matched too, and
+    ``walks`` is not asked for.
+    """
+    if walks not in WALKS:
+        raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
+    members = [_Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
+    _check_apart(captured, members)
+    structures: dict[Hashable, int] = {}
+    for member in members:
+        member.number_walks(structures)
+    kinds = ("any",) if small else ("same", "any") if walks == "best" else (walks,)
+    plans = {kind: _matched(members, kind) for kind in kinds}
+    chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
+    lanes, rounds = plans[chosen]
+    return _Merge(captured, members, lanes, rounds, chosen, push, small).done()
+
+
+def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
+    lanes = [member.lane(walks) for member in members]
+    return lanes, match(lanes, (SUMS,))
+
+
+class _Member:
+    """One member's nodes, what they depend on, and what they can be matched by."""
+
+    def __init__(self, captured: Captured, families: Mapping[str, str]) -> None:
+        self.name, self._families = captured.name, families
+        self.nodes = captured.graph.calls
+        self.position = {node: place for place, node in enumerate(self.nodes)}
+        self.inputs = dict(zip(captured.graph.inputs, captured.inputs, strict=True))
+        assert captured.graph.returns is not None
+        self.output = captured.graph.returns.args[0]
+        self.written: set[Any] = set()
+        self.before = tuple(self._dependencies())
+        self.walk_of: dict[int, int] = {}
+        self.family_of: dict[int, str] = {}
+
+    def _dependencies(self) -> Iterator[tuple[int, ...]]:
+        """For every node, the nodes that it comes after, as sorted positions."""
+        writer: dict[Any, int] = {}
+        readers: dict[Any, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            before, touched = set(), set()
+            for source in node.all_input_nodes:
+                if source in self.position:
+                    before.add(self.position[source])
+                touched.add(source.meta.get("storage"))
+            touched.discard(None)
+            written = {source.meta.get("storage") for source in written_arguments(node)} - {None}
+            if is_random(node):
+                written.add("generator")
+            for storage in touched | written:
+                if storage in writer:
+                    before.add(writer[storage])
+            for storage in written:
+                before.update(readers.pop(storage, ()))
+                writer[storage] = place
+            for storage in touched - written:
+                readers.setdefault(storage, []).append(place)
+            self.written |= written
+            yield tuple(sorted(before))
+
+    def number_walks(self, structures: dict[Hashable, int]) -> None:
+        """Give every matchable node the number of the structure it walks, equal for equal index arrays."""
+        self.structures = structures
+        for place, node in enumerate(self.nodes):
+            name = operator_name(node)
+            if name in self._families and name not in WALKED:
+                self.family_of[place] = self._families[name]
+            if name in WALKED and all(isinstance(arg, Node) for arg in node.args[WALKED[name]]):
+                indices = self.inputs.get(node.args[WALKED[name]][1])
+                if indices is not None:
+                    self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
+                    self.family_of[place] = self._families[name]
+
+    def pushable(self, place: int) -> int | None:
+        """The structure along which the sum at ``place`` could be sent instead; None where it could not."""
+        node = self.nodes[place]
+        if operator_name(node) != "spmm" or not node.meta.get("backward") or not node.args[5]:
+            return None
+        if node.meta["dtype"] not in (torch.float32, torch.float64) or (
+            node.args[1] is not None and node.args[6] is None
+        ):
+            return None  # a push gives the type it is added up in, and needs the weights in their own order
+        indices = self.inputs.get(node.args[5][1])
+        return None if indices is None else self.structures.get(_identity(indices))
+
+    def lane(self, walks: str) -> Lane:
+        """The member as matching sees it."""
+        keys: list[Hashable | None] = [None] * len(self.nodes)
+        for place, family in self.family_of.items():
+            keys[place] = (family, self.walk_of.get(place)) if walks == "same" else family
+        return Lane(tuple(keys), self.before)
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.device
+
+
+def operator_name(node: Node) -> str:
+    """``"spmm"`` for a call of ``weft::spmm``; empty for other nodes."""
+    return _weft_name(node.target)
+
+
+@cache
+def _weft_name(target: Any) -> str:
+    schema = getattr(target, "_schema", None)
+    space, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
+    return name if space == "weft" else ""
+
+
+def _check_apart(captured: Sequence[Captured], members: Sequence[_Member]) -> None:
+    """Complain where a member writes to memory that another one touches."""
+    users: dict[int, set[int]] = {}
+    writers: dict[int, int] = {}
+    for place, member in enumerate(members):
+        for node, tensor in member.inputs.items():
+            address = tensor.untyped_storage()._cdata  # also told apart where there is no data
+            users.setdefault(address, set()).add(place)
+            if node.meta["storage"] in member.written and tensor.numel():
+                writers[address] = place
+    for address, writer in writers.items():
+        others = users[address] - {writer}
+        if others:
+            names = captured[writer].name, captured[min(others)].name
+            raise InputError(f"weave: {names[0]!r} writes to a tensor of {names[1]!r}; members must not share state")
+
+
+class _Merge:
+    """Builds the merged graph."""
+
+    def __init__(
+        self,
+        captured: Sequence[Captured],
+        members: Sequence[_Member],
+        lanes: Sequence[Lane],
+        rounds: Sequence[Round],
+        walks: str,
+        push: bool,
+        small: bool,
+    ) -> None:
+        self.captured, self.members, self.walks, self.push, self.small = captured, members, walks, push, small
+        self.lanes, self.rounds = lanes, rounds
+        self.graph = Graph()
+        self.inputs: list[Tensor] = []
+        self.values: list[dict[Node, Any]] = [{} for _ in members]
+        self.placed: list[dict[int, Node]] = [{} for _ in members]  # by position in the member
+        self.fused: list[Fused] = []
+
+    def done(self) -> Woven:
+        """The merged step."""
+        self._share_inputs()
+        number = {round_: place for place, round_ in enumerate(self.rounds)}
+        for places in in_order(self.lanes, self.rounds):
+            if len(places) > 1:
+                self._fuse(places, number[places])
+            else:
+                self._copy(*places[0])
+        self.graph.output(tuple(self._map(place, member.output) for place, member in enumerate(self.members)))
+        names = tuple(captured.name for captured in self.captured)
+        single = sum(len(round_) == 1 for round_ in self.rounds)
+        kind = "launched" if self.small else "sparse"
+        table = Table(names, tuple(self.fused), single, len(self.rounds), kind)
+        return Woven(self.graph, tuple(self.inputs), table, self.walks)
+
+    def _share_inputs(self) -> None:
+        """One placeholder for every tensor, whoever reads it."""
+        known: dict[int, Node] = {}
+        for place, member in enumerate(self.members):
+            for node, tensor in member.inputs.items():
+                if id(tensor) not in known:
+                    known[id(tensor)] = self.graph.placeholder(f"input_{len(self.inputs)}")
+                    self.inputs.append(tensor)
+                self.values[place][node] = known[id(tensor)]
+
+    def _map(self, member: int, value: Any) -> Any:
+        return map_nodes(value, self.values[member].__getitem__)
+
+    def _copy(self, member: int, place: int) -> None:
+        node, values = self.members[member].nodes[place], self.values[member]
+        if node.target is operator.getitem and isinstance(values[node.args[0]], tuple):
+            values[node] = values[node.args[0]][node.args[1]]  # a part of what a fused kernel returned
+        else:
+            args, kwargs = map_nodes(node.args, values.__getitem__), map_nodes(node.kwargs, values.__getitem__)
+            values[node] = self.graph.call_function(node.target, args, kwargs)
+            values[node].meta = node.meta | {"stream": 1 + member, "after": self._after([(member, place)])}
+        if "storage" in node.meta:
+            values[node].meta["storage"] = (member, node.meta["storage"])
+        self.placed[member][place] = values[node]
+
+    def _after(self, places: Sequence[Place]) -> tuple[Node, ...]:
+        """The nodes of the merged graph that those at ``places`` come after."""
+        found = {self.placed[m][before]: None for m, place in places for before in self.members[m].before[place]}
+        return tuple(found)
+
+    def _fuse(self, places: Round, number: int) -> None:
+        """One node for the operators at ``places``, and one for each of their results."""
+        nodes = [self.members[member].nodes[place] for member, place in places]
+        pushed = self._pushed(places) if self.push else ()
+        calls = [
+            self._call(member, node, (member, place) in pushed)
+            for (member, place), node in zip(places, nodes, strict=True)
+        ]
+        flat = flatten(calls)
+        in_place = is_mutable(calls[0].name)
+        fused = self.graph.call_function(
+            torch.ops.weft.together_.default if in_place else torch.ops.weft.together.default,
+            (flat.names, flat.tensors, flat.counts, flat.numbers, flat.words),
+        )
+        family = self.members[places[0][0]].family_of[places[0][1]]
+        stream = 1 + len(self.members) if family == SUMS else OWN_STREAM
+        backward = sum(bool(node.meta.get("backward")) for node in nodes)
+        fused.meta |= {"stream": stream, "after": self._after(places), "backward": 2 * backward > len(nodes)}
+        entries, first = [], 0
+        for place, node, call in zip(places, nodes, calls, strict=True):
+            mine = tuple(range(first, first + results(call.name)))
+            first += len(mine)
+            parts = tuple(self._part(fused, result) for result in mine)
+            self.values[place[0]][node] = parts[0] if len(parts) == 1 else parts
+            self.placed[place[0]][place[1]] = fused
+            if "storage" in node.meta:
+                parts[0].meta["storage"] = (place[0], node.meta["storage"])
+            entries.append(self._entry(place, node, call.name, mine))
+        self.fused.append(Fused(fused.name, number, family, tuple(entries)))
+
+    def _pushed(self, places: Round) -> set[Place]:
+        """The sums over a transpose among ``places`` whose original structure others there walk forward."""
+        walked = {self.members[member].walk_of.get(place) for member, place in places} - {None}
+        return {
+            (member, place)
+            for member, place in places
+            if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
+        }
+
+    def _call(self, member: int, node: Node, push: bool) -> Call:
+        arguments = self._map(member, node.args)
+        if not push:
+            return Call(operator_name(node), arguments)
+        grad, _, col_scale, row_scale, _, walk, weight = arguments
+        rows = self.members[member].inputs[node.args[4][0]].numel() - 1
+        return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
+
+    def _part(self, fused: Node, result: int) -> Node:
+        part = self.graph.call_function(operator.getitem, (fused, result))
+        part.meta |= {"stream": fused.meta["stream"], "after": (fused,)}
+        return part
+
+    def _entry(self, place: Place, node: Node, name: str, mine: tuple[int, ...]) -> Entry:
+        member = self.members[place[0]]
+        described = (given.meta["shape"] for given in (node, *node.users) if "shape" in given.meta)
+        shape = next(described, ())
+        direction = "backward" if node.meta.get("backward") else "forward"
+        return Entry(place[0], node.name, name, direction, member.walk_of.get(place[1]), shape, mine)
+
+
+def count_launches(woven: Woven) -> Counter[str]:
+    """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
+    return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))
+
+
+FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
+
+
+def launches_something(node: Node) -> bool:
+    """Whether a node is work for a device: it neither looks at memory another way nor only reserves it."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.name in FREE:
+        return False
+    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
+    return not is_view
+
+
+def longest_chain(woven: Woven) -> int:
+    """How many operators follow one another at most, each after the one before: what bounds a step on a small graph.
+
+    Fused ones follow one another in the order in which they are issued, as they do on the stream that they share.
+    """
+    length: dict[Node, int] = {}
+    last: dict[int, int] = {}  # by stream, of the fused ones
+    for node in woven.graph.calls:
+        before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
+        stream = node.meta["stream"]
+        fused = not 0 < stream <= len(woven.table.members)
+        length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
+        if fused:
+            last[stream] = length[node]
+    return max(length.values(), default=0)

@@ -1,0 +1,327 @@
+"""Several kernels' work in one launch: a kernel is generated for the group of launches at hand.
+
+Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but noted down as a :class:`Part`, so the code
+that launches an operator's kernels alone also says what it would launch. :func:`launch_parts` lays the grids of many
+parts end to end in one grid, and writes the kernel that finds, from its program id, the part it belongs to and its ids
+there. The body of each kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments:
+every part runs the code that its operator runs alone, on the same tiles. Its numbers are the same bits where it would
+have had as many warps alone; with more or fewer of them the lanes of a tile are added up in another order.
+
+Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
+apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
+launch, not a table in memory: a recorded launch replays without a copy. A kernel takes seconds to compile, so groups
+that differ little share one: branches stand in a fixed order, and have room for 1, 4, 8, 16, ... parts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+
+from weft.ops.launch.backend import have_triton, next_power_of_2
+from weft.ops.launch.triton_lang import InertKernel, tl, triton
+
+LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
+USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
+OPTIONS = tuple(USUAL)
+LEAST_ROOM = 4  # of a branch for several parts
+SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
+Instead = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
+# Of this thread: who is asked for a launch, the last one first.
+_INSTEAD: ContextVar[tuple[Instead, ...]] = ContextVar("weft_instead", default=())
+IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The launch ``kernel[grid](**arguments, **constants)`` with ``options`` such as ``num_warps``, not yet made."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
+        """The launch as it was asked for."""
+        options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
+        parameters, names, fixed = _parameters(kernel.fn)
+        bound = dict(zip(parameters, args, strict=False)) | kwargs
+        sizes = (*grid, 1, 1)[:3]
+        constants = tuple((name, bound[name]) for name in fixed)
+        return cls(kernel, sizes, names, tuple(bound[name] for name in names), constants, options)
+
+    @property
+    def programs(self) -> int:
+        """How many programs it takes."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What decides the code: the kernel, its constants and the types of its arguments."""
+        types = tuple(str(a.dtype) if isinstance(a, Tensor) else type(a).__name__ for a in self.arguments)
+        return self.kernel, self.constants, types
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of a kernel's parameters: all of them, those that a launch passes, those that are constants to Triton."""
+    found = inspect.signature(function).parameters
+    fixed = tuple(name for name, parameter in found.items() if "constexpr" in str(parameter.annotation))
+    return tuple(found), tuple(name for name in found if name not in fixed), fixed
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The code of one kind: how many parts take it, and which of its arguments are the same for all of them."""
+
+    kernel: Any
+    names: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    count: int
+    shared: tuple[bool, ...]
+
+
+# ---- noting launches down ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def collected() -> Iterator[list[Part]]:
+    """Inside, and in this thread, launches are added to the list that this gives, and not made."""
+    parts: list[Part] = []
+
+    def note(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
+
+    with intercepted(note):
+        yield parts
+
+
+@contextmanager
+def intercepted(instead: Instead) -> Iterator[None]:
+    """Inside, and in this thread, ``kernel[grid]`` is what ``instead(kernel, grid, itself)`` gives."""
+    for kind in _kernel_types():
+        _make_ask(kind)
+    token = _INSTEAD.set((*_INSTEAD.get(), instead))
+    try:
+        yield
+    finally:
+        _INSTEAD.reset(token)
+
+
+@cache
+def _make_ask(kind: type) -> None:
+    """Let kernels of ``kind`` ask, for good, whether a launch is intercepted.
+
+    To undo it would take other threads' out of their hands: they begin and end as they like.
+    """
+    inherited = kind.__getitem__  # type: ignore[attr-defined]
+    kind.__getitem__ = lambda kernel, grid: _answer(inherited, kernel, grid, _INSTEAD.get())  # type: ignore[attr-defined]
+
+
+def _answer(inherited: Callable[[Any, Any], Any], kernel: Any, grid: Any, instead: tuple[Instead, ...]) -> Any:
+    """What the innermost of ``instead`` gives, to whom the next one is the launch itself."""
+    if not instead:
+        return inherited(kernel, grid)
+    # Asked for when it is made, not before: without Triton a kernel cannot even be asked.
+    rest = instead[:-1]
+    return instead[-1](kernel, grid, lambda *args, **options: _answer(inherited, kernel, grid, rest)(*args, **options))
+
+
+def _kernel_types() -> list[type]:
+    """The classes whose instances are asked for a launch by ``kernel[grid](...)``."""
+    if not have_triton():
+        return [InertKernel]
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    return [JITFunction, InterpretedFunction]
+
+
+# ---- launching --------------------------------------------------------------------------------------------
+
+
+def launch_parts(parts: Sequence[Part]) -> None:
+    """Run all parts, in one launch (several where the arguments would not fit into one)."""
+    for batch in _batches([part for part in parts if part.programs]):
+        if len(batch) == 1:
+            launch_alone(batch[0])
+        else:
+            _launch_together(batch)
+
+
+def launch_alone(part: Part) -> None:
+    """Make the launch that ``part`` stands for."""
+    given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
+    part.kernel[part.grid](**given)
+
+
+def _launch_together(parts: list[Part]) -> None:
+    kinds = [filled_up(members) for members in by_kind(parts)]
+    branches = tuple(branch_of(members) for members in kinds)
+    ordered = [part for members in kinds for part in members]
+    ends = list(accumulate(part.programs for part in ordered))
+    sizes = [value for part, end in zip(ordered, ends, strict=True) for value in (end, *part.grid)]
+    arguments = [value for branch, members in zip(branches, kinds, strict=True) for value in _flat(branch, members)]
+    generate(branches)[(ends[-1],)](*sizes, *arguments, **options_of(parts))
+
+
+def options_of(parts: Sequence[Part]) -> dict[str, int]:
+    """What the parts ask for at most, those aside that are small beside the largest.
+
+    Warps share a tile: sums over edges that were given more of them for the sake of a few additions of parts would do
+    less each.
+    """
+    most = max(part.programs for part in parts)
+    counted = [dict(part.options) for part in parts if part.programs * SMALL_SHARE >= most]
+    names = {name for part in parts for name, _ in part.options}
+    return {name: max(have.get(name, USUAL[name]) for have in counted) for name in sorted(names)}
+
+
+def _batches(parts: list[Part]) -> list[list[Part]]:
+    """Runs of parts whose arguments fit into one launch."""
+    batches: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        need = len(part.arguments) + 4
+        if need > room:
+            batches.append([])
+            room = LIMIT
+        batches[-1].append(part)
+        room -= need
+    return batches
+
+
+def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts of every kind together, kinds in an order that does not depend on that of the parts."""
+    kinds: dict[tuple[Any, ...], list[Part]] = {}
+    for part in parts:
+        kinds.setdefault(part.kind, []).append(part)
+    return sorted(kinds.values(), key=lambda members: (members[0].kernel.fn.__name__, str(members[0].kind[1:])))
+
+
+def filled_up(members: list[Part]) -> list[Part]:
+    """As many parts as there is room for in a branch, those at the end without a program."""
+    room = 1 if len(members) == 1 else max(LEAST_ROOM, next_power_of_2(len(members)))
+    return members + [replace(members[-1], grid=(0, 1, 1))] * (room - len(members))
+
+
+def branch_of(members: list[Part]) -> Branch:
+    """What the parts of one kind have in common."""
+    first = members[0]
+    shared = tuple(
+        (value is None or isinstance(value, Tensor)) and all(part.arguments[place] is value for part in members)
+        for place, value in enumerate(first.arguments)
+    )
+    return Branch(first.kernel, first.names, first.constants, len(members), shared)
+
+
+def _flat(branch: Branch, members: list[Part]) -> list[Any]:
+    """The arguments in the order of the generated signature: a shared one once, the others part by part."""
+    return [
+        part.arguments[place]
+        for place, shared in enumerate(branch.shared)
+        for part in (members[:1] if shared else members)
+    ]
+
+
+# ---- writing the kernel ----------------------------------------------------------------------------------
+
+
+@cache
+def generate(branches: tuple[Branch, ...]) -> Any:
+    """The Triton function of these branches, written, and kept for the process (Triton keeps the machine code)."""
+    scope = {"triton": triton, "tl": tl}
+    scope |= {f"body{place}": body_of(branch.kernel) for place, branch in enumerate(branches)}
+    return _compile(kernel_source(branches), "woven_kernel", scope)
+
+
+@cache
+def body_of(kernel: Any) -> Any:
+    """``kernel`` as a function of its program ids and the size of its grid, besides its own parameters."""
+    source = textwrap.dedent(inspect.getsource(kernel.fn))
+    name = kernel.fn.__name__
+    source = re.sub(rf"def {name}\(", f"def {name}({', '.join(IDS)}, ", source, count=1)
+    source = re.sub(r"tl\.program_id\((?:axis=)?(\d)\)", r"weft_id\1", source)
+    source = re.sub(r"tl\.num_programs\((?:axis=)?(\d)\)", r"weft_n\1", source)
+    return _compile(source, name, dict(kernel.fn.__globals__))
+
+
+def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
+    """The function ``name`` that ``source`` defines."""
+    file = f"<weft {name} {sha256(source.encode()).hexdigest()[:16]}>"
+    # Triton reads a function's source through inspect, which finds it here.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    scope["__name__"] = __name__
+    exec(compile(source, file, "exec"), scope)  # the text of our own kernels and templates, no input of a user
+    return scope[name]
+
+
+def kernel_source(branches: tuple[Branch, ...]) -> str:
+    """The text of the kernel: which part is this program of, which piece of it, and the call of its body."""
+    total = sum(branch.count for branch in branches)
+    names = [f"{letter}{part}" for part in range(total) for letter in ("end", "p", "q", "r")]
+    names += [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
+    lines = ["@triton.jit", f"def woven_kernel({', '.join(names)}):", "    pid = tl.program_id(0)"]
+    first = 0
+    for place, branch in enumerate(branches):
+        indent, last = "    " * (place + 1), first + branch.count - 1
+        text = _branch_lines(place, branch, first)
+        if place + 1 < len(branches):
+            lines += [f"{indent}if pid < end{last}:", *(f"{indent}    {line}" for line in text), f"{indent}else:"]
+        else:
+            lines += [f"{indent}{line}" for line in text]
+        first = last + 1
+    return "\n".join(lines) + "\n"
+
+
+def _argument_names(place: int, branch: Branch) -> list[str]:
+    return [
+        f"b{place}_{name}" + ("" if shared else f"_{part}")
+        for name, shared in zip(branch.names, branch.shared, strict=True)
+        for part in range(1 if shared else branch.count)
+    ]
+
+
+def _branch_lines(place: int, branch: Branch, first: int) -> list[str]:
+    """The lines of one branch, whose parts are numbered from ``first``; the names in it end in its number."""
+    own = [name for name, shared in zip(branch.names, branch.shared, strict=True) if not shared]
+    chosen = {f"v{place}_{name}": f"b{place}_{name}_{{}}" for name in own}
+    chosen |= {f"{letter}_{place}": letter + "{}" for letter in ("p", "q", "r")}
+    lines = [f"start{place} = {f'end{first - 1}' if first else '0'}"]
+    lines += [f"{name} = {source.format(0 if name.startswith('v') else first)}" for name, source in chosen.items()]
+    for part in range(1, branch.count):
+        here, before = f"here{place}_{part}", f"end{first + part - 1}"
+        lines += [f"{here} = pid >= {before}", f"start{place} = tl.where({here}, {before}, start{place})"]
+        for name, source in chosen.items():
+            value = source.format(part if name.startswith("v") else first + part)
+            lines.append(f"{name} = tl.where({here}, {value}, {name})")
+    lines += [f"local{place} = pid - start{place}", f"rest{place} = local{place} // p_{place}"]
+    ids = [f"local{place} % p_{place}", f"rest{place} % q_{place}", f"rest{place} // q_{place}"]
+    # A size of 1 is a constant to Triton; kernels treat what they are told as a value.
+    ids += [f"pid * 0 + {letter}_{place}" for letter in ("p", "q", "r")]
+    passed = [
+        f"{name}=b{place}_{name}" if shared else f"{name}=v{place}_{name}"
+        for name, shared in zip(branch.names, branch.shared, strict=True)
+    ]
+    passed += [f"{name}={literal(value)}" for name, value in branch.constants]
+    return [*lines, f"body{place}({', '.join([*ids, *passed])})"]
+
+
+def literal(value: Any) -> str:
+    """A constant as it stands in the generated text."""
+    return f"tl.{value.name.replace('fp', 'float')}" if hasattr(value, "primitive_bitwidth") else repr(value)

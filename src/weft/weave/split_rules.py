@@ -1,0 +1,121 @@
+"""What is written down of an operator that does several things one after another: a node for each of them.
+
+A weight gradient ends in a sum of parts that nobody waits for until the update; turned-around weights are copied before
+they are multiplied. Written down as nodes of their own, such steps share launches with whatever runs at their time.
+A rule writes the nodes that make up one operator, whose arguments are nodes already, and says which node stands for
+which of its results.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.weave import copies as multi_copies
+from weft.weave.graph import Node
+
+weft, aten = torch.ops.weft, torch.ops.aten
+
+
+class Writer(Protocol):
+    """Whoever takes a step down."""
+
+    def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> Node:
+        """A new node; with ``like``, one that stands for a tensor of memory of its own that nobody else knows."""
+
+    def describe(self, node: Node, tensor: Tensor) -> None:
+        """``node`` stands for ``tensor`` from here on."""
+
+
+def _sums(writer: Writer, partial: Node, outs: Sequence[Tensor], tasks: int) -> None:
+    """The sum over ``partial [T, P, K]``, and the node of each of the one or two results that it is cut into."""
+    sizes = [out.numel() // max(tasks, 1) for out in outs]
+    dtype = str(outs[0].dtype).removeprefix("torch.")
+    node = writer.write(weft.add_parts.default, (partial, *(*sizes, 0)[:2], dtype))
+    for place, out in enumerate(outs):
+        part = writer.write(operator.getitem, (node, place))
+        writer.describe(part, out)
+        writer.describe(writer.write(aten.view.default, (part, list(out.shape))), out)
+
+
+def _results(writer: Writer, node: Node, outs: Sequence[Tensor]) -> None:
+    for place, out in enumerate(outs):
+        writer.describe(writer.write(operator.getitem, (node, place)), out)
+
+
+def _weight_grad(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    partial = writer.write(weft.weight_grad_parts.default, args, out)
+    _sums(writer, partial, [out], out.shape[:-2].numel())
+
+
+def _column_sum(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    partial = writer.write(weft.column_sum_parts.default, args, out)
+    _sums(writer, partial, [out], out.shape[:-1].numel())
+
+
+def _cross_entropy(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    partial = writer.write(weft.cross_entropy_rows_parts.default, args, out)
+    _sums(writer, partial, [out], out.numel())
+
+
+def _backward_bias(writer: Writer, args: tuple[Any, ...], outs: tuple[Tensor, Tensor]) -> None:
+    node = writer.write(weft.bias_act_dropout_backward_bias_parts.default, args)
+    _results(writer, node, outs[:1])
+    partial = writer.write(operator.getitem, (node, 1), outs[1])
+    _sums(writer, partial, outs[1:], outs[1].shape[:-1].numel())
+
+
+def _linear_backward(writer: Writer, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> None:
+    node = writer.write(weft.linear_backward_parts.default, args)
+    _results(writer, node, outs[:2])
+    partial = writer.write(operator.getitem, (node, 2), outs[2])
+    _sums(writer, partial, outs[2:], outs[3].shape[:-1].numel())
+
+
+def _spmm(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    """The kernel wants its rows contiguous; a weight that is turned around is copied first."""
+    x, *rest = args
+    if not x.meta["contiguous"]:
+        x = writer.write(weft.copied.default, (x,), out)
+    writer.describe(writer.write(weft.spmm.default, (x, *rest)), out)
+
+
+def _clone(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    writer.describe(writer.write(weft.copied.default, args[:1]), out)
+
+
+def _cat(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+    writer.describe(writer.write(weft.side_by_side.default, args[:1]), out)
+
+
+def _suits_clone(args: tuple[Any, ...], out: Tensor) -> bool:
+    return out.is_contiguous() and out.dim() <= multi_copies.DIMENSIONS
+
+
+def _suits_cat(args: tuple[Any, ...], out: Tensor) -> bool:
+    parts, dim = args[0], args[1] if len(args) > 1 else 0
+    even = all(part.dim() == out.dim() and part.dtype == out.dtype for part in parts)
+    return even and out.dim() <= 2 and dim % out.dim() == out.dim() - 1
+
+
+Rule = Callable[[Writer, tuple[Any, ...], Any], None]
+RULES: dict[Any, tuple[Rule, Callable[[tuple[Any, ...], Any], bool]]] = {
+    weft.weight_grad.default: (_weight_grad, lambda args, out: True),
+    weft.column_sum.default: (_column_sum, lambda args, out: True),
+    weft.cross_entropy_rows.default: (_cross_entropy, lambda args, out: True),
+    weft.bias_act_dropout_backward_bias.default: (_backward_bias, lambda args, out: True),
+    weft.linear_backward.default: (_linear_backward, lambda args, out: True),
+    weft.spmm.default: (_spmm, lambda args, out: True),
+    aten.clone.default: (_clone, _suits_clone),
+    aten.cat.default: (_cat, _suits_cat),
+}
+
+
+def rule_for(function: Any, args: tuple[Any, ...], out: Any) -> Rule | None:
+    """How to write down ``out = function(*args)`` (tensors, not nodes) in several nodes; None: as it is."""
+    rule, suits = RULES.get(function, (None, None))
+    return rule if rule is not None and suits is not None and suits(args, out) else None

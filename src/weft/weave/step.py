@@ -1,0 +1,109 @@
+"""WovenStep: the training step of several stacks as one, whose operators share launches.
+
+Each stack's step is recorded while it runs once (and its state put back); the recordings are merged by
+:func:`weft.weave.merge.weave`. Evaluation and book-keeping stay the stacks' own, side by side on a GPU.
+
+Shapes: T members of a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.core.plan import FILLS_DEVICE
+from weft.ops.launch.backend import on_gpu
+from weft.runtime.device.gc_pause import without_collection
+from weft.runtime.device.side_streams import Beside, Steps, in_turn
+from weft.runtime.device.streams import SIDE_STREAMS
+from weft.runtime.step.stack import Stack
+from weft.weave.merge import Table, Woven, weave
+from weft.weave.recorder import Captured, put_back, record
+from weft.weave.stream_schedule import Streamed
+
+TOLERANCE = 1e-2  # of losses, wide enough for half precision
+
+
+class WovenStep:
+    """One epoch of ``stacks``, in place, as one merged step; ``table`` says who shares which launch.
+
+    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be recorded. ``walks`` as in
+    :func:`weft.weave.merge.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
+    for the caller's alone; None decides by the size of the graph, since streams also keep memory from each other.
+    """
+
+    def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int | None = None) -> None:
+        self.stacks = tuple(stacks)
+        if side_streams is None:
+            side_streams = SIDE_STREAMS if _is_small(stacks) else 0
+        self.side_streams = side_streams
+        self._apart = self._losses(lambda: [stack.train_step() for stack in stacks])
+        self.woven: Woven = merged(stacks, walks)
+        self._device = stacks[0].device
+        self._run: Callable[[], tuple[Any, ...]] = self.woven
+        self.beside: Callable[[Steps], None] = in_turn
+        if side_streams > 0 and self._device.type == "cuda":
+            self._run = Streamed(self.woven, side_streams, self._device)
+            self.beside = Beside(self._device)
+
+    @property
+    def table(self) -> Table:
+        """Which fused kernel serves which members."""
+        return self.woven.table
+
+    def check(self) -> None:
+        """Train one epoch from where the stacks stood when this was made, and put their states back.
+
+        Raises :class:`InputError` where the losses differ from those of the stacks' own steps: kernels generated for a
+        group are trusted once they have given what those give. Tensors without data have nothing to compare.
+        """
+        if self._device.type == "meta":
+            return
+        woven, apart = self._losses(self.train), self._apart
+        if not torch.allclose(woven, apart, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            worst = int((woven - apart).abs().nan_to_num(nan=torch.inf).argmax())
+            raise InputError(f"a loss of the merged step is {woven[worst]:g} where it should be {apart[worst]:g}")
+
+    def _losses(self, train: Callable[[], Sequence[Tensor]]) -> Tensor:
+        """Losses of all members by one way to train an epoch, ``[sum of T]``; the stacks are as they were."""
+        with put_back(tensor for stack in self.stacks for tensor in stack.state.tensors().values()):
+            return torch.cat([loss.detach().float().clone() for loss in train()])
+
+    def train(self) -> tuple[Tensor, ...]:
+        """Forward, loss, backward and update of every stack; their losses ``[T]``."""
+        return self._run()
+
+    def __call__(self) -> None:
+        """Train one epoch, evaluate the weights it left and write the outcome down."""
+        self._each(Stack.evaluate, self.train())
+
+    def without_evaluation(self) -> None:
+        """Train one epoch; only its training losses are written down."""
+        self._each(Stack.note, self.train())
+
+    def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
+        """What follows the step of every stack, on the side streams where there are any."""
+        self.beside([partial(finish, stack, loss) for stack, loss in zip(self.stacks, losses, strict=True)])
+
+
+def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
+    """The steps of ``stacks``, which have run before, recorded and merged into one; the stacks are as they were."""
+    small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
+    with without_collection():
+        return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
+
+
+def _is_small(stacks: Sequence[Stack]) -> bool:
+    return stacks[0].graph.num_edges < FILLS_DEVICE
+
+
+def _recorded(stack: Stack, apart: bool) -> Captured:
+    """The recording of a stack's step."""
+    names = [task.label for task in stack.tasks]
+    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return record(stack.train_step, name, stack.state.tensors().values(), apart=apart, has_run=True)

@@ -1,0 +1,187 @@
+"""Running a woven step on several streams: what waits for what, and when memory may be given back.
+
+Fused nodes run on the caller's stream, what is a member's alone on one of a few side streams, so that members' dense
+work overlaps. Where a node needs what another stream computes, it waits for an event recorded there. Inside of the
+recording of a CUDA graph, events become edges of the graph.
+
+The allocator hands a freed block out again on the stream it came from, without looking at others. So a tensor that
+another stream reads is kept until its own stream has waited for that reading. All of it is worked out once, before the
+first run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.runtime.device.streams import streams_beside
+from weft.weave.graph import Node, map_nodes
+from weft.weave.merge import OWN_STREAM, Woven
+
+START = -1  # the event of the beginning, on the caller's stream
+
+
+@dataclass
+class Action:
+    """One node: the stream it runs on, the actions it waits for (START or places), whether others wait for it, and
+    the nodes whose results nobody needs after it."""
+
+    node: Node
+    stream: int
+    waits: list[int] = field(default_factory=list)
+    event: bool = False
+    drops: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The actions in the order in which they are issued; the caller's stream waits for ``joins`` at the end."""
+
+    actions: tuple[Action, ...]
+    joins: tuple[int, ...]
+
+
+def schedule(woven: Woven, side_streams: int) -> Schedule:
+    """Work out streams, waits and lifetimes of a woven step; members share ``side_streams`` streams."""
+    nodes = [node for node in woven.graph.nodes if node.op == "call_function"]
+    streams = [_stream(node, side_streams) for node in nodes]
+    actions = [Action(node, stream) for node, stream in zip(nodes, streams, strict=True)]
+    place = {node: number for number, node in enumerate(nodes)}
+    clocks = _Clocks()
+    lifetimes = _Lifetimes(woven, nodes, streams)
+    for number, action in enumerate(actions):
+        before = [
+            place[other] for other in (*action.node.meta["after"], *action.node.all_input_nodes) if other in place
+        ]
+        action.waits = clocks.meet(number, action.stream, [(other, streams[other]) for other in before])
+        for other in action.waits:
+            if other != START:
+                actions[other].event = True
+        action.drops = lifetimes.after(number, action, clocks)
+    joins = {stream: number for number, stream in enumerate(streams) if stream != OWN_STREAM}
+    for number in joins.values():
+        actions[number].event = True
+    return Schedule(tuple(actions), tuple(joins.values()))
+
+
+def _stream(node: Node, side_streams: int) -> int:
+    own = node.meta["stream"]
+    return own if own == OWN_STREAM else 1 + (own - 1) % side_streams
+
+
+class _Clocks:
+    """For every stream, up to which action of every other stream its own work is known to come after."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[int, int]] = {}
+        self._at: list[dict[int, int]] = []  # what an action's stream had seen when it was issued
+
+    def meet(self, number: int, stream: int, before: Sequence[tuple[int, int]]) -> list[int]:
+        """Action ``number`` on ``stream`` comes after actions (place, stream): the events it must wait for."""
+        waits = []
+        if stream not in self.seen:
+            self.seen[stream] = {}
+            waits += [START] if stream != OWN_STREAM else []
+        mine = self.seen[stream]
+        for other, theirs in sorted(before, reverse=True):
+            if theirs != stream and mine.get(theirs, START) < other:
+                waits.append(other)
+                mine[theirs] = other
+                for third, upto in self._at[other].items():
+                    mine[third] = max(mine.get(third, START), upto)
+        self._at.append(dict(mine))
+        return waits
+
+
+class _Lifetimes:
+    """When the result of each node may be dropped."""
+
+    def __init__(self, woven: Woven, nodes: Sequence[Node], streams: Sequence[int]) -> None:
+        place = {node: number for number, node in enumerate(nodes)}
+        output = next(node for node in woven.graph.nodes if node.op == "output")
+        kept = set(output.all_input_nodes)
+        home: dict[Any, int] = {}  # the stream that a storage was allocated on
+        self._home: dict[Node, int] = {}
+        self._readers: dict[Node, dict[int, int]] = {}
+        self._due: dict[int, list[Node]] = defaultdict(list)
+        self._held: dict[int, list[Node]] = defaultdict(list)  # by the stream that does not know it yet
+        for number, node in enumerate(nodes):
+            storage = node.meta.get("storage", node)
+            self._home[node] = home.setdefault(storage, streams[number])
+            users = sorted(place[user] for user in node.users if user in place)
+            self._readers[node] = {streams[number]: number} | {streams[user]: user for user in users}
+            if node not in kept:
+                self._due[max([number, *users])].append(node)
+
+    def after(self, number: int, action: Action, clocks: _Clocks) -> list[Node]:
+        """The nodes to be dropped after an action: read for the last time, and their own stream knows it.
+
+        A stream learns of others when it waits; those held for it are looked at again then.
+        """
+        candidates = [*(self._held.pop(action.stream, ()) if action.waits else ()), *self._due.pop(number, ())]
+        free = []
+        for node in candidates:
+            (free if self._settled(node, clocks) else self._held[self._home[node]]).append(node)
+        return free
+
+    def _settled(self, node: Node, clocks: _Clocks) -> bool:
+        home = self._home[node]
+        seen = clocks.seen.get(home, {})
+        return all(stream == home or seen.get(stream, START) >= last for stream, last in self._readers[node].items())
+
+
+class Streamed:
+    """A woven step issued to streams of the CUDA device ``device``, to be recorded as one CUDA graph."""
+
+    def __init__(self, woven: Woven, side_streams: int, device: torch.device) -> None:
+        self._woven, self._device = woven, device
+        self._schedule = schedule(woven, side_streams)
+        graph = woven.graph
+        self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self._output = next(node for node in graph.nodes if node.op == "output").args[0]
+        self._side = dict(enumerate(streams_beside(side_streams, device), 1))
+
+    def __call__(self) -> tuple[Any, ...]:
+        """One step of every member; the caller's stream comes after all of it."""
+        own = torch.cuda.current_stream(self._device)
+        streams = {OWN_STREAM: own, **self._side}
+        values: dict[Node, Any] = dict(zip(self._inputs, self._woven.inputs, strict=True))
+        events: dict[int, torch.cuda.Event] = {START: own.record_event()}
+        for number, action in enumerate(self._schedule.actions):
+            stream = streams[action.stream]
+            for other in action.waits:
+                stream.wait_event(events[other])
+            with torch.cuda.stream(stream):
+                run_node(action.node, values)
+            if action.event:
+                events[number] = stream.record_event()
+            for node in action.drops:
+                del values[node]
+        for number in self._schedule.joins:
+            own.wait_event(events[number])
+        return map_nodes(self._output, lambda node: values[node])
+
+
+def run_node(node: Node, values: dict[Node, Any]) -> None:
+    """Run one node on the results so far."""
+    args, kwargs = map_nodes((node.args, node.kwargs), lambda given: values[given])
+    values[node] = node.target(*args, **kwargs)
+
+
+def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
+    """Run the schedule of a woven step one action after another, on no stream at all; also without a GPU."""
+    plan = schedule(woven, side_streams)
+    graph = woven.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    values: dict[Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
+    for action in plan.actions:
+        run_node(action.node, values)
+        for node in action.drops:
+            del values[node]
+    output = next(node for node in graph.nodes if node.op == "output").args[0]
+    return map_nodes(output, lambda node: values[node])

@@ -1,0 +1,205 @@
+"""together: several operators, of any kinds, over any walks, in one launch.
+
+A :class:`Call` is an operator of this package with its arguments. On a GPU the first launches of all calls share one
+grid (see ``multi_launch.py``), the sums over hubs that follow share another. Every part runs the code that its operator
+runs alone, on the same tiles; how many warps share a tile is decided for the whole launch, and with it the order in
+which the lanes of a tile are added up, so results agree with those of separate launches to rounding, and bit for bit
+where all parts ask for the same number of warps. Elsewhere, and for operators that do more than launch, the calls are
+made one after another.
+
+The custom operators under it take flat lists only, so calls cross their border flat: tensors, lengths of lists and
+lists of whole numbers, numbers, and words, each in the order of the operators' own schemas. ``together`` is for
+operators that make their results, ``together_`` for those that change tensors in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.ops.launch.backend import use_triton
+from weft.weave.merged_launch import Part, collected, launch_parts
+
+
+@dataclass(frozen=True)
+class Call:
+    """``torch.ops.weft.<name>(*arguments)``, arguments in the order of its schema."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        """The call made on its own; its results as a tuple."""
+        out = operator(self.name)(*self.arguments)
+        return tuple(out) if isinstance(out, (tuple, list)) else () if out is None else (out,)
+
+
+def operator(name: str) -> Any:
+    """The registered operator ``weft::name``."""
+    return getattr(torch.ops.weft, name).default
+
+
+@cache
+def results(name: str) -> int:
+    """How many tensors ``weft::name`` returns."""
+    return len(operator(name)._schema.returns)
+
+
+@cache
+def is_mutable(name: str) -> bool:
+    """Whether ``weft::name`` changes tensors that it is given."""
+    return operator(name)._schema.is_mutable
+
+
+def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+    """The first launches of all calls in one, then the second ones of those that have any, and so on."""
+    from weft.weave.launchers import AT_ONCE, LAUNCHERS  # which imports operators that want to share launches
+
+    outputs: list[Any] = []
+    phases: list[list[Part]] = []
+    for call in calls:
+        if call.name not in LAUNCHERS:
+            outputs.append(call())
+            continue
+        with collected() as parts:
+            outputs.append(LAUNCHERS[call.name](*completed(call.name, call.arguments)))
+        for place, part in enumerate(parts):
+            phase = 0 if call.name in AT_ONCE else place
+            phases += [[] for _ in range(phase + 1 - len(phases))]
+            phases[phase].append(part)
+    for phase in phases:
+        launch_parts(phase)
+    return [made() if callable(made) else made for made in outputs]
+
+
+# ---- across the border of a custom operator ---------------------------------------------------------------
+
+
+@dataclass
+class Flat:
+    """Calls as flat lists."""
+
+    names: list[str]
+    tensors: list[Tensor | None]
+    counts: list[int]
+    numbers: list[float]
+    words: list[str] = field(default_factory=list)
+
+
+KINDS = {
+    "Tensor": "tensor",
+    "Optional[Tensor]": "tensor",
+    "List[Tensor]": "tensors",
+    "List[int]": "ints",
+    "int": "int",
+    "bool": "bool",
+    "float": "float",
+    "str": "word",
+}
+
+
+@cache
+def _kinds(name: str) -> tuple[tuple[str, Any], ...]:
+    """What every argument of ``weft::name`` is (a value of :data:`KINDS`), and its default."""
+    return tuple((KINDS[str(one.type)], one.default_value) for one in operator(name)._schema.arguments)
+
+
+def completed(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``arguments`` and, where they are fewer than ``weft::name`` takes, the defaults of the rest."""
+    return (*arguments, *(default for _, default in _kinds(name)[len(arguments) :]))
+
+
+def flatten(calls: Sequence[Call]) -> Flat:
+    """The calls as flat lists."""
+    flat = Flat([call.name for call in calls], [], [], [])
+    for call in calls:
+        for (kind, _), value in zip(_kinds(call.name), completed(call.name, call.arguments), strict=True):
+            if kind == "tensor":
+                flat.tensors.append(value)
+            elif kind == "tensors":
+                flat.counts.append(len(value))
+                flat.tensors.extend(value)
+            elif kind == "ints":
+                flat.counts += [len(value), *value]
+            elif kind == "word":
+                flat.words.append(value)
+            else:
+                flat.numbers.append(float(value))
+    return flat
+
+
+def unflatten(flat: Flat) -> list[Call]:
+    """The inverse of :func:`flatten`."""
+    tensors, counts, numbers, words = (iter(given) for given in (flat.tensors, flat.counts, flat.numbers, flat.words))
+    take = {
+        "tensor": lambda: next(tensors),
+        "tensors": lambda: [next(tensors) for _ in range(next(counts))],
+        "ints": lambda: [next(counts) for _ in range(next(counts))],
+        "word": lambda: next(words),
+        "int": lambda: int(next(numbers)),
+        "bool": lambda: bool(next(numbers)),
+        "float": lambda: next(numbers),
+    }
+    return [Call(name, tuple(take[kind]() for kind, _ in _kinds(name))) for name in flat.names]
+
+
+def _made(names, tensors, counts, numbers, words) -> list[Tensor]:
+    calls = unflatten(Flat(names, tensors, counts, numbers, words))
+    on_gpu = any(tensor is not None and use_triton(tensor) for tensor in tensors)
+    done = together_triton(calls) if on_gpu else [call() for call in calls]
+    return [result for outputs in done for result in outputs]
+
+
+@torch.library.custom_op(
+    "weft::together",
+    mutates_args=(),
+    schema="(str[] names, Tensor?[] tensors, int[] counts, float[] numbers, str[] words) -> Tensor[]",
+)
+def _op(names, tensors, counts, numbers, words):
+    return _made(names, tensors, counts, numbers, words)
+
+
+@_op.register_fake
+def _fake(names, tensors, counts, numbers, words):
+    return [result for call in unflatten(Flat(names, tensors, counts, numbers, words)) for result in call()]
+
+
+@torch.library.custom_op(
+    "weft::together_",
+    mutates_args=("tensors",),
+    schema="(str[] names, Tensor(a!)?[] tensors, int[] counts, float[] numbers, str[] words) -> ()",
+)
+def _in_place(names, tensors, counts, numbers, words):
+    _made(names, tensors, counts, numbers, words)
+
+
+@_in_place.register_fake
+def _in_place_fake(names, tensors, counts, numbers, words):
+    return None
+
+
+def together(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+    """The results of every call, all of them made in one launch where their tensors are on a GPU.
+
+    No gradient flows through it: see ``multi_spmm`` and its like for that.
+    """
+    devices = {value.device for call in calls for value in _tensors(call)}
+    if len(devices) > 1:
+        raise InputError(f"together: tensors on {sorted(map(str, devices))}; all calls must be on one device")
+    flat = flatten(calls)
+    out = iter(_op(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words))
+    return [tuple(next(out) for _ in range(results(call.name))) for call in calls]
+
+
+def _tensors(call: Call) -> Iterator[Tensor]:
+    for value in call.arguments:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (one for one in value if isinstance(one, Tensor))

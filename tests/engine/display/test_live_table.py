@@ -1,0 +1,131 @@
+"""The live table: the best first, readable for few and for hundreds, whatever members are called."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from weft.core.event import Event
+from weft.engine.display.live_table import MOST_ROWS, LiveTable
+from weft.engine.display.progress_bar import LiveDisplay
+
+
+def show(members, height=40, waiting=0, width=120):
+    """What a terminal shows after one look at ``members`` (name, best score, status)."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
+    table = LiveTable(console)
+    graph = {"name": "made", "nodes": 10, "edges": 20}
+    start = {"tasks": len(members) + waiting, "epochs": 100, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    table(Event("start", "sweep", start))
+    plan = {"join": "stacked", "stacks": [], "why": ["equal steps"]}
+    names = [name for name, _, _ in members]
+    table(Event("group", "sweep", {"group": 1, "groups": 1, "members": names, "plan": plan}))
+    rows = [
+        {"task": name, "status": status, "epoch": 5, "epochs": 10, "loss": 1.5, "val_accuracy": best / 2}
+        | {"best_val_accuracy": best, "best_epoch": 4}
+        for name, best, status in members
+    ]
+    data = {"done": 40, "total": 100, "epochs_per_second": 1234.5, "members": rows}
+    table(Event("progress", "sweep", data))
+    console.print(table._render())
+    return console.file.getvalue()
+
+
+def lines_of(text):
+    return [line for line in text.splitlines() if "5/10" in line]
+
+
+def test_few_members_are_all_there_best_first():
+    text = show([(f"lr={index}", index / 100, "running") for index in range(16)])
+    rows = lines_of(text)
+    assert [row.split()[1] for row in rows] == [f"lr={index}" for index in reversed(range(16))]
+    assert "0.1500" in rows[0]
+    assert "running" in rows[0]
+    assert "… and" not in text
+    assert "40%" in text
+    assert "40 of 100 task·epochs" in text
+    assert "1,234 task·epochs/s" in text
+
+
+def test_every_graph_has_ranks_of_its_own():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, color_system=None)
+    table = LiveTable(console)
+    graph = {"name": "cora", "nodes": 10, "edges": 20}
+    start = {"tasks": 4, "epochs": 100, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    table(Event("start", "sweep", {**start, "graphs": ["cora", "ppi"]}))
+    plan = {"join": "stacked", "stacks": [], "why": ["equal steps"]}
+    for place, (graph, metric) in enumerate([("cora", "accuracy"), ("ppi", "f1_micro")], 1):
+        names = [f"{graph} lr={index}" for index in (1, 2)]
+        about = {"group": place, "groups": 2, "graph": graph, "metric": metric}
+        table(Event("group", "sweep", {**about, "members": names, "plan": plan}))
+        rows = [
+            {
+                "task": name,
+                "status": "running",
+                "epoch": 5,
+                "epochs": 10,
+                f"best_val_{metric}": place / 10 + index / 100,
+            }
+            for index, name in enumerate(names)
+        ]
+        table(Event("progress", "sweep", {"done": 1, "total": 2, "epochs_per_second": 3.0, "members": rows}))
+    console.print(table._render())
+    text = console.file.getvalue()
+    assert "4 tasks on 2 graphs" in text
+    assert "group 2 of 2 on ppi: 2 tasks" in text
+    assert [row.split()[:3] for row in lines_of(text)] == [
+        ["1", "cora", "lr=2"], ["2", "cora", "lr=1"], ["1", "ppi", "lr=2"], ["2", "ppi", "lr=1"]
+    ]  # fmt: skip
+    assert "0.2100" in lines_of(text)[2]
+
+
+def test_hundreds_are_the_best_and_a_line_for_the_rest():
+    members = [(f"lr={index}", index / 1000, "diverged" if index < 4 else "running") for index in range(200)]
+    text = show(members, waiting=50)
+    assert len(lines_of(text)) == MOST_ROWS
+    assert "… and 230 more: 176 running, 4 diverged, 50 waiting" in text
+    small = show(members, height=12)
+    assert len(lines_of(small)) == 6, "no more rows than the terminal has"
+
+
+def test_long_names_and_names_that_look_like_markup():
+    text = show([("[red]x[/] " + "y" * 200, 0.5, "running"), ("[/nothing]", 0.4, "pruned")], width=80)
+    assert "[red]x[/] yyy" in text
+    assert "[/nothing]" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_line_of_one_task_shows_names_that_look_like_markup():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    graph = {"name": "[graph]", "nodes": 10, "edges": 20}
+    start = {"epochs": 5, "parameters": 7, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    with LiveDisplay(console) as line:
+        line(Event("start", "[/nothing]", start | {"plan": {"why": ["features [N, F]"]}}))
+        line(Event("note", "[/nothing]", {"message": "logits [nodes, classes]"}))
+    text = console.file.getvalue()
+    assert "[/nothing] on [graph] (10 nodes, 20 edges)" in text
+    assert "features [N, F]" in text
+    assert "note logits [nodes, classes]" in text
+
+
+def test_ends_and_notes():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None)
+    table = LiveTable(console)
+    assert "preparing" in str(table._render())
+    table._metric = "accuracy"
+    metrics = {"epochs_run": 7, "val_accuracy": 0.75, "best_epoch": 3}
+    table(Event("end", "a", {"status": "stopped", "metrics": metrics}))
+    table(Event("end", "b", {"status": "failed", "metrics": {"epochs_run": 0, "best_epoch": 0}, "message": "no"}))
+    table(Event("note", "s", {"message": "[odd] note"}))
+    console.print(table._render())
+    text = console.file.getvalue()
+    assert "note [odd] note" in text
+    assert "0.7500" in text
+    assert "failed" in text
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "finish", "interrupted", "failed"])
+def test_events_that_it_does_not_show(kind):
+    LiveTable(Console(file=io.StringIO()))(Event(kind, "s", {}))

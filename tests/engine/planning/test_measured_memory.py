@@ -1,0 +1,30 @@
+"""Memory that was measured on an H200 (``benchmarks/results/estimates.json``), estimated anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.graphs import make_graph
+from benchmarks.suites.estimates import foreseen
+from benchmarks.suites.estimates_again import HOST, entry_of, machine_of, measured_cells
+from weft.planner.cost.memory import upper_bound
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "estimates.json"
+
+
+TRAININGS = [
+    ("gat-10", "cora", 16), ("sage-9", "cora", 4), ("gin-10", "proteins", 1), ("random-16", "artist", 4),
+    ("random-4", "amazon0601", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "tasks"), TRAININGS)
+def test_estimates_are_what_was_measured(name, shape, tasks):
+    key = {"name": name, "shape": shape, "tasks": tasks}
+    (cell,) = [one for one in measured_cells(RESULTS) if key.items() <= one.items()]
+    found = foreseen(entry_of(cell), tasks, make_graph(shape, HOST), machine_of(RESULTS), hidden=64)
+    assert found["estimated_allocated"] == pytest.approx(cell["allocated"], rel=1e-3)
+    assert found["estimated_reserved"] == pytest.approx(cell["reserved"], rel=0.02)
+    assert cell["reserved"] <= upper_bound(found["estimated_reserved"])

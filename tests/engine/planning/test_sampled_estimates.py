@@ -1,0 +1,69 @@
+"""Plans of very many tasks: some groups are followed, the others reckoned from them, and the text stays short."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.sweep import Sweep
+from weft.engine.planning import estimator as estimate
+from weft.engine.planning import sampled_estimates as following
+from weft.engine.planning.plan_report_builder import plan
+
+SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="layer", seed=range(4), epochs=10)
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """The numbers of tasks in the steps that were followed."""
+    sizes, follow = [], estimate.capture
+    monkeypatch.setattr(estimate, "capture", lambda tasks, *a, **k: sizes.append(len(tasks)) or follow(tasks, *a, **k))
+    return sizes
+
+
+def test_few_tasks_are_all_followed(followed):
+    report = plan(SWEEP, machine="cpu")
+    assert sum(size for size in followed if size > 1) == len(SWEEP)
+    assert all(task.cost is not None for task in report.tasks)
+
+
+def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
+    exact = plan(SWEEP, machine="cpu")
+    followed.clear()
+    monkeypatch.setattr(following, "MANY", 8)
+    monkeypatch.setattr(following, "MOST_FOLLOWED", 8)
+    monkeypatch.setattr(following, "MOST_ALONE", 2)
+    report = plan(SWEEP, machine="cpu")
+    assert sorted(followed) == [1, 1, 4, 4], "one group of every kind, and two tasks alone"
+    assert [group.plan.members for group in report.groups] == [group.plan.members for group in exact.groups]
+    for group, other in zip(report.groups, exact.groups, strict=True):
+        assert group.cost.total_bytes == pytest.approx(other.cost.total_bytes, rel=0.5)
+        assert group.cost.epoch_seconds == pytest.approx(other.cost.epoch_seconds, rel=0.5)
+        if "reckoned from group" in group.note:
+            assert group.cost.uncorrected == {}, "nothing to learn from"
+        else:
+            assert group.cost == other.cost
+    assert sum("reckoned from group" in group.note for group in report.groups) == 4
+    assert sum(task.cost is not None for task in report.tasks) == 8
+    assert report.to_dict()["tasks"][-1]["cost"] is None
+    assert "reckoned from group" in str(report)
+    assert "4 of " in report.notes[0]
+    assert "groups are reckoned from others" in report.notes[0]
+
+
+def test_what_may_not_fit_is_followed(followed, monkeypatch):
+    monkeypatch.setattr(following, "MANY", 8)
+    monkeypatch.setattr(following, "MOST_FOLLOWED", 8)
+    plan(SWEEP, machine="cpu", budget="100MiB")
+    assert len([size for size in followed if size > 1]) > 2
+
+
+def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypatch):
+    for name, most in {"MANY": 1, "MOST_FOLLOWED": 0, "MOST_ALONE": 1}.items():
+        monkeypatch.setattr(following, name, most)
+    heads = [{"name": "one", "heads": 1, "hidden": 256}, {"name": "many", "heads": 64, "hidden": 64}]
+    sweep = Sweep(
+        "shape:reddit", model="gat", epochs=10, precision="bf16", tasks=heads
+    )  # writes coefficients [E, heads]
+    report = plan(sweep, machine="h200", budget="20GiB")
+    fits = {name: group.fits for group in report.groups for name in group.plan.members}
+    assert fits == {"one": True, "many": False}

@@ -1,0 +1,332 @@
+"""weft.run from task to result: what it returns, writes, resumes and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.stacks import solo_plan
+from tests.tiny import tiny_graph
+from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.task import Task
+from weft.engine.run import run
+from weft.engine.training.run_folder import RunFolder
+from weft.runtime.checkpoint import FILE, read_checkpoint, save_atomically
+from weft.runtime.group import GroupRun
+
+
+def make_task(graph=None, **settings):
+    graph = tiny_graph() if graph is None else graph
+    return Task(**{"graph": graph, "hidden": 8, "epochs": 20, "heads": 2, "name": "t", **settings})
+
+
+class TestResult:
+    def test_metrics_history_model(self):
+        graph = tiny_graph()
+        result = run(make_task(graph), progress=False)
+        metrics, history = result.metrics, result.history
+        assert result.status == "finished"
+        assert metrics["epochs_run"] == 20
+        assert history["epoch"] == list(range(1, 21))
+        best = metrics["best_epoch"] - 1
+        assert metrics["val_accuracy"] == max(history["val_accuracy"]) == history["val_accuracy"][best]
+        with torch.no_grad():
+            logits = result.model(graph.x, graph.adj)
+        right = (logits.argmax(1) == graph.y)[graph.test].float().mean().item()
+        assert metrics["test_accuracy"] == pytest.approx(right, abs=1e-6)
+        assert not result.model.training
+        assert metrics["seconds"] > 0
+        assert "device" in result.environment
+
+    def test_the_model_can_be_used_and_trained_on(self):
+        graph = tiny_graph()
+        model = run(make_task(graph, norm="batch", dropout=0.5), progress=False).model
+        assert all(isinstance(p, torch.nn.Parameter) for p in model.parameters())
+        model.train()
+        model(graph.x, graph.adj).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        first, second = model(graph.x, graph.adj), model(graph.x, graph.adj)
+        assert not torch.equal(first, second), "dropout is torch's again"
+
+    def test_files(self, tmp_path):
+        events = []
+        result = run(make_task(norm="batch"), out=tmp_path / "a" / "b", progress=False, on_event=events.append)
+        folder = tmp_path / "a" / "b"
+        names = {path.name for path in folder.iterdir()}
+        assert names == {FILE, "events.jsonl", "result.json", "model.safetensors", "report.html"}
+        saved = json.loads((folder / "result.json").read_text())
+        assert saved["metrics"]["val_accuracy"] == result.metrics["val_accuracy"]
+        assert saved["task"]["hidden"] == 8
+        assert saved["environment"]["torch"] == torch.__version__
+        assert saved["plan"]["why"]
+        weights = load_file(folder / "model.safetensors")
+        assert all(torch.equal(weights[k], v) for k, v in result.model.state_dict().items())
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "as readable as any new file"
+        journal = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert [line["event"] for line in journal] == [event.kind for event in events]
+        assert journal[0]["event"] == "start"
+        assert journal[-1]["event"] == "finish"
+        page = (folder / "report.html").read_text()
+        assert "<polyline" in page
+        assert "http" not in page, "self-contained"
+
+    def test_threads_are_given_back(self):
+        before, seen = torch.get_num_threads(), []
+        torch.set_num_threads(2)
+        try:
+            result = run(make_task(), progress=False, on_event=lambda e: seen.append((e.kind, torch.get_num_threads())))
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+        assert {threads for kind, threads in seen if kind == "progress"} == {result.plan.threads} == {1}
+
+    def test_early_stop(self, tmp_path):
+        result = run(make_task(epochs=200, lr=0.1, patience=3), out=tmp_path, progress=False)
+        assert result.status == "stopped"
+        assert result.metrics["epochs_run"] == result.metrics["best_epoch"] + 3 == len(result.history["loss"])
+
+    def test_global_state_is_left_alone(self):
+        torch.manual_seed(7)
+        expected = torch.rand(3)
+        torch.manual_seed(7)
+        precision = torch.get_float32_matmul_precision()
+        run(make_task(precision="tf32", epochs=2), progress=False)
+        assert torch.equal(torch.rand(3), expected)
+        assert torch.get_float32_matmul_precision() == precision
+
+    def test_labels_of_many_kinds(self):
+        for graph, metric in ((tiny_graph(multilabel=True), "f1_micro"), (tiny_graph(sparse=True), "accuracy")):
+            result = run(make_task(graph, epochs=3), progress=False)
+            assert result.metrics["metric"] == metric
+            assert math.isfinite(result.metrics[f"test_{metric}"])
+
+
+class StopAfter(Exception):
+    """Raised from a listener to leave a run in the middle."""
+
+
+def interrupted_after(task, folder, epoch):
+    """Train ``task`` and lose the process right after the first checkpoint past ``epoch``."""
+
+    def listen(event):
+        if event.kind == "checkpoint" and event.data["epoch"] >= epoch:
+            raise StopAfter
+
+    with pytest.raises(StopAfter):
+        run(task, out=folder, progress=False, on_event=listen, checkpoint_every=0.0)
+
+
+def same_history(first, second):
+    assert first.keys() == second.keys()
+    for key in first:
+        assert torch.equal(torch.tensor(first[key]).nan_to_num(-9), torch.tensor(second[key]).nan_to_num(-9)), key
+
+
+class TorchDropout(torch.nn.Module):
+    """Randomness from torch's generator, which a checkpoint has to carry."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.layer = torch.nn.Linear(in_features, out_features)
+
+    def forward(self, x):
+        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training))
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"model": "gcn", "norm": "batch", "input_dropout": 0.3},
+            {"model": "gat", "schedule": "cosine", "warmup": 3},
+            {"model": "sage", "optimizer": "sgd", "momentum": 0.9, "lr": 0.1, "patience": 9},
+            {"model": "gin", "optimizer": "adamw", "weight_decay": 0.1, "eval_every": 4},
+            {"model": TorchDropout},
+        ],
+        ids=["gcn", "gat", "sage", "gin", "module"],
+    )
+    def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path, settings):
+        task = make_task(epochs=30, dropout=0.5, **settings)
+        whole = run(task, out=tmp_path / "whole", progress=False)
+        interrupted_after(task, tmp_path / "parts", 7)
+        assert read_checkpoint(tmp_path / "parts").about["epoch"] < 30
+        parts = run(task, out=tmp_path / "parts", resume=True, progress=False)
+        same_history(parts.history, whole.history)
+        ignored = ("seconds", "seconds_per_epoch")
+        assert {k: v for k, v in parts.metrics.items() if k not in ignored} == {
+            k: v for k, v in whole.metrics.items() if k not in ignored
+        }
+        for name, tensor in whole.model.state_dict().items():
+            assert torch.equal(parts.model.state_dict()[name], tensor), name
+        first, second = (read_checkpoint(tmp_path / d).tensors for d in ("whole", "parts"))
+        end = whole.metrics["epochs_run"]
+        if end == 30:  # past an early stop the weights move on, unread
+            assert all(torch.equal(first[n].nan_to_num(), second[n].nan_to_num()) for n in first if n != "x")
+
+    def test_a_finished_run_is_only_reported(self, tmp_path, monkeypatch):
+        task = make_task()
+        first = run(task, out=tmp_path, progress=False)
+        monkeypatch.setattr(GroupRun, "advance", lambda *_: pytest.fail("trained again"))
+        second = run(task, out=tmp_path, resume=True, progress=False)
+        same_history(first.history, second.history)
+        assert second.metrics["test_accuracy"] == first.metrics["test_accuracy"]
+        assert second.metrics["seconds"] == first.metrics["seconds"]
+
+    def test_without_a_checkpoint_it_starts_afresh_and_says_so(self, tmp_path):
+        events = []
+        run(make_task(epochs=2), out=tmp_path, resume=True, progress=False, on_event=events.append)
+        assert any("starting afresh" in e.data.get("message", "") for e in events)
+
+    def test_another_task_is_refused(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        with pytest.raises(SpecError, match=r"was trained with lr=0\.01, but this task has lr=0\.5"):
+            run(make_task(epochs=2, lr=0.5), out=tmp_path, resume=True, progress=False)
+
+    def test_another_graph_is_refused(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        wide = tiny_graph()._changed(x=torch.zeros(60, 5))
+        with pytest.raises(SpecError, match="was trained on another graph"):
+            run(make_task(wide, epochs=2), out=tmp_path, resume=True, progress=False)
+
+    def test_a_damaged_checkpoint_is_named(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        path = tmp_path / FILE
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(SpecError, match="not a checkpoint of Weft, or a damaged one"):
+            run(make_task(epochs=2), out=tmp_path, resume=True, progress=False)
+
+    def test_starting_afresh_forgets_the_former_run(self, tmp_path):
+        run(make_task(epochs=4), out=tmp_path, progress=False)
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        assert read_checkpoint(tmp_path).about["epoch"] == 2
+        starts = [line for line in (tmp_path / "events.jsonl").read_text().splitlines() if '"start"' in line]
+        assert len(starts) == 1
+
+    def test_resume_needs_a_folder(self):
+        with pytest.raises(SpecError, match="resume=True needs out="):
+            run(make_task(), resume=True)
+
+
+class TestTrouble:
+    def test_divergence_keeps_the_best_weights(self, tmp_path):
+        task = make_task(optimizer="sgd", lr=1e12, epochs=40)
+        with pytest.raises(DivergedError, match=r"task 't': .*loss became .* at epoch \d+ of 40; .*lower lr"):
+            run(task, out=tmp_path, progress=False)
+        saved = json.loads((tmp_path / "result.json").read_text())
+        assert saved["status"] == "diverged"
+        assert saved["metrics"]["epochs_run"] < 40
+        assert all(torch.isfinite(t).all() for t in load_file(tmp_path / "model.safetensors").values())
+        assert not (tmp_path / FILE).exists(), "a state that is no longer a number is not worth resuming"
+
+    def test_memory(self, monkeypatch):
+        def full(*_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(GroupRun, "advance", full)
+        events = []
+        with pytest.raises(OutOfMemoryError, match="task 't': the memory of the device was not enough"):
+            run(make_task(), progress=False, on_event=events.append)
+        assert (events[-1].kind, events[-1].data["status"]) == ("failed", "out of memory")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"x": None}, "graph 'tiny' has no features"),
+            ({"y": None}, "graph 'tiny' has no labels"),
+            ({"train": torch.empty(0, dtype=torch.int64)}, r"no training nodes; .*random_split"),
+        ],
+    )
+    def test_graphs_that_cannot_be_trained_on(self, change, message):
+        with pytest.raises(GraphError, match=message):
+            run(make_task(tiny_graph()._changed(**change)), progress=False)
+
+    def test_patience_needs_validation_nodes(self):
+        graph = tiny_graph()
+        with pytest.raises(SpecError, match="patience=3 needs validation nodes"):
+            run(make_task(graph.with_splits(train=graph.train), patience=3), progress=False)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"device": "tpu"}, "device 'tpu'"),
+            ({"device": "cuda:77"}, "device 'cuda:77'"),
+            ({"progress": "loud"}, "progress='loud' must be True, False or 'auto'"),
+            ({"out": 3}, "out=3 must be a folder"),
+            ({"on_event": 3}, "on_event=3 must be a function"),
+            ({"cancel": 3}, r"cancel=3 must be a weft\.Cancel"),
+            ({"checkpoint_every": "often"}, "checkpoint_every='often' must be a number of seconds"),
+            ({"checkpoint_every": -1}, "checkpoint_every=-1 must be a number of seconds"),
+        ],
+    )
+    def test_arguments(self, arguments, message):
+        with pytest.raises(SpecError, match=message):
+            run(make_task(), **arguments)
+        with pytest.raises(SpecError, match=r"takes a weft\.Task, a weft\.Sweep or a list of tasks, not \{'graph'"):
+            run({"graph": "cora"})
+        with pytest.raises(SpecError, match="not a list whose item 1 is 'cora'"):
+            run([make_task(), "cora"])
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(SpecError, match="cannot be made a folder"):
+            run(make_task(), out=tmp_path / "file", progress=False)
+
+    def test_a_mistake_leaves_the_former_run_alone(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        for mistake in ({"graph": tiny_graph()._changed(y=None)}, {"model": "no.such.package:Net"}):
+            with pytest.raises(InputError):
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False)
+            with pytest.raises(InputError):
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path / "new", progress=False)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_a_folder_that_cannot_be_written_to(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("os.access", lambda *_: False)
+        with pytest.raises(SpecError, match=r"--out .*new: .* cannot be written to"):
+            run(make_task(), out=tmp_path / "new", progress=False)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_half_written_checkpoint_never_replaces_a_whole_one(self, tmp_path, monkeypatch):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        before = (tmp_path / FILE).read_bytes()
+
+        def torn(tensors, path, metadata):
+            path.write_bytes(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
+        task, graph = make_task(epochs=2), tiny_graph()
+        group = GroupRun([task], graph, solo_plan(task, graph.stats(), "cpu"), torch.device("cpu"))
+        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
+            RunFolder(tmp_path).save_state("1", group, {})
+        assert (tmp_path / FILE).read_bytes() == before
+        assert not list(tmp_path.glob("*.partial"))
+        events = []
+        with pytest.raises(TrainingError, match="disk full"):
+            run(make_task(epochs=2), out=tmp_path / "new", progress=False, on_event=events.append)
+        assert (events[-1].kind, events[-1].data["status"]) == ("failed", "failed")
+
+
+def test_models_by_file(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef make(i, o):\n    return nn.Sequential(nn.Linear(i, o))\n"
+    )
+    (tmp_path / "torn.py").write_text("def make(:")
+    (tmp_path / "raises.py").write_text("def make(i, o):\n    raise ValueError('sizes')\n")
+    result = run(make_task(model=f"{tmp_path / 'net.py'}:make", epochs=2), progress=False)
+    assert result.metrics["epochs_run"] == 2
+    for place, message in (
+        (f"{tmp_path / 'net.py'}:other", "has no callable 'other'"),
+        (f"{tmp_path / 'none.py'}:make", "no such file"),
+        ("no.such.package:make", "No module named 'no'"),
+        (":", "with both parts"),
+        (f"{tmp_path / 'torn.py'}:make", "SyntaxError"),
+        (f"{tmp_path / 'raises.py'}:make", r"ValueError: sizes \(line 2 of .*raises.py\)"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            run(make_task(model=place), progress=False)

@@ -1,0 +1,79 @@
+"""Calibration: finds the factors that made the data, survives odd runs, and does not guess what it cannot know."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from weft.planner.cost.calibration import KEPT, Calibration, Observation, fit, solve
+
+TRUTH = {"spmm": 1.6, "attention": 3.0, "matmul": 0.8, "pointwise": 1.2, "launch": 2.0}
+
+
+def runs(count: int, seed: int = 0, noise: float = 0.0) -> list[Observation]:
+    """Runs whose epochs mix the families in different shares, over four orders of magnitude."""
+    chance = random.Random(seed)
+    made = []
+    for index in range(count):
+        size = 10 ** chance.uniform(-4, 0)
+        families = {name: size * chance.random() ** 3 for name in TRUTH}
+        measured = sum(TRUTH[name] * value for name, value in families.items())
+        made.append(Observation(families, measured * math.exp(chance.gauss(0, noise)), f"run {index}"))
+    return made
+
+
+def predicted(factors, one):
+    return sum(factors.get(name, 1.0) * value for name, value in one.families.items())
+
+
+def test_exact_runs_give_the_factors_back():
+    factors = fit(runs(200))
+    for name, value in TRUTH.items():
+        assert factors[name] == pytest.approx(value, rel=0.05)
+
+
+def test_noise_and_outliers_do_little_harm():
+    made = runs(100, noise=0.05)
+    made += [Observation(one.families, 50 * one.measured) for one in made[:8]]
+    factors = fit(made)
+    errors = sorted(abs(math.log(predicted(factors, one) / one.measured)) for one in runs(50, seed=9))
+    assert errors[len(errors) // 2] < 0.1
+
+
+def test_one_run_moves_all_families_alike():
+    one = Observation({"spmm": 1.0, "matmul": 1.0}, measured=4.0)
+    factors = fit([one])
+    assert factors["spmm"] == pytest.approx(factors["matmul"])
+    assert predicted(factors, one) == pytest.approx(4.0, rel=0.05)
+
+
+def test_families_that_were_never_seen_stay_as_they_are():
+    calibration = Calibration().with_observations([Observation({"spmm": 1.0}, 2.0)])
+    assert calibration.factor("attention") == 1.0
+    assert calibration.factor("spmm") == pytest.approx(2.0, rel=0.05)
+
+
+def test_nothing_known_changes_nothing():
+    assert fit([]) == {}
+    assert not Calibration().known
+    assert (
+        Calibration().with_observations([Observation({}, 1.0), Observation({"spmm": 1.0}, math.nan)]) == Calibration()
+    )
+
+
+def test_old_runs_are_forgotten():
+    calibration = Calibration().with_observations(runs(KEPT + 10))
+    assert len(calibration.observations) == KEPT
+    assert calibration.observations[-1].label == f"run {KEPT + 9}"
+
+
+def test_json_round_trip():
+    calibration = Calibration().with_observations(runs(5))
+    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+
+
+def test_small_systems_are_solved():
+    assert solve([[0.0, 2.0], [1.0, 1.0]], [4.0, 5.0]) == pytest.approx([3.0, 2.0])

@@ -1,0 +1,226 @@
+"""Replay: plain calls on a CPU; on a GPU the recorded step gives the numbers of the eager one."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.runtime.alone import Alone
+from tests.stacks import solo_plan
+from tests.tiny import tiny_graph
+from weft.core.errors import OutOfMemoryError
+from weft.core.task import Task
+from weft.engine.run import run as engine_run
+from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.gc_pause import without_collection
+from weft.runtime.device.torch_rng import seeded
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def test_without_recording_it_is_a_call():
+    counter = torch.zeros(1)
+    replay = Replay(lambda: counter.add_(1), [counter], record=False)
+    assert counter.item() == 0
+    replay()
+    replay()
+    assert counter.item() == 2
+    assert not replay.recorded
+    assert replay.pool is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
+    def fails():
+        with without_collection():
+            assert not gc.isenabled()
+            raise KeyError
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            fails()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+class Products:
+    """Matrix products both ways on the GPU, to be recorded: cuBLAS is called by the main thread and by autograd's."""
+
+    def __init__(self):
+        self.weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+        self.total = torch.zeros((), device="cuda")
+
+    def __call__(self):
+        loss = (self.weight @ self.weight).sum()
+        (gradient,) = torch.autograd.grad(loss, self.weight)
+        self.total.add_(gradient.sum())
+
+    def replay(self):
+        return Replay(self, [self.total], record=True)
+
+
+def cuda_run(graph, record, **settings):
+    task = Task(**{"graph": graph, "hidden": 8, "epochs": 20, "heads": 2, "dropout": 0.5, **settings})
+    device = torch.device("cuda", torch.cuda.current_device())
+    plan = replace(solo_plan(task, graph.stats(), "cuda"), replay=record)
+    with seeded(task.seed, device):
+        solo = Alone(task, graph, plan, device)
+        progress = solo.advance(task.epochs)
+    return solo, progress
+
+
+def rows(progress):
+    return torch.tensor(progress.rows)
+
+
+@gpu
+@needs_gpu
+class TestOnTheGpu:
+    def test_warm_up_is_undone_and_replays_count(self):
+        counter = torch.zeros(1, device="cuda")
+        replay = Replay(lambda: counter.add_(1), [counter], record=True)
+        assert replay.recorded
+        assert counter.item() == 0
+        replay()
+        replay()
+        assert counter.item() == 2
+
+    def test_many_recordings_hold_no_more_than_one(self):
+        def held():
+            gc.collect()
+            torch.cuda.empty_cache()
+            return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+        step = Products()
+        assert step.replay().recorded
+        once = held()
+        for _ in range(40):  # more than torch has streams
+            assert step.replay().recorded
+        assert held() == once
+
+    def test_garbage_that_holds_a_recording_does_not_break_another(self):
+        step = Products()
+        older = [step.replay() for _ in range(4)]
+        assert all(replay.recorded for replay in older)
+        for replay in older:
+            replay.itself = replay  # only the collector can let go of it
+        before = gc.get_threshold()
+        gc.collect()
+        del older, replay
+        gc.set_threshold(1, 1, 1)
+        try:
+            again = Replay(lambda: ([[] for _ in range(100)], step()), [step.total], record=True)
+        finally:
+            gc.set_threshold(*before)
+        assert again.recorded, again.reason
+        again()
+        assert step.total.item() == 64 * 64 * 128
+
+    def test_a_step_that_cannot_be_recorded_leaves_the_stream_to_the_next(self):
+        step = Products()
+        asks = Replay(lambda: step.total.add_(step.total.item()), [step.total], record=True)
+        assert not asks.recorded
+        assert step.replay().recorded
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+    @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+    @pytest.mark.parametrize("norm", [None, "batch"])
+    def test_recorded_is_eager(self, model, norm):
+        graph = tiny_graph()
+        recorded, first = cuda_run(graph, True, model=model, norm=norm)
+        eager, second = cuda_run(graph, False, model=model, norm=norm)
+        assert recorded.notes == []
+        assert recorded.group.recorded
+        assert torch.allclose(rows(first), rows(second), atol=1e-4, equal_nan=True)
+        assert torch.allclose(recorded.state.flat, eager.state.flat, atol=1e-4)
+
+    @pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat", "gatv2"])
+    @pytest.mark.parametrize("sparse", [False, True])
+    def test_the_gpu_trains_like_the_cpu(self, start, model, sparse):
+        graph = tiny_graph(sparse=sparse)
+        settings = {"model": model, "dropout": 0.5, "input_dropout": 0.3, "epochs": 10}
+        _, on_gpu = cuda_run(graph, True, **settings)
+        on_cpu = start(graph, **settings).advance(10)
+        assert torch.allclose(rows(on_gpu)[:, 0], rows(on_cpu)[:, 0], atol=2e-3), "the same dropout, too"
+
+    @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+    @pytest.mark.parametrize("multilabel", [False, True])
+    def test_optimizers_and_objectives(self, optimizer, multilabel):
+        graph = tiny_graph(multilabel=multilabel)
+        settings = {"optimizer": optimizer, "weight_decay": 0.01, "decay": "first", "schedule": "cosine"}
+        recorded, first = cuda_run(graph, True, **settings)
+        _, second = cuda_run(graph, False, **settings)
+        assert recorded.group.recorded
+        assert torch.allclose(rows(first), rows(second), atol=1e-4)
+
+    @pytest.mark.parametrize("metric", ["accuracy", "f1_micro", "f1_macro", "roc_auc"])
+    def test_metrics_are_recorded_too(self, metric):
+        recorded, first = cuda_run(tiny_graph(), True, metric=metric, epochs=5)
+        _, second = cuda_run(tiny_graph(), False, metric=metric, epochs=5)
+        assert recorded.group.recorded, recorded.notes
+        assert torch.allclose(rows(first), rows(second), atol=1e-4)
+
+    @pytest.mark.parametrize("precision", ["tf32", "bf16"])
+    def test_precisions(self, precision):
+        recorded, progress = cuda_run(tiny_graph(), True, precision=precision)
+        assert recorded.group.recorded, recorded.notes
+        losses = rows(progress)[:, 0]
+        assert losses[-1] < losses[0]
+
+    def test_early_stopping_and_rare_evaluation(self):
+        settings = {"lr": 0.1, "patience": 4, "eval_every": 2, "epochs": 60}
+        recorded, first = cuda_run(tiny_graph(), True, **settings)
+        eager, second = cuda_run(tiny_graph(), False, **settings)
+        assert recorded.group._without_evaluation.recorded
+        assert (first.end, first.best_epoch) == (second.end, second.best_epoch)
+        assert torch.allclose(recorded.state.best_flat, eager.state.best_flat, atol=1e-3)
+
+    def test_a_module_that_asks_the_host_runs_eagerly_and_says_so(self):
+        class Asks(nn.Linear):
+            def forward(self, x):
+                return super().forward(x * (1.0 if x.sum().item() > 0 else 2.0))
+
+        recorded, progress = cuda_run(tiny_graph(), True, model=Asks)
+        assert "could not be recorded" in recorded.notes[0]
+        _, second = cuda_run(tiny_graph(), False, model=Asks)
+        assert torch.allclose(rows(progress), rows(second), atol=1e-5)
+
+    def test_torchs_own_dropout_is_drawn_anew_in_every_replay(self):
+        class Drops(nn.Linear):
+            def forward(self, x):
+                return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+        recorded, progress = cuda_run(tiny_graph(), True, model=Drops, optimizer="sgd", lr=1e-12)
+        assert recorded.group.recorded, recorded.notes
+        assert len(set(rows(progress)[:, 0].tolist())) > 15
+
+    def test_resume(self, tmp_path):
+        class Enough(Exception):
+            pass
+
+        def listen(event):
+            if event.kind == "checkpoint":
+                raise Enough
+
+        task = Task(graph=tiny_graph(), hidden=8, epochs=40, norm="batch")
+        whole = engine_run(task, device="cuda", progress=False)
+        with pytest.raises(Enough):
+            engine_run(task, device="cuda", out=tmp_path, progress=False, on_event=listen, checkpoint_every=0.0)
+        parts = engine_run(task, device="cuda", out=tmp_path, resume=True, progress=False)
+        assert torch.allclose(torch.tensor(parts.history["loss"]), torch.tensor(whole.history["loss"]), atol=1e-3)
+
+    def test_too_little_memory_is_one_sentence(self):
+        class Greedy(nn.Linear):
+            def forward(self, x):
+                return super().forward(x) + torch.zeros(2**45, device=x.device).sum()
+
+        with pytest.raises(OutOfMemoryError, match="the memory of the device was not enough"):
+            engine_run(Task(graph=tiny_graph(), model=Greedy), device="cuda", progress=False)

@@ -1,0 +1,84 @@
+"""Stacks beside each other: in turn the first time, at once afterwards, and told to whoever estimates them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests import stacks
+from tests.tiny import tiny_graph
+from weft.core.task import Task
+from weft.planner.grouping.groups import together
+from weft.runtime.dry_run import capture
+
+MEMBERS = [{"model": "gcn", "seed": 1}, {"model": "gat", "seed": 2}, {"model": "gcn", "seed": 3}]
+
+
+def mixed(graph, **changes):
+    tasks = stacks.tasks_of(graph, MEMBERS, epochs=8)
+    return stacks.start(tasks, graph, join="beside", stacks=((0, 2), (1,)), **changes)
+
+
+def test_what_is_built_on_first_use_is_built_in_turn():
+    graph = tiny_graph()
+    run, at_once = mixed(graph), []
+
+    def beside(steps):
+        at_once.append(len(steps))
+        for step in steps:
+            step()
+
+    run.beside = beside
+    run.advance(4)
+    assert at_once == [2] * 3  # the first of four epochs was in turn
+    run.leave([0])
+    run.advance(2)
+    assert at_once == [2] * 4  # a smaller stack begins anew
+    run.leave([1])
+    run.advance(1)
+    assert at_once == [2] * 4  # nobody is left to be beside
+
+
+def test_members_train_as_alone():
+    graph = tiny_graph()
+    run = mixed(graph)
+    looks = run.advance(8)
+    for look, own in zip(looks, MEMBERS, strict=True):
+        (alone,) = stacks.start(stacks.tasks_of(graph, [own], epochs=8), graph).advance(8)
+        assert torch.allclose(torch.tensor(look.rows), torch.tensor(alone.rows), atol=1e-5, equal_nan=True)
+
+
+def test_an_estimate_knows_the_streams():
+    graph = tiny_graph()
+    tasks = [Task(graph=graph, model=model, layers=2, hidden=8, name=model) for model in ("gcn", "gat")]
+    plan = together(tasks, graph.stats(), "cuda", weave=False)
+    assert plan.join == "beside"
+    streams = {operator.stream for operator in capture(tasks, graph, plan=plan).program.operators}
+    assert streams == {1, 2}
+    woven = together(tasks, graph.stats(), "cuda")
+    assert woven.join == "woven"
+
+
+@pytest.mark.parametrize("weave", [False, True])
+def test_an_estimate_knows_the_passes(weave):
+    """Sparse features, whose product is an operator of Weft's own: no gradient is asked for inside of it."""
+    graph = tiny_graph(sparse=True)
+    tasks = [Task(graph=graph, model="gcn", layers=layers, hidden=8, name=f"gcn-{layers}") for layers in (2, 3)]
+    plan = together(tasks, graph.stats(), "cuda", weave=weave)
+    shared = passes(capture(tasks, graph, plan=plan).program)
+    alone = sum((passes(capture([task], graph).program) for task in tasks), Counter())
+    if weave:  # one operator does the work of several, of other kinds as well
+        assert min(shared["forward"], shared["backward"]) > 2
+    else:
+        assert shared == alone
+
+
+def passes(program):
+    """Launches of every pass over the sparse operators."""
+    found = Counter()
+    for operator in program.operators:
+        if operator.name in ("weft.spmm", "weft.together"):
+            found[operator.phase] += 1
+    return found

@@ -1,0 +1,57 @@
+"""Objectives against torch's own losses, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from weft.core.errors import SpecError
+from weft.core.task import Task
+from weft.runtime.step.objectives import metric_name, objective_for
+
+
+@pytest.fixture
+def logits():
+    return torch.randn(20, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+ROWS = torch.tensor([1, 4, 5, 11, 19])
+
+
+def compare(mine, theirs, logits):
+    assert torch.allclose(mine, theirs, atol=1e-6)
+    (a,) = torch.autograd.grad(mine, logits)
+    (b,) = torch.autograd.grad(theirs, logits)
+    assert torch.allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_multiclass(logits, smoothing):
+    labels = torch.arange(20) % 4
+    objective = objective_for(Task(graph="g", label_smoothing=smoothing), multilabel=False)
+    theirs = F.cross_entropy(logits[ROWS], labels[ROWS], label_smoothing=smoothing)
+    compare(objective.loss(logits, labels, ROWS), theirs, logits)
+    per_row = objective.per_row(logits[ROWS], labels[ROWS])
+    assert torch.allclose(per_row, F.cross_entropy(logits[ROWS], labels[ROWS], reduction="none"), atol=1e-6)
+
+
+def test_multilabel(logits):
+    labels = (torch.arange(80).reshape(20, 4) % 3 == 0).float()
+    objective = objective_for(Task(graph="g"), multilabel=True)
+    theirs = F.binary_cross_entropy_with_logits(logits[ROWS], labels[ROWS])
+    compare(objective.loss(logits, labels, ROWS), theirs, logits)
+    assert torch.allclose(objective.per_row(logits[ROWS], labels[ROWS]).mean(), theirs, atol=1e-6)
+
+
+def test_an_objective_that_does_not_suit_the_labels():
+    with pytest.raises(SpecError, match="objective='multilabel' does not suit graph 'g', which has one class"):
+        objective_for(Task(graph="g", objective="multilabel"), multilabel=False)
+    with pytest.raises(SpecError, match=r"label_smoothing=0\.1 is for multiclass"):
+        objective_for(Task(graph="g", label_smoothing=0.1), multilabel=True)
+
+
+def test_default_metrics():
+    assert metric_name(Task(graph="g"), multilabel=False) == "accuracy"
+    assert metric_name(Task(graph="g"), multilabel=True) == "f1_micro"
+    assert metric_name(Task(graph="g", metric="roc_auc"), multilabel=True) == "roc_auc"

@@ -1,0 +1,111 @@
+"""The flat update against torch.optim with the same rates, and schedules at their corners."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from weft.core.task import Task
+from weft.runtime.step.optimizers import Optimizer
+from weft.runtime.step.parameters import Slots, first_layer_prefix, layout_of
+from weft.runtime.step.schedules import learning_rates
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def torch_optimizer(task, model):
+    first, rest = list(model[0].parameters()), list(model[2].parameters())
+    groups = [
+        {"params": first, "weight_decay": task.weight_decay},
+        {"params": rest, "weight_decay": task.weight_decay if task.decay == "all" else 0.0},
+    ]
+    if task.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=task.lr, momentum=task.momentum)
+    kind = torch.optim.AdamW if task.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=task.lr, betas=task.betas, eps=task.eps)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("decay", ["all", "first"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_twenty_steps_like_torch(optimizer, decay, schedule):
+    task = Task(
+        graph="g", optimizer=optimizer, decay=decay, schedule=schedule, lr=0.05, weight_decay=0.1, momentum=0.9,
+        epochs=20,
+    )  # fmt: skip
+    model = two_layers()
+    layout = layout_of(model, decay)
+    flat = layout.flatten(dict(model.named_parameters()))
+    flat = flat[None]
+    mine = Optimizer([task], layout, task.epochs, flat.device)
+    moments = tuple(torch.zeros_like(flat) for _ in range(mine.moments))
+    theirs = torch_optimizer(task, model)
+    step = torch.zeros(1, dtype=torch.int64)
+    for lr in learning_rates(task):
+        grads = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            p.grad = grads[name]
+        for group in theirs.param_groups:
+            group["lr"] = lr
+        theirs.step()
+        mine.update(flat, layout.flatten(grads)[None], moments, step)
+        step += 1
+    expected = layout.flatten(dict(model.named_parameters()))
+    assert torch.allclose(flat[0], expected, atol=2e-6), (flat - expected).abs().max()
+
+
+def test_schedules():
+    constant = learning_rates(Task(graph="g", epochs=4, lr=0.1))
+    assert constant == [0.1] * 4
+    linear = learning_rates(Task(graph="g", epochs=4, lr=1, schedule="linear"))
+    assert linear == pytest.approx([1, 0.75, 0.5, 0.25])
+    cosine = learning_rates(Task(graph="g", epochs=3, lr=1, schedule="cosine"))
+    assert cosine == pytest.approx([1, 0.5 * (1 + math.cos(math.pi / 3)), 0.5 * (1 + math.cos(2 * math.pi / 3))])
+    step = learning_rates(Task(graph="g", epochs=8, lr=1, schedule="step"))
+    assert step == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+    warm = learning_rates(Task(graph="g", epochs=6, lr=1, schedule="linear", warmup=2))
+    assert warm == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
+
+
+class TestLayout:
+    def test_round_trip(self):
+        model = two_layers()
+        layout = layout_of(model, "all")
+        named = layout.named(layout.flatten(dict(model.named_parameters())))
+        assert all(torch.equal(named[name], p) for name, p in model.named_parameters())
+        assert layout.decay_mask() is None
+
+    def test_first_layer_of_nested_models(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop = nn.Dropout()
+                self.layers = nn.ModuleList([nn.Linear(2, 3), nn.Linear(3, 1)])
+
+        assert first_layer_prefix(Net()) == "layers.0."
+        assert first_layer_prefix(two_layers()) == "0."
+        mask = layout_of(Net(), "first").decay_mask()
+        assert mask.tolist() == [1.0] * 9 + [0.0] * 4
+
+    def test_frozen_parameters_stay_out(self):
+        model = two_layers()
+        model[0].requires_grad_(False)
+        assert layout_of(model, "all").names == ("2.weight", "2.bias")
+
+    def test_gradients_come_back_flat_and_tied_weights_count_once(self):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        layout = layout_of(model, "all")
+        assert layout.names == ("0.weight", "0.bias", "1.bias")
+        slots = Slots(model, layout.names)
+        flat = layout.flatten(dict(model.named_parameters())).requires_grad_()
+        expected = torch.autograd.grad(model(torch.ones(1, 3)).sum(), list(model.parameters()))
+        slots.fill(layout.views(flat))
+        (grad,) = torch.autograd.grad(model(torch.ones(1, 3)).sum(), flat)
+        assert torch.allclose(grad, torch.cat([g.reshape(-1) for g in expected]))

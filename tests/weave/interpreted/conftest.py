@@ -1,0 +1,1 @@
+from tests.ops.interpreted.conftest import *  # noqa: F403

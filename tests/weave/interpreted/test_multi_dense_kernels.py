@@ -1,0 +1,90 @@
+"""Dense operators in shared launches: the bits of a launch of their own, and the numbers of the references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from weft.ops.dense.bias_act_dropout import bias_act_dropout_torch
+from weft.ops.dense.linear import linear_torch
+from weft.ops.launch import backend
+from weft.weave.together import Call, together_triton
+
+AS_ON_A_GPU = (lambda tensor: True).__code__
+ROWS = 70
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(backend.on_gpu, "__code__", AS_ON_A_GPU)
+
+
+def calls(dtype) -> list[Call]:
+    """A layer forward and backward, a loss, copies and a sum over edges: some of a kind twice, in other sizes."""
+    adj = small()
+    walk = walks(adj)[0]
+    edges = [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+    clock, rate = torch.tensor([[3, 1], [4, 1]]), torch.tensor([0.5, 0.2])
+    x, grad = numbers(2, ROWS, 6, dtype=dtype), numbers(2, ROWS, 5, dtype=dtype, seed=1)
+    weight, bias = numbers(2, 5, 6, dtype=dtype, seed=2), numbers(2, 5, dtype=dtype, seed=3)
+    layer = linear_torch(x, weight, bias, None, "relu", rate, clock, 1).to(dtype)
+    out = bias_act_dropout_torch(numbers(2, ROWS, 5, dtype=dtype, seed=4), None, "relu", rate, clock, 2)
+    labels, rows = torch.arange(ROWS) % 5, torch.arange(0, ROWS, 3)
+    return [
+        Call("linear", (x, weight, bias, None, "relu", rate, clock, 1)),
+        Call("linear", (x[0], weight[0], None, None, "none", None, None, 0)),
+        Call("product", (grad, weight.transpose(1, 2).contiguous())),
+        Call("weight_grad_parts", (grad, x)),
+        Call("weight_grad_parts", (grad[0], x[0])),
+        Call("linear_backward_parts", (grad, layer, x, weight, None, "relu", rate, clock, 1, True, True)),
+        Call("bias_act_dropout", (grad, bias, "relu", rate, clock, 2)),
+        Call("bias_act_dropout_backward", (grad, out, "relu", rate, clock, 2)),
+        Call("bias_act_dropout_backward_bias_parts", (grad, out, [2, 5], "relu", rate, clock, 2)),
+        Call("mean_heads", (numbers(2, ROWS, 3, 5, dtype=dtype), bias)),
+        Call("column_sum_parts", (grad,)),
+        Call("cross_entropy_rows_parts", (grad, labels, rows)),
+        Call("cross_entropy_rows_backward", (torch.ones(2), grad, labels, rows)),
+        Call("add_parts", (numbers(2, 9, 7), 4, 3, "float32")),
+        Call("add_parts", (numbers(1, 40, 7, seed=5), 7, 0, "float32")),
+        Call("copied", (x.transpose(1, 2),)),
+        Call("copied", (weight[0].t(),)),
+        Call("side_by_side", ([bias, numbers(2, 3, dtype=dtype), numbers(2, 4, dtype=dtype)],)),
+        Call("spmm", (numbers(adj.num_cols, 5, dtype=dtype), None, None, None, edges, [], None)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_of_a_launch_of_their_own(as_on_a_gpu, dtype):
+    given = calls(dtype)
+    for call, mine in zip(given, together_triton(given), strict=True):
+        alone = together_triton([call])[0]
+        assert len(mine) == len(alone)
+        assert all(torch.equal(one, other) for one, other in zip(mine, alone, strict=True)), call.name
+
+
+def test_numbers_of_the_references(monkeypatch):
+    given = calls(torch.float32)
+    expected = [_summed(call.name, call()) for call in given]
+    monkeypatch.setattr(backend.on_gpu, "__code__", AS_ON_A_GPU)
+    for call, mine, theirs in zip(given, together_triton(given), expected, strict=True):
+        found = _summed(call.name, mine)
+        assert len(found) == len(theirs)
+        assert_same(found, theirs, torch.float32)
+
+
+def _summed(name: str, outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Parts, of which there may be one or many, added up."""
+    return [*outputs[:-1], outputs[-1].sum(1)] if name.endswith("_parts") and name != "add_parts" else list(outputs)
+
+
+def test_updates_in_one_launch(as_on_a_gpu):
+    hyper = torch.tensor([0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001])
+    states = [[numbers(*shape, seed=seed) for seed in range(2)] for shape in ((2, 700), (1, 30))]
+    states = [[*state, torch.zeros_like(state[0]), torch.zeros_like(state[0])] for state in states]
+    alone = [[tensor.clone() for tensor in state] for state in states]
+    together_triton([Call("adam_", (*state, hyper, None)) for state in states])
+    for state in alone:
+        together_triton([Call("adam_", (*state, hyper, None))])
+    for mine, theirs in zip(states, alone, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

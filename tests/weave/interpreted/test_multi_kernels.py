@@ -1,0 +1,261 @@
+"""Several operators in one launch: every kernel against the references of its members."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.graphs import empty, no_rows
+from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from weft.ops.attention.gat import attention_forward_torch
+from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
+from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
+from weft.ops.sparse.spmm import spmm_torch
+from weft.ops.sparse.spmm_max import spmm_max_backward_torch, spmm_max_torch
+from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.weave.lab import autograd as multi_autograd
+from weft.weave.lab.multi_sddmm import Ends, multi_sddmm_torch
+from weft.weave.lab.multi_spmm import Source, multi_spmm_torch, push_torch
+from weft.weave.merged_launch import branch_of, by_kind, collected, filled_up, kernel_source, launch_parts
+from weft.weave.together import Call, together_triton
+
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def packed(walk):
+    """The walk as operators take it."""
+    return [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+
+
+def spmm_call(walk, source):
+    if source.reduce == "max":
+        return Call("spmm_max", (source.x, source.weight, packed(walk), []))
+    return Call("spmm", (source.x, source.weight, source.row_scale, source.col_scale, packed(walk), [], None))
+
+
+def sources(adj, dtype):
+    """Different widths, tasks, factors and aggregators, some of them alike."""
+    scales = {"row_scale": numbers(adj.num_rows, seed=1), "col_scale": numbers(adj.num_cols, seed=2)}
+    per_task = numbers(2, adj.num_edges, dtype=dtype, seed=3)
+    return [
+        Source(numbers(adj.num_cols, 3, dtype=dtype)),
+        Source(numbers(2, adj.num_cols, 17, dtype=dtype), **scales),
+        Source(numbers(adj.num_cols, 3, dtype=dtype, seed=4)),
+        Source(numbers(adj.num_cols, 5, dtype=dtype), "max"),
+        Source(numbers(2, adj.num_cols, 3, dtype=dtype, seed=5), weight=per_task),
+        Source(numbers(3, adj.num_cols, 3, dtype=dtype, seed=6)),
+        Source(numbers(2, adj.num_cols, 5, dtype=dtype), "max", weight=numbers(adj.num_edges, dtype=dtype, seed=7)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_sums_and_maxima_in_one_launch(dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    given = sources(adj, dtype)
+    done = together_triton([spmm_call(walk, source) for source in given])
+    assert_same([outputs[0] for outputs in done], multi_spmm_torch(walk, given), dtype)
+
+
+def test_each_source_has_the_bits_it_has_alone():
+    adj = small()
+    walk, _ = walks(adj)
+    given = [source for source in sources(adj, torch.float32) if source.reduce == "sum"]
+    done = together_triton([spmm_call(walk, source) for source in given])
+    for source, (out,) in zip(given, done, strict=True):
+        assert torch.equal(out, spmm_triton(source.x, source.weight, source.row_scale, source.col_scale, walk))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_both_directions_and_the_gradient_of_a_maximum_in_one_launch(dtype):
+    adj = small()
+    walk, back = walks(adj)
+    x, grad = numbers(2, adj.num_cols, 3, dtype=dtype), numbers(adj.num_rows, 5, dtype=dtype)
+    to_max = numbers(adj.num_cols, 4, dtype=dtype, seed=2)
+    _, winner = spmm_max_torch(to_max, None, walk)
+    grad_max = numbers(adj.num_rows, 4, dtype=dtype, seed=3)
+    calls = [
+        Call("spmm", (x, None, None, None, packed(walk), packed(back), None)),
+        Call("spmm", (grad, None, None, None, packed(back), packed(walk), None)),
+        Call("spmm_max_backward", (grad_max, winner, None, packed(walk), packed(back))),
+    ]
+    expected = [
+        spmm_torch(x, None, None, None, walk),
+        spmm_torch(grad, None, None, None, back),
+        spmm_max_backward_torch(grad_max, winner, None, walk, adj.num_cols),
+    ]
+    assert_same([outputs[0] for outputs in together_triton(calls)], expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_pull_and_push_in_one_launch(dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    pull = Source(numbers(2, adj.num_cols, 3, dtype=dtype))
+    scales = numbers(adj.num_rows, seed=1), numbers(adj.num_cols, seed=2)
+    pushes = [
+        (numbers(adj.num_rows, 3, dtype=dtype), None, None, None),
+        (numbers(2, adj.num_rows, 17, dtype=dtype, seed=3), numbers(adj.num_edges, dtype=dtype, seed=4), *scales),
+    ]
+    calls = [Call("spmm_push", (*push, packed(walk), adj.num_cols)) for push in pushes]
+    (pulled,), *sent = together_triton([spmm_call(walk, pull), *calls])
+    assert_same(pulled, multi_spmm_torch(walk, [pull])[0], dtype)
+    expected = [push_torch(*push, walk, adj.num_cols) for push in pushes]
+    assert_same([outputs[0] for outputs in sent], expected, torch.float32 if dtype != torch.float64 else dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_sddmm(dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    given = [
+        Ends(
+            numbers(*lead, adj.num_rows, heads * width, dtype=dtype, seed=heads),
+            numbers(*lead, adj.num_cols, heads * width, dtype=dtype, seed=width),
+            heads,
+        )
+        for lead, heads, width in (((), 1, 1), ((2,), 3, 5), ((), 1, 130), ((), 3, 5))
+    ]
+    calls = [Call("sddmm", (ends.a, ends.b, ends.heads, packed(walk), [])) for ends in given]
+    assert_same([outputs[0] for outputs in together_triton(calls)], multi_sddmm_torch(walk, given), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_edge_softmax(dtype):
+    adj = small()
+    walk, _ = walks(adj)
+    shapes = [((), 1), ((), 3), ((2,), 4), ((), 3)]
+    given = [5 * numbers(*lead, adj.num_edges, heads, dtype=dtype) for lead, heads in shapes]
+    given[3][3, 0] = torch.nan
+    given[3][5, 1] = -torch.inf
+    outs = [out for (out,) in together_triton([Call("edge_softmax", (scores, packed(walk))) for scores in given])]
+    assert_same(outs, [edge_softmax_torch(scores, walk) for scores in given], dtype)
+    grads = [numbers(*lead, adj.num_edges, heads, dtype=dtype, seed=1) for lead, heads in shapes]
+    pairs = list(zip(grads, outs, strict=True))
+    done = together_triton([Call("edge_softmax_backward", (*pair, packed(walk))) for pair in pairs])
+    expected = [edge_softmax_backward_torch(*pair, walk) for pair in pairs]
+    assert_same([outputs[0] for outputs in done], expected, dtype)
+
+
+def test_attention_of_different_heads():
+    dtype = torch.float32
+    adj = small(num_rows=9, num_cols=9)
+    walk, back = walks(adj)
+    forward, grads = [], []
+    for seed, (lead, heads, width) in enumerate((((), 1, 4), ((2,), 2, 3), ((), 1, 4))):
+        packed_rows = numbers(*lead, 9, heads * (width + 2), dtype=dtype, seed=seed)
+        clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
+        random = (torch.full(lead, 0.25), clock, seed) if seed else (None, None, 0)
+        forward.append(Call("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(walk), packed(back))))
+        grads.append(numbers(*lead, 9, heads, width, dtype=dtype, seed=9))
+    done = together_triton(forward)
+    alone = [together_triton([call])[0] for call in forward]
+    assert_same([out for outs in done for out in outs], [out for outs in alone for out in outs], dtype)
+    for call, (out, *_) in zip(forward, done, strict=True):
+        parts = take_apart(call.arguments[0], call.arguments[1])
+        expected = attention_forward_torch(*parts, *call.arguments[2:6], walk)
+        assert_same(out, expected[0], dtype)
+    backward = [
+        Call("graph_attention_packed_backward", (grad, call.arguments[0], *outs, *call.arguments[2:]))
+        for call, grad, outs in zip(forward, grads, alone, strict=True)
+    ]
+    done = together_triton(backward)
+    alone = [together_triton([call])[0] for call in backward]
+    for mine, theirs in zip(done, alone, strict=True):
+        assert torch.equal(mine[0], theirs[0])
+
+
+def test_attention_v2_beside_a_sum():
+    adj = small()
+    walk, back = walks(adj)
+    x_src, x_dst, att = numbers(9, 2, 3), numbers(11, 2, 3, seed=1), numbers(2, 3, seed=2)
+    given = (x_src, x_dst, att, 0.2, None, None, 0)
+    calls = [Call("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
+    (out, log_sum), (summed,) = together_triton(calls)
+    assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
+    grad = numbers(11, 2, 3, seed=3)
+    saved = (grad, *given[:3], (grad * out).sum(-1), log_sum, *given[3:])
+    calls = [Call("graph_attention_v2_backward", (*saved, packed(walk), packed(back))), calls[1]]
+    grads, _ = together_triton(calls)
+    assert_same(grads, attention_v2_backward_torch(*saved, walk), torch.float32)
+    assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
+
+
+def test_gradcheck_of_fused_kernels(monkeypatch):
+    """Forward and backward of every differentiable operator, all through generated kernels, in float64."""
+    monkeypatch.setattr(multi_autograd, "together", together_triton)
+    adj = small()
+    walk, back = (packed(one) for one in walks(adj))
+    f64 = torch.float64
+    x, y, largest = (numbers(9, 2, dtype=f64, seed=seed) for seed in range(3))
+    weight, ends = (
+        numbers(adj.num_edges, dtype=f64, seed=3),
+        (numbers(11, 2, dtype=f64), numbers(9, 2, dtype=f64, seed=4)),
+    )
+    leaves = [value.requires_grad_() for value in (x, y, weight, largest, *ends, numbers(adj.num_edges, 2, dtype=f64))]
+
+    def run(x, y, weight, largest, a, b, scores):
+        calls = [
+            Call("spmm", (x, None, None, None, walk, back, None)),
+            Call("spmm", (y, weight, None, None, walk, back, None)),
+            Call("spmm_max", (largest, None, walk, back)),
+            Call("sddmm", (a, b, 1, walk, back)),
+            Call("edge_softmax", (scores, walk)),
+        ]
+        return tuple(outputs[0] for outputs in multi_autograd.differentiable(calls))
+
+    assert torch.autograd.gradcheck(run, leaves, check_undefined_grad=False, fast_mode=True)
+
+
+def test_operators_of_different_families_in_one_launch():
+    adj = small()
+    walk, _ = walks(adj)
+    source, scores = Source(numbers(adj.num_cols, 3)), numbers(adj.num_edges, 2)
+    calls = [spmm_call(walk, source), Call("edge_softmax", (scores, packed(walk)))]
+    (summed,), (share,) = together_triton(calls)
+    assert_same((summed, share), (multi_spmm_torch(walk, [source])[0], edge_softmax_torch(scores, walk)), torch.float32)
+
+
+@pytest.mark.parametrize("make", [empty, no_rows])
+def test_graphs_without_edges(make):
+    adj = make()
+    walk, _ = walks(adj)
+    x = numbers(adj.num_cols, 3)
+    calls = [spmm_call(walk, Source(x)), spmm_call(walk, Source(x, "max"))]
+    calls += [Call("spmm_push", (numbers(adj.num_rows, 2), None, None, None, packed(walk), adj.num_cols))]
+    calls += [Call("edge_softmax", (numbers(0, 2), packed(walk)))]
+    summed, largest, sent, share = together_triton(calls)
+    for out, shape in ((summed, (adj.num_rows, 3)), (largest, (adj.num_rows, 3)), (sent, (adj.num_cols, 2))):
+        assert_same(out[0], torch.zeros(shape), torch.float32)
+    assert share[0].shape == (0, 2)
+
+
+def test_more_sources_than_one_launch_holds(monkeypatch):
+    from weft.weave import merged_launch as multi_launch
+
+    monkeypatch.setattr(multi_launch, "LIMIT", 50)
+    adj = small()
+    walk, _ = walks(adj)
+    given = [Source(numbers(adj.num_cols, 3, seed=seed)) for seed in range(5)]
+    done = together_triton([spmm_call(walk, source) for source in given])
+    assert_same([outputs[0] for outputs in done], multi_spmm_torch(walk, given), torch.float32)
+
+
+def test_alike_sources_share_one_branch():
+    adj = small()
+    walk, _ = walks(adj)
+    with collected() as parts:
+        outs = [spmm_triton(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
+    firsts = parts[::2]  # the walks; each is followed by its hubs
+    branches = tuple(branch_of(members) for members in by_kind(firsts))
+    assert [branch.count for branch in branches] == [3, 1]
+    assert [len(filled_up(members)) for members in by_kind(firsts)] == [4, 1]
+    assert any(part is firsts[0] for part in by_kind(firsts[::-1])[0])  # whatever the order they come in
+    text = kernel_source(branches)
+    assert text.count("body0(") == 1
+    assert text.count("body1(") == 1
+    launch_parts(firsts)
+    launch_parts(parts[1::2])
+    expected = [spmm_torch(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
+    assert_same(outs, expected, torch.float32)

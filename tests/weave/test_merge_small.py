@@ -1,0 +1,74 @@
+"""Small graphs: everything that has a kernel shares launches, and the step is no longer than its deepest member's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tiny import tiny_graph
+from tests.weave.trainees import Trainee, assert_trains_as_alone
+from weft.capture.launch_watch import watched_launches
+from weft.capture.meta_graph import META, stand_in
+from weft.core.task import Task
+from weft.graph.catalog.shapes import make
+from weft.ops.launch.backend import meta_means_gpu
+from weft.planner.grouping.groups import together
+from weft.runtime.group import GroupRun
+from weft.weave.merge import Woven, count_launches, longest_chain
+from weft.weave.step import merged
+
+
+@pytest.mark.parametrize("models", [("gcn", "gcn"), ("sage", "gin"), ("gat", "gatv2")], ids="-".join)
+def test_members_train_as_alone(models):
+    graph = tiny_graph()
+    trainees = [Trainee(graph, model, 2 + place, tasks=2 + place, seed=place) for place, model in enumerate(models)]
+    woven = assert_trains_as_alone(trainees, small=True)
+    families = {fused.family for fused in woven.table.fused}
+    assert {"passes", "update", "sums"} <= families  # on a CPU torch multiplies
+    assert "launched operators" in str(woven.table)
+
+
+def test_all_updates_are_one():
+    trainees = [Trainee(tiny_graph(), "gcn", layers, tasks=2, seed=layers) for layers in (2, 3, 4)]
+    woven = assert_trains_as_alone(trainees, small=True)
+    launches = count_launches(woven)
+    assert launches["together_"] == 1
+    assert launches["adam_"] == 0
+    last = woven.table.fused[-1]
+    assert [entry.operator for entry in last.entries] == ["adam_"] * 3
+
+
+def woven_depths(layers: tuple[int, ...]) -> tuple[Woven, GroupRun]:
+    """GCN of these depths as a GPU would train them, on a graph without data."""
+    graph = make("pubmed", scale=0.02)
+    tasks = [
+        Task(graph=graph, model="gcn", layers=depth, hidden=64, epochs=4, seed=seed, name=f"{seed}")
+        for seed, depth in enumerate(layers)
+    ]
+    plan = together(tasks, graph.stats(), "cuda")
+    with meta_means_gpu(), watched_launches(lambda *_: None):
+        run = GroupRun(tasks, stand_in(graph), plan, META)
+        for stack in run.stacks:
+            stack.train_step()
+        return merged(run.stacks), run
+
+
+def test_a_step_is_hardly_longer_than_its_deepest_member():
+    """2, 2, 3 and 4 layers: the shallow ones' operators find room in the launches of the deep one."""
+    woven, _ = woven_depths((2, 2, 3, 4))
+    operators = sum(len(fused.entries) for fused in woven.table.fused)
+    assert operators > 90
+    assert {fused.family for fused in woven.table.fused} == {"spmm", "passes", "products", "sums", "update"}
+    assert len(woven.table.fused) <= 27
+    deep, _ = woven_depths((4, 4, 4, 4, 5))  # two stacks, one chain of five layers
+    assert longest_chain(woven) < longest_chain(deep) <= 40
+    assert longest_chain(woven) <= 32
+
+
+def test_nobody_waits_for_sums():
+    """They run on a stream of their own, and nothing but the update's gradient needs them."""
+    woven, run = woven_depths((2, 3))
+    sums = [fused for fused in woven.table.fused if fused.family == "sums"]
+    assert 1 <= len(sums) <= 2
+    nodes = {node.name: node for node in woven.graph.calls}
+    for fused in sums:
+        assert nodes[fused.node].meta["stream"] == 1 + len(run.stacks)
