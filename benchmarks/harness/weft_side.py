@@ -11,8 +11,9 @@ from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.timing import Memory
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.base.merger import merger_for
 from weft.graph.data.graph import Graph
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.device.threads import cpu_threads
 from weft.runtime.group import GroupRun
 
@@ -61,9 +62,9 @@ def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
 
 def group_epoch(tasks: Sequence[Task], graph: Graph, *, plan: Plan | None = None) -> WeftEpoch:
     """One epoch of all ``tasks`` as one group on the device of ``graph``, by ``plan`` or as one group anyhow."""
-    plan = plan or together(tasks, graph.stats(), graph.device.type)
+    plan = plan or plan_as_one_group(tasks, graph.stats(), graph.device.type)
     with cpu_threads(plan.threads):
-        run = GroupRun(tasks, graph, plan, graph.device)
+        run = GroupRun(tasks, graph, plan, graph.device, merger_for(plan))
         run.train_epoch()  # records the epoch without its evaluation, and nothing else
     train, eager = (limited(call, plan.threads) for call in (run.train_epoch, run.step_without_evaluation))
     return WeftEpoch(train, eager, run.recorded, run.notes, plan.first_layer)
@@ -87,7 +88,7 @@ def weft_epoch(name: str, graph: Graph, setting: Setting, *, first_layer_once: b
     ``first_layer_once=False`` denies it the constant first aggregation, which PyG does not exploit either.
     """
     task = weft_task(name, graph, setting)
-    plan = together([task], graph.stats(), graph.device.type)
+    plan = plan_as_one_group([task], graph.stats(), graph.device.type)
     if not first_layer_once:
-        plan = replace(plan, first_layer="every step")
+        plan = replace(plan, first_layer="per_step")
     return group_epoch([task], graph, plan=plan)

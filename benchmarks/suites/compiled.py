@@ -29,7 +29,7 @@ from weft.engine.planning.estimator import Estimator
 from weft.graph.data.graph import Graph
 from weft.nn import GCNConv
 from weft.ops import Adjacency
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import PROFILES
 
 CASES: dict[str, tuple[str, int]] = {
@@ -77,7 +77,7 @@ def tasks_of(case: str, graph: Graph) -> list[Task]:
 def measure(case: str, side: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """Milliseconds of an epoch, seconds until it could begin, and memory."""
     tasks = tasks_of(case, graph)
-    plan = replace(together(tasks, graph.stats(), graph.device.type), compiled=side == "compiled")
+    plan = replace(plan_as_one_group(tasks, graph.stats(), graph.device.type), compiled=side == "compiled")
     memory = Memory(graph.device)
     begin = time.perf_counter()
     weft = group_epoch(tasks, graph, plan=plan)
@@ -99,7 +99,7 @@ def measure(case: str, side: str, graph: Graph, args: Namespace) -> dict[str, An
 def foreseen(tasks: list[Task], graph: Graph) -> dict[str, float]:
     """What the plan expects compiling to save an epoch, and to take."""
     estimator = Estimator(PROFILES["h200"], None, lambda task: graph)
-    plan = together(tasks, graph.stats(), "cuda")
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda")
     found = estimator.compiling(estimator.together(tasks, plan), tasks[0], plan)
     if found is None:
         return {}

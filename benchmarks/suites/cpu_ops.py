@@ -29,7 +29,7 @@ from weft.graph.readers import read
 from weft.ops import Adjacency, cpu, spmm
 from weft.ops.attention.gat import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
 from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
-from weft.ops.csr.packed import Walk, pack, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.sparse.sddmm import sddmm_torch
@@ -73,7 +73,7 @@ def csr_of(adj: Adjacency) -> Tensor:
 
 def spmm_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """GCN's aggregation."""
-    x, walk, csr = torch.randn(adj.num_cols, width), unpack(pack(adj)), csr_of(adj)
+    x, walk, csr = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj)), csr_of(adj)
     return {
         "numba": lambda: cpu.spmm(x, None, adj.row_scale, adj.col_scale, walk),
         "torch": lambda: spmm_torch(x, None, adj.row_scale, adj.col_scale, walk),
@@ -111,19 +111,23 @@ def elu_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
 
 def max_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """The largest neighbour."""
-    x, walk = torch.randn(adj.num_cols, width), unpack(pack(adj))
+    x, walk = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj))
     return {"numba": lambda: cpu.spmm_max(x, None, walk), "torch": lambda: spmm_max_torch(x, None, walk)}
 
 
 def sddmm_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """A dot product for every edge."""
-    a, b, walk = torch.randn(adj.num_rows, width), torch.randn(adj.num_cols, width), unpack(pack(adj, rows=True))
+    a, b, walk = (
+        torch.randn(adj.num_rows, width),
+        torch.randn(adj.num_cols, width),
+        unpack_csr(pack_csr(adj, rows=True)),
+    )
     return {"numba": lambda: cpu.sddmm(a, b, 1, walk), "torch": lambda: sddmm_torch(a, b, 1, walk)}
 
 
 def softmax_sides(adj: Adjacency, heads: int) -> dict[str, Callable[[], Any]]:
     """Softmax over the in-edges, forward and backward."""
-    scores, walk = torch.randn(adj.num_edges, heads), unpack(pack(adj, rows=True))
+    scores, walk = torch.randn(adj.num_edges, heads), unpack_csr(pack_csr(adj, rows=True))
     return {
         "numba": lambda: cpu.edge_softmax_backward(scores, cpu.edge_softmax(scores, walk), walk),
         "torch": lambda: edge_softmax_backward_torch(scores, edge_softmax_torch(scores, walk), walk),
@@ -174,9 +178,9 @@ def attention_v2_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any
     return {"numba": numba, "torch": plain}
 
 
-def walks(adj: Adjacency) -> tuple[Walk, Walk]:
+def walks(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
     """Forward and backward walk."""
-    return unpack(pack(adj, rows=True)), unpack(pack(adj.transposed(), perm=True))
+    return unpack_csr(pack_csr(adj, rows=True)), unpack_csr(pack_csr(adj.transposed(), perm=True))
 
 
 OPERATORS: dict[str, tuple[Callable[[Adjacency, int], dict[str, Callable[[], Any]]], tuple[int, ...]]] = {
@@ -211,7 +215,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 def measure_calls(recorder: Recorder) -> None:
     """What one call of spmm costs where there is next to nothing to sum."""
     adj = Adjacency(torch.arange(0, 101, 2, dtype=torch.int32), torch.arange(100, dtype=torch.int32) % 50)
-    x, grad, walk = torch.randn(50, 16), torch.ones(50, 16), unpack(pack(adj))
+    x, grad, walk = torch.randn(50, 16), torch.ones(50, 16), unpack_csr(pack_csr(adj))
     leaf = x.clone().requires_grad_()
     for name, call in {
         "kernel": lambda: cpu.spmm(x, None, None, None, walk),

@@ -36,10 +36,11 @@ from benchmarks.suites.queues import SETS, Entry, entries
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.base.merger import merger_for
 from weft.engine.base.probe import probe
 from weft.engine.planning.estimator import Estimator
 from weft.graph.data.graph import Graph
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.machine_profiles import profile
 from weft.runtime.device.threads import cpu_threads
 from weft.runtime.group import GroupRun
@@ -74,7 +75,7 @@ def measure(tasks: list[Task], graph: Graph, plan: Plan) -> dict[str, Any]:
     device = graph.device
     before = {"before": empty(device), "before_reserved": reserved(device)}
     with cpu_threads(plan.threads):
-        return {**before, **_run(GroupRun(tasks, graph, plan, device), device)}
+        return {**before, **_run(GroupRun(tasks, graph, plan, device, merger_for(plan)), device)}
 
 
 def reserved(device: torch.device) -> int:
@@ -123,13 +124,13 @@ def _timed(run: GroupRun, device: torch.device, epochs: int) -> float:
 def foreseen(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
     """The estimate of a training for ``machine``, on a graph that lies anywhere."""
     members = entry.tasks(graph, tasks, hidden)
-    return estimate(members, together(members, graph.stats(), machine.device), machine)
+    return estimate(members, plan_as_one_group(members, graph.stats(), machine.device), machine)
 
 
 def cell(entry: Entry, tasks: int, graph: Graph, machine: Machine, hidden: int) -> dict[str, Any]:
     """One training, estimated and, where the estimate says that it fits, run."""
     members = entry.tasks(graph, tasks, hidden)
-    plan = together(members, graph.stats(), graph.device.type)
+    plan = plan_as_one_group(members, graph.stats(), graph.device.type)
     found = estimate(members, plan, machine)
     about = {"set": entry.kind, "queue": entry.queue, "layers": entry.layers, **found}
     if graph.device.type == "cuda" and found["estimated_reserved"] > machine.available_bytes:

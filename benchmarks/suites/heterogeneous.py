@@ -34,12 +34,13 @@ from benchmarks.harness.workers import Workers
 from benchmarks.suites.whole_runs import PARTS, RUNS, SHELLS, measure_runs, measure_shells
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.base.merger import merger_for
 from weft.graph.data.graph import Graph
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
 from weft.weave.step import merged
 
-SIDES = ("woven", "beside", "stacks", "sequence", "mps")
+SIDES = ("woven", "concurrent", "stacks", "sequence", "mps")
 COMMON: dict[str, Any] = {"hidden": 64, "heads": 4, "out_heads": 4, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
 CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "depths": ("pubmed", [{"model": "gcn", "layers": layers} for layers in (2, 2, 3, 4)]),
@@ -67,11 +68,11 @@ def tasks_of(case: str, graph: Graph, hidden: int) -> list[Task]:
 
 def measure(side: str, case: str, graph: Graph, args: Namespace) -> dict[str, Any]:
     """Milliseconds in which every task of the case advances by one epoch, on one side."""
-    if side in ("woven", "beside"):
+    if side in ("woven", "concurrent"):
         return measure_groups([tasks_of(case, graph, args.hidden)], graph, args.seconds, weave=side == "woven")
     if side == "stacks":
         tasks = tasks_of(case, graph, args.hidden)
-        plan = together(tasks, graph.stats(), graph.device.type)
+        plan = plan_as_one_group(tasks, graph.stats(), graph.device.type)
         return measure_groups([[tasks[i] for i in stack] for stack in plan.stack_members], graph, args.seconds)
     if side == "sequence":
         return measure_groups([[task] for task in tasks_of(case, graph, args.hidden)], graph, args.seconds)
@@ -85,7 +86,7 @@ def measure_groups(groups: list[list[Task]], graph: Graph, seconds: float, weave
     for tasks in groups:
         memory = Memory(graph.device)
         start = time.perf_counter()
-        plan = together(tasks, graph.stats(), graph.device.type, weave=weave)
+        plan = plan_as_one_group(tasks, graph.stats(), graph.device.type, weave=weave)
         planning += time.perf_counter() - start
         matching += seconds_to_weave(tasks, graph, plan)
         start = time.perf_counter()
@@ -114,7 +115,7 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
     """Recording the operators of a group's stacks and matching them; nothing where there is one stack."""
     if plan.join != "woven":
         return 0.0
-    run = GroupRun(tasks, graph, plan, graph.device)
+    run = GroupRun(tasks, graph, plan, graph.device, merger_for(plan))
     for stack in run.stacks:
         stack.train_step()  # what is built once is built, and kernels are compiled
     synchronize(graph.device)
@@ -226,7 +227,7 @@ def run_case(recorder: Recorder, case: str, args: Namespace) -> None:
     graph = recorder.prepare(f"graph {shape}", lambda: make_graph(shape, recorder.device, args.scale))
     if graph is None:
         return
-    for side in ("sequence", "stacks", "beside", "woven", "mps", "processes"):
+    for side in ("sequence", "stacks", "concurrent", "woven", "mps", "processes"):
         if side in listed(args.sides):
             recorder.cell({"case": case, "side": side}, lambda s=side: measure(s, case, fresh(graph), args))
     sides = [side for side in (*RUNS, *SHELLS) if side in listed(args.sides)]

@@ -18,7 +18,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import Recorder, listed
 from benchmarks.harness.timing import time_calls
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist import WorkList, build_worklist, thresholds
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.sparse.spmm import spmm_torch
@@ -61,11 +61,11 @@ class Trial:
         self._x = torch.randn(matrix.num_cols, num_features, device=matrix.device)
         self._work: dict[tuple[int, int], WorkList] = {}
 
-    def _walk(self, light: int, chunk: int) -> Walk:
+    def _walk(self, light: int, chunk: int) -> PackedCSR:
         if (light, chunk) not in self._work:
             self._work[light, chunk] = build_worklist(self.matrix.indptr, light, chunk)
         empty = self.matrix.indices.new_empty(0)
-        return Walk(self.matrix.indptr, self.matrix.indices, empty, empty, self._work[light, chunk])
+        return PackedCSR(self.matrix.indptr, self.matrix.indices, empty, empty, self._work[light, chunk])
 
     def _call(self, candidate: Candidate) -> Callable[[], Tensor]:
         launch, light, chunk = candidate

@@ -21,6 +21,7 @@ from weft.core.program import KEPT, Program
 from weft.core.task import MODELS, Task
 from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
+from weft.weave.weaver import Weaver
 
 VARIANTS = [{}, {"norm": "batch", "residual": True}, {"norm": "layer", "input_dropout": 0.3}, {"optimizer": "sgd"}]
 
@@ -127,7 +128,7 @@ def test_a_group_grows_by_its_activations_and_not_by_its_graph():
 def test_two_stacks_are_followed_in_one_woven_step():
     group = [Task(graph="products", model="gcn"), Task(graph="products", model="gin", layers=3)]
     plan = Plan(("a", "b"), join="woven", device="cuda", replay=True, stacks=((0,), (1,)))
-    captured = capture(group, PRODUCTS, plan=plan)
+    captured = capture(group, PRODUCTS, plan=plan, merger=Weaver())
     assert captured.run.notes == []
     program = captured.program
     alone = [capture(task, PRODUCTS, plan=Plan(("a",), device="cuda", replay=True)).program for task in group]
@@ -143,9 +144,9 @@ def test_a_woven_step_on_a_cpu_is_the_real_one():
     graph = random_graph()
     group = [Task(graph=graph, model="gcn", hidden=8), Task(graph=graph, model="gin", hidden=16)]
     plan = Plan(("a", "b"), join="woven", stacks=((0,), (1,)))
-    program = capture(group, graph.stats(), "cpu", plan=plan).program
-    run = GroupRun(group, graph, plan, torch.device("cpu"))
-    run._weave()
+    program = capture(group, graph.stats(), "cpu", plan=plan, merger=Weaver()).program
+    run = GroupRun(group, graph, plan, torch.device("cpu"), Weaver())
+    run.merge_steps()
     run.step()
     with Observer("cpu") as real:
         run.step()
@@ -181,15 +182,6 @@ def test_every_kind_of_graph(model, device, kind):
 def test_every_setting(options):
     program = capture(Task(graph="products", model="sage", **options), PRODUCTS).program
     assert program.unknown == ()
-
-
-def test_the_graph_module_has_the_operators_of_the_step():
-    graph = random_graph()
-    captured = capture(Task(graph=graph, model="gcn"), graph)
-    targets = [str(node.target) for node in captured.graph_module.graph.nodes if node.op == "call_function"]
-    assert targets.count("weft.spmm.default") == 2  # the second layer, both ways; the first is aggregated once
-    assert "weft.adam_.default" in targets
-    assert captured.parameters == [captured.run.num_parameters(0)]
 
 
 def test_preparation_is_a_program_of_its_own():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft.ops
+import weft.weave
 from tests.capture.graphs import random_graph
 from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
@@ -18,6 +19,7 @@ from weft.capture.meta_graph import stand_in
 from weft.capture.observer import Call, Observer
 from weft.capture.program_builder import work_of
 from weft.ops.launch.backend import meta_means_gpu
+from weft.weave.costs import register
 
 
 def one(function) -> Call:
@@ -33,8 +35,10 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def test_every_operator_of_weft_has_a_cost():
-    for module in pkgutil.iter_modules(weft.ops.__path__, "weft.ops."):
-        importlib.import_module(module.name)
+    for package in (weft.ops, weft.weave):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    register()
     registered = {name.replace("::", ".") for name in torch._library.custom_ops.OPDEFS if name.startswith("weft::")}
     assert registered == set(WEFT)
 
@@ -110,14 +114,15 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 
 def test_operators_in_one_launch_cost_the_sum():
-    from weft.ops.csr.packed import pack
+    from weft.ops.csr.packed import pack_csr
     from weft.weave.together import Call as One
     from weft.weave.together import together
 
+    register()
     graph = stand_in(random_graph().stats())
 
     def both() -> None:
-        walk = pack(graph.adj)
+        walk = pack_csr(graph.adj)
         calls = [One("spmm", (empty(graph.num_nodes, f), None, None, None, walk, [], None)) for f in (8, 16)]
         together(calls)
 

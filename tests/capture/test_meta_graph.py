@@ -11,7 +11,7 @@ import weft
 from tests.capture.graphs import PRODUCTS, random_graph, without_histogram
 from weft.capture.meta_graph import Degrees, stand_in
 from weft.core.graph_stats import GraphStats
-from weft.nn.normalisation import plus_identity
+from weft.nn.normalisation import with_identity
 from weft.ops.csr.worklist import build_worklist, worklist
 from weft.runtime.dry_run import held_by
 
@@ -20,7 +20,7 @@ KINDS = [{}, {"directed": True}, {"weighted": True}, {"directed": True, "weighte
 
 def derive(graph: weft.Graph) -> list[torch.Tensor]:
     """Everything that layers ask of an adjacency, and all that is kept of it."""
-    for form in (graph.adj, graph.adj.gcn(), graph.adj.mean(), plus_identity(graph.adj)):
+    for form in (graph.adj, graph.adj.gcn(), graph.adj.mean(), with_identity(graph.adj)):
         worklist(form)
         worklist(form.transposed())
         assert form.transposed().perm is not None

@@ -29,19 +29,19 @@ STACKS = ((0, 2), (1,), (3,))
 def test_members_train_as_alone(eval_every, large):
     graph = shapes.make("pubmed", device=torch.device("cuda"), scale=0.2) if large else tiny_graph()
     tasks = stacks.tasks_of(graph, MEMBERS, eval_every=eval_every, eps=1e-3)
-    run = stacks.start(tasks, graph, "cuda", join="beside", stacks=STACKS)
+    run = stacks.start(tasks, graph, "cuda", join="concurrent", stacks=STACKS)
     looks = run.advance(100)
     assert run.recorded, run.notes
-    for look, task in zip(looks, tasks, strict=True):
+    for poll, task in zip(looks, tasks, strict=True):
         alone = stacks.start([task], graph, "cuda")
         (own,) = alone.advance(100)
-        assert torch.allclose(torch.tensor(look.rows)[:, 0], torch.tensor(own.rows)[:, 0], atol=1e-3)
+        assert torch.allclose(torch.tensor(poll.rows)[:, 0], torch.tensor(own.rows)[:, 0], atol=1e-3)
 
 
 def test_a_mixed_sweep_is_run_beside():
     tasks = [weft.Task(graph="demo", epochs=5, name=f"{model}", model=model) for model in ("gcn", "gat", "gin")]
     result = weft.run(tasks, device="cuda", progress=False)
     (plan,) = result.plan
-    assert plan.join == "beside"
+    assert plan.join == "concurrent"
     assert {member.status for member in result} == {"finished"}
     assert plan.measured["peak_bytes"] <= 1.05 * plan.cost["peak_bytes"] + (20 << 20)

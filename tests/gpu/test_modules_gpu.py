@@ -11,7 +11,7 @@ from tests import stacks
 from weft.graph.data.graph import Graph
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.torch_rng import seeded
-from weft.runtime.user_modules.tall_linear import TallProducts
+from weft.runtime.user_modules.tall_linear import TallLinear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +61,7 @@ def test_products_are_torchs(dtype, near, dims):
     ]
 
     def through_weft(*given):
-        with TallProducts():
+        with TallLinear():
             return F.linear(*given)
 
     with matmul_precision("fp32"):

@@ -17,7 +17,7 @@ from tests.ops.graphs import GRAPHS, from_pairs
 from weft import ops
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gatv2 import attention_v2_torch
-from weft.ops.csr.packed import pack, unpack
+from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.random.torch_bits import keep_mask_rows, uniform
 from weft.ops.sparse.edge_softmax import edge_softmax_torch
 from weft.ops.sparse.sddmm import sddmm_torch
@@ -52,7 +52,7 @@ def graph_on_gpu():
 
 @cache
 def walk():
-    return unpack(pack(graph_on_gpu(), rows=True))
+    return unpack_csr(pack_csr(graph_on_gpu(), rows=True))
 
 
 def make(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_weighted_spmm(lead, width, dtype):
 
 def test_spmm_with_scales():
     gcn = graph_on_gpu().gcn()
-    loops = unpack(pack(gcn))
+    loops = unpack_csr(pack_csr(gcn))
     scales = gcn.row_scale.double(), gcn.col_scale.double()
     call, plain = lambda x: ops.spmm(gcn, x), lambda x: spmm_torch(x, None, *scales, loops)
     assert_agrees(call, plain, [make(3, NODES, 64)], F32)
@@ -93,7 +93,7 @@ def test_spmm_with_scales():
 def test_spmm_max(width, dtype):
     """Half precision ties often: values, winners and gradients against the CPU's, which take the first edge too."""
     x, grad = make(2, NODES, width).to(dtype), make(2, NODES, width, seed=1).to(dtype)
-    out, winner = torch.ops.weft.spmm_max(x, None, pack(graph_on_gpu()), [])
+    out, winner = torch.ops.weft.spmm_max(x, None, pack_csr(graph_on_gpu()), [])
     expected, expected_winner = spmm_max_torch(x, None, walk())
     assert torch.equal(out, expected)
     assert torch.equal(winner, expected_winner)
@@ -286,7 +286,7 @@ def test_adam(decoupled):
 def test_awkward_graphs(name):
     adj = GRAPHS[name]()
     gpu = adj.to("cuda")
-    walked = unpack(pack(gpu))
+    walked = unpack_csr(pack_csr(gpu))
     x, scores = make(adj.num_cols, 17), make(adj.num_edges, 3)
     assert_agrees(lambda x: ops.spmm(gpu, x), lambda x: spmm_torch(x, None, None, None, walked), [x], F32)
     assert_near(ops.spmm(gpu, x.float(), reduce="max"), ops.spmm(adj, x.float().cpu(), reduce="max"), 0.0)

@@ -26,11 +26,11 @@ MEMBERS = [{"seed": seed, "lr": 0.01 * seed, "dropout": 0.2 * seed, "epochs": 12
 def test_training_has_the_same_bits(model, directed):
     graph = citation(6000, 60000, 20, 5, seed=1, directed=directed)
     looks = []
-    for rows in ("by length", "by cluster"):
+    for rows in ("by_length", "clustered"):
         run = stacks.start(stacks.tasks_of(graph, MEMBERS, model=model), graph, "cuda", rows=rows)
-        looks.append([look.rows for look in run.advance(100)])
+        looks.append([poll.rows for poll in run.advance(100)])
         assert run.recorded, run.notes
-        assert ("clusters" in run.graph.adj.nodes) == (rows == "by cluster")
+        assert ("clusters" in run.graph.adj.nodes) == (rows == "clustered")
     assert looks[0] == looks[1]
 
 
@@ -70,11 +70,11 @@ def test_a_step_that_was_recorded_before_goes_on():
     graph = citation(6000, 60000, 20, 5, seed=1).to("cuda")
     tasks = stacks.tasks_of(graph, MEMBERS)
     whole = stacks.start(tasks, graph, "cuda")
-    expected = [look.rows for look in whole.advance(100)]
+    expected = [poll.rows for poll in whole.advance(100)]
     run = stacks.start(tasks, graph, "cuda")
     run.advance(4)
     order_rows(graph.adj)
     junk = [torch.full((6000,), 1 << 30, dtype=torch.int32, device="cuda") for _ in range(64)]
     run.advance(100)
     del junk
-    assert [look.rows for look in run.look()] == expected
+    assert [poll.rows for poll in run.poll()] == expected

@@ -94,15 +94,15 @@ def test_leaving_records_anew():
     tasks = tasks_of(graph)
     run = start(tasks, graph)
     run.advance(5)
-    run.leave([0, 2])
+    run.drop([0, 2])
     run.advance(100)
     assert run.recorded
     whole = start(tasks, graph)
     whole.advance(100)
     for index in (1, 3):
-        mine, other = run.look()[index].rows, whole.look()[index].rows
+        mine, other = run.poll()[index].rows, whole.poll()[index].rows
         assert torch.allclose(torch.tensor(mine)[:, 0], torch.tensor(other)[:, 0], atol=1e-3)
-    assert len(run.look()[0].rows) == 5
+    assert len(run.poll()[0].rows) == 5
 
 
 def test_a_member_that_diverges_does_not_touch_its_neighbours():
@@ -120,7 +120,7 @@ def test_a_member_that_diverges_does_not_touch_its_neighbours():
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage"])
-@pytest.mark.parametrize("first_layer", ["once", "every step"])
+@pytest.mark.parametrize("first_layer", ["once", "per_step"])
 def test_features_are_never_written_out_for_every_member(model, first_layer):
     """Sixteen members on 20,000 nodes with 512 features: a copy each would be 655 MB."""
     random = torch.Generator().manual_seed(0)

@@ -12,11 +12,12 @@ from tests.tiny import tiny_graph
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.ops.csr.packed import pack, unpack
+from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.runtime.group import GroupRun
 from weft.weave.lab.multi_spmm import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
 from weft.weave.step import WovenStep
 from weft.weave.together import Call, together
+from weft.weave.weaver import Weaver
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,7 +59,7 @@ def exact(adj, source: Source) -> torch.Tensor:
     """What a source should get, in double precision."""
     wide = [None if value is None else value.double() for value in (source.x, source.weight)]
     scales = [None if value is None else value.double() for value in (source.row_scale, source.col_scale)]
-    return multi_spmm_torch(unpack(pack(adj)), [Source(wide[0], source.reduce, wide[1], *scales)])[0]
+    return multi_spmm_torch(unpack_csr(pack_csr(adj)), [Source(wide[0], source.reduce, wide[1], *scales)])[0]
 
 
 def assert_rounded(mine: torch.Tensor, expected: torch.Tensor, what: str) -> None:
@@ -119,7 +120,7 @@ def test_both_directions(form):
 
 def test_attention_of_different_heads():
     looped = adjacency().with_self_loops()
-    walk, back = pack(looped), pack(looped.transposed(), perm=True)
+    walk, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
     calls = [
         Call(
             "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, walk, back)
@@ -154,7 +155,7 @@ def run_of(join: str, replay: bool) -> GroupRun:
         replay=replay,
         stacks=tuple((place,) for place in range(len(given))),
     )
-    return GroupRun(given, tiny_graph(), plan, torch.device("cuda"))
+    return GroupRun(given, tiny_graph(), plan, torch.device("cuda"), Weaver())
 
 
 @pytest.mark.parametrize("replay", [False, True])
@@ -162,9 +163,9 @@ def test_a_woven_group_trains_as_its_stacks_do_apart(replay):
     mine, theirs = run_of("woven", replay), run_of("stacked", replay)
     mine.advance(EPOCHS)
     theirs.advance(EPOCHS)
-    assert mine.woven is not None, mine.notes
+    assert mine.merged is not None, mine.notes
     assert mine.recorded == replay, mine.notes
-    assert len(mine.woven.table.fused) >= 5
+    assert len(mine.merged.table.fused) >= 5
     for one, other in zip(mine.stacks, theirs.stacks, strict=True):
         for name, tensor in one.state.tensors().items():
             torch.testing.assert_close(

@@ -8,7 +8,7 @@ import torch
 from tests.nn.examples import NODES, make_example
 from weft.core.errors import SpecError
 from weft.nn import GAT, GCN, GCNConv, SAGEConv, build
-from weft.nn.normalisation import plus_identity, unweighted
+from weft.nn.normalisation import with_identity, without_weights
 
 
 @pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "gatv2"])
@@ -80,12 +80,12 @@ def test_plus_identity(name: str) -> None:
     example = make_example(name)
     dense = torch.zeros(NODES, NODES)
     dense[example.edge_index[1], example.edge_index[0]] = 1.0
-    more = plus_identity(example.adj)
+    more = with_identity(example.adj)
     found = torch.zeros(NODES, NODES)
     found.index_put_((more.rows().long(), more.indices.long()), torch.ones(more.num_edges), accumulate=True)
     assert torch.equal(found, dense + torch.eye(NODES))
-    assert plus_identity(example.adj) is more
-    assert unweighted(example.adj).weight is None
+    assert with_identity(example.adj) is more
+    assert without_weights(example.adj).weight is None
 
 
 def test_a_model_prints_what_it_is() -> None:

@@ -7,7 +7,7 @@ import torch
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-from weft.runtime.group import GroupRun, Progress
+from weft.runtime.group import GroupRun, MemberUpdate
 from weft.runtime.step.state import State
 
 
@@ -35,11 +35,11 @@ class Alone:
     def num_parameters(self) -> int:
         return self.group.num_parameters(0)
 
-    def advance(self, epochs: int) -> Progress:
+    def advance(self, epochs: int) -> MemberUpdate:
         return self.group.advance(epochs)[0]
 
-    def look(self, first: int = 0) -> Progress:
-        return self.group.look(first)[0]
+    def poll(self, first: int = 0) -> MemberUpdate:
+        return self.group.poll(first)[0]
 
     def best_model(self) -> torch.nn.Module:
         return self.group.best_model(0)

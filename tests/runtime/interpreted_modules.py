@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from weft.core.task import Task
 from weft.ops.launch import backend
-from weft.runtime.user_modules.tall_linear import TallProducts
+from weft.runtime.user_modules.tall_linear import TallLinear
 
 
 def outcome(layer: Callable[..., Tensor], tensors: list[Tensor], dims: tuple[int | None, ...]) -> list[Tensor]:
@@ -33,7 +33,7 @@ def check(layer: Callable[..., Tensor], tensors: list[Tensor], dims: tuple[int |
     expected = outcome(layer, tensors, dims)
 
     def through_weft(*arguments: Tensor) -> Tensor:
-        with TallProducts():
+        with TallLinear():
             return layer(*arguments)
 
     backend.on_gpu.__code__ = AS_ON_A_GPU

@@ -30,13 +30,13 @@ def test_who_stays_trains_as_alone(model, norm):
     tasks = tasks_of(graph, members, model=model, norm=norm)
     run = start(tasks, graph)
     run.advance(5)
-    run.leave([2, 4])
+    run.drop([2, 4])
     assert run.stacks[0].state.members == 3
     assert [member.row for member in run.members] == [0, 1, None, 2, None]
     run.advance(2)
-    run.leave([0])
+    run.drop([0])
     together = run.advance(100)
-    together = run.look()
+    together = run.poll()
     for index in (1, 3):
         assert_as_alone(run, together, index, graph)
 
@@ -47,16 +47,16 @@ def test_who_leaves_keeps_what_it_had():
     run = start(tasks, graph)
     before = run.advance(6)
     best = [kept(run.best_tensors(index)) for index in (0, 3)]
-    run.leave([0, 3])
+    run.drop([0, 3])
     run.advance(100)
-    after = run.look()
+    after = run.poll()
     for index, tensors in zip((0, 3), best, strict=True):
         assert same(after[index], before[index])
         assert all(torch.equal(value, tensors[name]) for name, value in run.best_tensors(index).items())
         model = run.best_model(index)
         assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
         assert model.hidden == tasks[index].hidden
-    assert run.look(first=7)[0].rows == []
+    assert run.poll(first=7)[0].rows == []
 
 
 def test_everybody_may_leave():
@@ -64,15 +64,15 @@ def test_everybody_may_leave():
     tasks = tasks_of(graph, MEMBERS[:3])
     run = start(tasks, graph, stacks=((0, 2), (1,)))
     run.advance(3)
-    run.leave([1])
+    run.drop([1])
     assert len(run.stacks) == 1
-    run.leave([0, 1, 2])
+    run.drop([0, 1, 2])
     assert run.stacks == []
     assert run.present == []
     seen = run.advance(5)
     assert run.epoch == 3, "nobody is there to train"
     assert [len(progress.rows) for progress in seen] == [0, 0, 0]
-    assert [len(progress.rows) for progress in run.look()] == [3, 3, 3]
+    assert [len(progress.rows) for progress in run.poll()] == [3, 3, 3]
     assert all(isinstance(run.best_model(index), nn.Module) for index in range(3))
 
 
@@ -80,7 +80,7 @@ def test_the_group_ends_with_its_longest_present_member():
     graph = tiny_graph()
     run = start(tasks_of(graph, [{"epochs": 4}, {"epochs": 9}]), graph)
     run.advance(2)
-    run.leave([1])
+    run.drop([1])
     run.advance(100)
     assert run.epoch == 4
 
@@ -94,7 +94,7 @@ def test_members_that_are_ended_by_decision():
     after = run.advance(100)
     assert after[1].end == 4
     assert all(torch.equal(value, before[name]) for name, value in run.best_tensors(1).items())
-    assert_as_alone(run, run.look(), 0, graph)
+    assert_as_alone(run, run.poll(), 0, graph)
 
 
 def test_who_is_ended_between_evaluations_has_not_diverged():
@@ -102,11 +102,11 @@ def test_who_is_ended_between_evaluations_has_not_diverged():
     run = start(tasks_of(graph, [{"eval_every": 5}, {}], epochs=9), graph)
     run.advance(3)
     run.end([0])
-    seen = run.look()
+    seen = run.poll()
     assert seen[0].end == 3
     assert not seen[0].diverged
-    run.leave([0])
-    assert not run.look()[0].diverged
+    run.drop([0])
+    assert not run.poll()[0].diverged
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------
@@ -120,16 +120,16 @@ def test_a_group_goes_on_bit_for_bit(tmp_path, settings, left):
     whole, first, second = (start(tasks, graph) for _ in range(3))
     for run in (whole, first):
         run.advance(5)
-        run.leave(left)
+        run.drop(left)
         run.advance(2)
     write_checkpoint(tmp_path, first.tensors(), {})
     second.restore(read_checkpoint(tmp_path).tensors)
     assert second.epoch == 7
     for run in (whole, second):
         run.advance(1)
-        run.leave([4])
+        run.drop([4])
         run.advance(100)
-    assert [same(a, b) for a, b in zip(whole.look(), second.look(), strict=True)] == [True] * 5
+    assert [same(a, b) for a, b in zip(whole.poll(), second.poll(), strict=True)] == [True] * 5
     for index in range(5):
         for name in whole.stacks[0].state.tensors():
             mine, other = whole.members[index].tensor(name), second.members[index].tensor(name)
@@ -152,7 +152,7 @@ def test_generators_of_members_that_draw_for_themselves_are_saved():
         second = start(tasks, graph)
         second.restore(saved)
         second.advance(100)
-    assert all(same(a, b) for a, b in zip(whole.look(), second.look(), strict=True))
+    assert all(same(a, b) for a, b in zip(whole.poll(), second.poll(), strict=True))
 
 
 def test_checkpoints_of_others_are_refused():

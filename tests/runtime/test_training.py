@@ -52,7 +52,7 @@ def weights_of(run):
 
 
 def assert_same(run, model, losses, tolerance=2e-5):
-    rows = run.look().rows
+    rows = run.poll().rows
     assert [row[0] for row in rows] == pytest.approx(losses, abs=1e-4)
     for name, p in model.named_parameters():
         assert torch.allclose(weights_of(run)[name], p, atol=tolerance), name
@@ -67,7 +67,7 @@ def test_every_model_trains_as_by_hand(start, graph, model):
     by_hand, losses, scores = plain_loop(run.task, graph)
     assert_same(run, by_hand, losses)
     column = run.columns.index("val_accuracy")
-    assert [row[column] for row in run.look().rows] == pytest.approx(scores, abs=1e-6)
+    assert [row[column] for row in run.poll().rows] == pytest.approx(scores, abs=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
@@ -149,7 +149,7 @@ def test_dense_only_modules_get_dense_features_and_a_note(start):
     assert "features made dense" in run.notes[0]
     dense = graph._changed(x=graph.x.to_dense())
     _, losses, _ = plain_loop(run.task, dense, model=build_model(run.task, dense.num_features, 3))
-    assert next(row[0] for row in run.look().rows) == pytest.approx(losses[0], abs=1e-5)
+    assert next(row[0] for row in run.poll().rows) == pytest.approx(losses[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -169,7 +169,7 @@ def test_a_pyg_model(start, sparse):
 def test_a_model_that_ignores_the_graph(start, graph):
     run = start(graph, model=lambda i, o: nn.Sequential(nn.Linear(i, 8), nn.ReLU(), nn.Linear(8, o)))
     run.advance(20)
-    losses = [row[0] for row in run.look().rows]
+    losses = [row[0] for row in run.poll().rows]
     assert losses[-1] < losses[0]
 
 
@@ -201,7 +201,7 @@ class TestBookKeeping:
         model = run.best_model()
         with torch.no_grad():
             logits = model(graph.x, graph.adj)
-        best = run.look().rows[run.look().best_epoch]
+        best = run.poll().rows[run.poll().best_epoch]
         for split in ("train", "val", "test"):
             rows = getattr(graph, split)
             loss = F.cross_entropy(logits[rows], graph.y[rows]).item()
@@ -248,13 +248,13 @@ class TestBookKeeping:
         outcomes = []
         for period in (1, 7, 100):
             run = start(graph, epochs=60, lr=0.1, dropout=0.5, norm="batch", patience=5)
-            while run.epoch < run.look().end:
+            while run.epoch < run.poll().end:
                 run.advance(period)
             outcomes.append(run)
-        first = outcomes[0].look()
+        first = outcomes[0].poll()
         assert first.end < 60, "this test wants a run that stops early"
         for run in outcomes[1:]:
-            assert run.look() == first
+            assert run.poll() == first
             assert torch.equal(run.state.best_flat, outcomes[0].state.best_flat)
             for name, buffer in run.state.best_buffers.items():
                 assert torch.equal(buffer, outcomes[0].state.best_buffers[name])
@@ -299,7 +299,7 @@ class TestRandomness:
         run = start(graph, model=model, dropout=0.5, input_dropout=0.5, optimizer="sgd", lr=1e-12, epochs=4)
         losses = [row[0] for row in run.advance(4).rows]
         assert len(set(losses)) == 4
-        evaluated = [row[1] for row in run.look().rows]
+        evaluated = [row[1] for row in run.poll().rows]
         assert evaluated == pytest.approx([evaluated[0]] * 4), "and not on evaluation"
 
 

@@ -13,6 +13,7 @@ from weft.graph.data.graph import Graph
 from weft.ops.launch import backend
 from weft.runtime.group import GroupRun
 from weft.weave.merged_launch import generate
+from weft.weave.weaver import Weaver
 
 AS_IT_IS = backend.on_gpu.__code__
 AS_ON_A_GPU = (lambda tensor: True).__code__
@@ -34,7 +35,7 @@ def trained(tasks: list[Task], join: str, as_on_a_gpu: bool) -> GroupRun:
     backend.on_gpu.__code__ = AS_ON_A_GPU if as_on_a_gpu else AS_IT_IS
     stacks = tuple((place,) for place in range(len(tasks)))
     plan = Plan(members=tuple(map(str, stacks)), join=join, stacks=stacks)
-    run = GroupRun(tasks, small_graph(), plan, torch.device("cpu"))
+    run = GroupRun(tasks, small_graph(), plan, torch.device("cpu"), Weaver())
     run.advance(tasks[0].epochs)
     return run
 
@@ -43,8 +44,8 @@ def check(epochs: int, *kinds: dict) -> None:
     common = {"graph": "small", "hidden": 4, "epochs": epochs, "dropout": 0.5, "eps": 1e-3, "eval_every": epochs}
     tasks = [Task(**common, **kind, seed=seed) for seed, kind in enumerate(kinds)]
     woven, apart = trained(tasks, "woven", True), trained(tasks, "stacked", False)
-    assert woven.woven is not None, woven.notes
-    assert woven.woven.table.fused
+    assert woven.merged is not None, woven.notes
+    assert woven.merged.table.fused
     assert generate.cache_info().currsize, "no kernel was generated"
     for mine, theirs in zip(woven.stacks, apart.stacks, strict=True):
         for name, tensor in theirs.state.tensors().items():

@@ -11,10 +11,11 @@ from weft.capture.meta_graph import META, stand_in
 from weft.core.task import Task
 from weft.graph.catalog.shapes import make
 from weft.ops.launch.backend import meta_means_gpu
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
 from weft.weave.merge import Woven, count_launches, longest_chain
 from weft.weave.step import merged
+from weft.weave.weaver import Weaver
 
 
 @pytest.mark.parametrize("models", [("gcn", "gcn"), ("sage", "gin"), ("gat", "gatv2")], ids="-".join)
@@ -44,9 +45,9 @@ def woven_depths(layers: tuple[int, ...]) -> tuple[Woven, GroupRun]:
         Task(graph=graph, model="gcn", layers=depth, hidden=64, epochs=4, seed=seed, name=f"{seed}")
         for seed, depth in enumerate(layers)
     ]
-    plan = together(tasks, graph.stats(), "cuda")
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda")
     with meta_means_gpu(), watched_launches(lambda *_: None):
-        run = GroupRun(tasks, stand_in(graph), plan, META)
+        run = GroupRun(tasks, stand_in(graph), plan, META, Weaver())
         for stack in run.stacks:
             stack.train_step()
         return merged(run.stacks), run

@@ -21,6 +21,7 @@ from weft.weave.merge import weave
 from weft.weave.recorder import record
 from weft.weave.step import WovenStep
 from weft.weave.stream_schedule import START, issued_in_order, schedule
+from weft.weave.weaver import Weaver
 
 CPU = torch.device("cpu")
 EPOCHS = 5
@@ -36,7 +37,7 @@ def task(model: str, layers: int, **options: Any) -> Task:
 def run_of(tasks: list[Task], join: str, stacks: tuple[tuple[int, ...], ...] | None = None) -> GroupRun:
     stacks = stacks or tuple((place,) for place in range(len(tasks)))
     plan = Plan(members=tuple(t.label for t in tasks), join=join, stacks=stacks, first_layer="once")
-    return GroupRun(tasks, tiny_graph(), plan, CPU)
+    return GroupRun(tasks, tiny_graph(), plan, CPU, Weaver())
 
 
 def apart(tasks: list[Task], stacks: tuple[tuple[int, ...], ...] | None = None) -> GroupRun:
@@ -55,8 +56,8 @@ def test_every_pair_of_models_trains_as_apart(pair):
     tasks = [task(model, layers, seed=layers) for model, layers in zip(pair, (2, 3), strict=True)]
     mine, theirs = run_of(tasks, "woven"), apart(tasks)
     progress, expected = mine.advance(EPOCHS), theirs.advance(EPOCHS)
-    assert mine.woven is not None
-    assert theirs.woven is None
+    assert mine.merged is not None
+    assert theirs.merged is None
     assert progress == expected
     assert_same_state(mine, theirs)
 
@@ -67,7 +68,7 @@ def test_stacks_of_several_members_of_four_depths():
     mine, theirs = run_of(tasks, "woven", stacks), apart(tasks, stacks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)
-    assert [len(fused.entries) for fused in mine.woven.table.fused] == [3, 3, 2, 2]
+    assert [len(fused.entries) for fused in mine.merged.table.fused] == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -92,10 +93,10 @@ def test_a_member_leaves_and_the_rest_is_woven_anew():
     mine, theirs = run_of(tasks, "woven", stacks), apart(tasks, stacks)
     for run in (mine, theirs):
         run.advance(2)
-        run.leave([1, 3])
+        run.drop([1, 3])
         run.advance(EPOCHS)
-    assert mine.woven is not None
-    assert len(mine.woven.stacks) == 2
+    assert mine.merged is not None
+    assert len(mine.merged.stacks) == 2
     assert_same_state(mine, theirs)
     for index in range(4):
         for name, tensor in mine.best_tensors(index).items():
@@ -119,10 +120,10 @@ def test_a_step_that_cannot_be_woven_trains_apart_with_a_note():
     mine, theirs = run_of(tasks, "woven"), apart(tasks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)
-    if mine.woven is None:
+    if mine.merged is None:
         assert any("asks the host for a number" in note for note in mine.notes)
     else:  # a model of a user's own keeps its own random numbers, and so its own step
-        assert len(mine.woven.stacks) == 2
+        assert len(mine.merged.stacks) == 2
 
 
 def test_steps_are_recorded_without_moving_the_state():
@@ -220,6 +221,6 @@ def test_a_merged_step_that_goes_wrong_costs_a_note(monkeypatch, wrong):
     tasks = [task("gcn", 2), task("gin", 2)]
     mine, theirs = run_of(tasks, "woven"), apart(tasks)
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
-    assert mine.woven is None
+    assert mine.merged is None
     assert "2 stacks train side by side, not as one step" in mine.notes[0]
     assert_same_state(mine, theirs)

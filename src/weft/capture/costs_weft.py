@@ -6,12 +6,10 @@ Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 
 from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
 from weft.capture.observer import Call, Seen
-from weft.weave.together import Flat, results, unflatten
 
 INDEX = 4  # bytes of an edge's column
 HASH = 20  # operations to draw one random number
@@ -177,28 +175,6 @@ def _adam(call: Call) -> Work:
     return Work(flops=12 * call.args[0].numel, stream=bytes_in(call) + 3 * call.args[0].bytes)
 
 
-def _spmm_push(call: Call) -> Work:
-    """Rows sent along the edges: read in order, added to where they go."""
-    x, edges = call.args[0], _edges(call)
-    row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
-    return Work(
-        flops=2 * edges * x.shape[-1] * tasks,
-        stream=edges * INDEX * tasks + x.bytes + bytes_out(call),
-        gather=2 * edges * row * tasks,
-    )
-
-
-def _together(call: Call) -> Work:
-    """Several operators in one launch: the sum of what each costs."""
-    parts, outs = unflatten(Flat(*call.args)), iter(call.outs or ())
-    total = Work()
-    for part in parts:
-        name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
-        work = WEFT[name](replace(call, name=name, args=part.arguments, outs=mine))
-        total = Work(total.flops + work.flops, total.stream + work.stream, total.gather + work.gather)
-    return total
-
-
 WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.spmm": _spmm,
     "weft.spmm_max": _spmm,
@@ -231,15 +207,9 @@ WEFT: dict[str, Callable[[Call], Work]] = {
     "weft.cross_entropy_rows": _cross_entropy,
     "weft.cross_entropy_rows_backward": _cross_entropy,
     "weft.adam_": _adam,
-    "weft.spmm_push": _spmm_push,
-    "weft.weight_grad_parts": _weight_grad,
-    "weft.linear_backward_parts": _linear_backward,
-    "weft.column_sum_parts": _pass,
-    "weft.bias_act_dropout_backward_bias_parts": _pass,
-    "weft.cross_entropy_rows_parts": _cross_entropy,
-    "weft.add_parts": _pass,
-    "weft.copied": _pass,
-    "weft.side_by_side": _pass,
-    "weft.together": _together,
-    "weft.together_": _together,
 }
+
+
+def register_costs(costs: dict[str, Callable[[Call], Work]]) -> None:
+    """Add the costs of operators that a package above this one registers."""
+    WEFT.update(costs)

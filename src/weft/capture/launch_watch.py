@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.weave.merged_launch import intercepted
+from weft.ops.launch.hooks import intercepted
 
 Seen = Callable[[str, list[Tensor]], None]
 

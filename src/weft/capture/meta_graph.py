@@ -19,7 +19,7 @@ from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.nn.normalisation import unweighted
+from weft.nn.normalisation import without_weights
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.self_loops import insert_loops
 from weft.ops.csr.worklist import WorkList, thresholds
@@ -83,7 +83,7 @@ def _inside(degree: float, middle: float) -> float:
     return min(max(degree, (1 << bits) >> 1), max((1 << bits) - 1, 0))
 
 
-class StandIn(Adjacency):
+class MetaAdjacency(Adjacency):
     """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` answer what only the data would know."""
 
     def __init__(self, *args: Any, degrees_of_rows: Degrees, degrees_of_cols: Degrees, **options: Any) -> None:
@@ -102,7 +102,7 @@ class StandIn(Adjacency):
         if key == "worklist":
             return super().derived(key, self._work_list)
         if key == "plus identity":
-            return super().derived(key, lambda: unweighted(self).with_self_loops())
+            return super().derived(key, lambda: without_weights(self).with_self_loops())
         return super().derived(key, build)
 
     def _work_list(self) -> WorkList:
@@ -135,9 +135,9 @@ class StandIn(Adjacency):
         """The same structure with other factors."""
         return self._like(super().scaled(**factors))
 
-    def _like(self, other: Adjacency) -> StandIn:
+    def _like(self, other: Adjacency) -> MetaAdjacency:
         """``other``, which shares this structure, as a stand-in."""
-        alike = StandIn(
+        alike = MetaAdjacency(
             other.indptr,
             other.indices,
             other.num_cols,
@@ -160,10 +160,10 @@ class StandIn(Adjacency):
         back._structure = turned
         return back
 
-    def _turned(self, back: Adjacency) -> StandIn:
+    def _turned(self, back: Adjacency) -> MetaAdjacency:
         """What keeps the work list of the transpose."""
         by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
-        return StandIn(back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col)
+        return MetaAdjacency(back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col)
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
         indptr = torch.empty(self.num_cols + 1, dtype=offset_dtype(self.num_edges), device=META)
@@ -174,7 +174,7 @@ class StandIn(Adjacency):
         rows = self.rows()
         _ = rows == self.indices  # whether there are loops is looked at first
         indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
-        return StandIn(
+        return MetaAdjacency(
             indptr.to(offset_dtype(indices.numel())),
             indices,
             self.num_cols,
@@ -211,7 +211,9 @@ def stand_in(graph: Graph | GraphStats) -> Graph:
         )
     by_row, by_col = degrees_of(graph)
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
-    adj = StandIn.of_size(stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric)
+    adj = MetaAdjacency.of_size(
+        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric
+    )
     whole = Graph(
         adj,
         _features(stats, graph),
@@ -237,7 +239,7 @@ def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFe
     if isinstance(graph, Graph):
         by_row, by_col = counted_degrees(graph.x.matrix)
     return SparseFeatures(
-        StandIn.of_size(
+        MetaAdjacency.of_size(
             stats.num_nodes,
             stored,
             by_row,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-JOINS = ("solo", "stacked", "beside", "woven")
+JOINS = ("solo", "stacked", "concurrent", "woven")
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
@@ -17,12 +17,13 @@ class Plan:
     """The decisions for one group of tasks on one graph.
 
     ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
-    (one batched step for all), ``"beside"`` (several stacks at once, each on a stream of its own), ``"woven"`` (several
-    stacks in one merged step). ``stacks``: the members of each stack as positions in ``members``; empty means one
-    stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: record the step once as a CUDA graph and replay it.
+    (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"woven"``
+    (several stacks in one merged step). ``stacks``: the members of each stack as positions in ``members``;
+    empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture
+    the step once as a CUDA graph and replay it.
     ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
-    training, else ``"every step"``. ``rows``: the order in which a GPU walks the rows of the graph, ``"by length"`` or
-    ``"by cluster"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
+    training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
+    ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
     ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
     ``measured``: what it then took: ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU
@@ -33,8 +34,8 @@ class Plan:
     join: str = "solo"
     device: str = "cpu"
     replay: bool = False
-    first_layer: str = "every step"
-    rows: str = "by length"
+    first_layer: str = "per_step"
+    row_order: str = "by_length"
     compiled: bool = False
     threads: int | None = None
     why: tuple[str, ...] = ()
@@ -62,8 +63,8 @@ class Plan:
     def _part(self, stacks: tuple[tuple[int, ...], ...]) -> Plan:
         """The plan for some of the stacks alone."""
         places = sorted(place for stack in stacks for place in stack)
-        seat = {place: index for index, place in enumerate(places)}
-        moved = tuple(tuple(seat[place] for place in stack) for stack in stacks)
+        slot = {place: index for index, place in enumerate(places)}
+        moved = tuple(tuple(slot[place] for place in stack) for stack in stacks)
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
         return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={}, measured={})

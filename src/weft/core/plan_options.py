@@ -1,4 +1,4 @@
-"""Wishes: what a user may ask of a plan beyond the tasks; None leaves it to the plan."""
+"""PlanOptions: what a user may ask of a plan beyond the tasks; None leaves it to the plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlanOptions:
     """``weave``: merge tasks of different structure into one step. ``compile``: send steps through Inductor."""
 
     weave: bool | None = None

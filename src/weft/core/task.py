@@ -12,7 +12,7 @@ from weft.core.field_rule import Rule, choice, setting
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
-MOST_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
+MAX_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Task:
     graph: Any = None
     model: Any = "gcn"
 
-    layers: int = setting(2, int, low=1, high=MOST_LAYERS, section="model")
+    layers: int = setting(2, int, low=1, high=MAX_LAYERS, section="model")
     hidden: int = setting(64, int, low=1, high=MOST, section="model")  # width of a hidden layer, all heads together
     heads: int = setting(8, int, low=1, high=MOST, section="model")  # gat, gatv2
     out_heads: int = setting(1, int, low=1, high=MOST, section="model")  # gat, gatv2: averaged in the last layer

@@ -14,7 +14,7 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
 from weft.core.event import Event
 from weft.core.graph_stats import GraphStats
-from weft.core.plan_options import Wishes
+from weft.core.plan_options import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -24,9 +24,9 @@ from weft.engine.base.options import check_choices, check_options, not_work
 from weft.engine.display.progress_bar import display_for
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
-from weft.engine.training.early_stops import Endings
-from weft.engine.training.event_source import Listener, SweepTelling, TaskTelling
-from weft.engine.training.job import Habits, Job
+from weft.engine.training.early_stops import EarlyStops
+from weft.engine.training.event_source import Listener, SweepEvents, TaskEvents
+from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
 from weft.engine.training.session import CHECKPOINT_SECONDS
 from weft.planner.pruning import Policy, policy_for
@@ -73,7 +73,7 @@ def run(
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
     check_choices(weave=weave, compile=compile)
     limit = None if budget is None else parse_bytes(budget)
-    habits = Habits(checkpoint_every, Endings(policy_for(prune), cancel), limit, Wishes(weave, compile))
+    options = JobOptions(checkpoint_every, EarlyStops(policy_for(prune), cancel), limit, PlanOptions(weave, compile))
     if cancel is not None:
         cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
     target = choose_device(device)
@@ -88,8 +88,8 @@ def run(
         if folder is not None:
             stack.callback(folder.close)
         if isinstance(work, Task):
-            return _run_task(work, target, folder, resume, listeners, habits)
-        return _run_sweep(work, target, folder, resume, listeners, habits)
+            return _run_task(work, target, folder, resume, listeners, options)
+        return _run_sweep(work, target, folder, resume, listeners, options)
 
 
 def _folder(path: Path, work: Task | Sweep) -> RunFolder:
@@ -108,21 +108,26 @@ def _checked(work: Any) -> Task | Sweep:
 
 
 def _run_task(
-    task: Task, device: torch.device, folder: RunFolder | None, resume: bool, listeners: list[Listener], habits: Habits
+    task: Task,
+    device: torch.device,
+    folder: RunFolder | None,
+    resume: bool,
+    listeners: list[Listener],
+    options: JobOptions,
 ) -> Result:
-    telling = TaskTelling(task.label, _broadcast(listeners, folder))
-    job = Job([task], device, telling, folder, habits)
+    events = TaskEvents(task.label, _broadcast(listeners, folder))
+    job = Job([task], device, events, folder, options)
     try:
         (result,) = job.train(resume)
     except TrainingError as error:
         status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
-        telling.event("failed", status=status, message=str(error))
+        events.event("failed", status=status, message=str(error))
         raise
     report = _report(folder)
     if result.status == "diverged":
-        telling.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
+        events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
         raise DivergedError(result.message)
-    telling.event("finish", status=result.status, metrics=result.metrics, **report)
+    events.event("finish", status=result.status, metrics=result.metrics, **report)
     return result
 
 
@@ -135,10 +140,10 @@ def _run_sweep(
     folder: RunFolder | None,
     resume: bool,
     listeners: list[Listener],
-    habits: Habits,
+    options: JobOptions,
 ) -> SweepResult:
-    telling = SweepTelling(sweep, _broadcast(listeners, folder))
-    job = Job(sweep.tasks(), device, telling, folder, habits)
+    events = SweepEvents(sweep, _broadcast(listeners, folder))
+    job = Job(sweep.tasks(), device, events, folder, options)
     begin = time.perf_counter()
     try:
         found = job.train(resume)
@@ -148,9 +153,9 @@ def _run_sweep(
         if isinstance(folder, SweepFolder) and folder.opened:
             folder.save_sweep(result)
     except TrainingError as error:
-        telling.event("failed", status="failed", message=str(error))
+        events.event("failed", status="failed", message=str(error))
         raise
-    telling.event("finish", **_summary(result), **_report(folder))
+    events.event("finish", **_summary(result), **_report(folder))
     return result
 
 

@@ -8,14 +8,14 @@ from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
 
 
-def unweighted(adj: Adjacency) -> Adjacency:
+def without_weights(adj: Adjacency) -> Adjacency:
     """The structure without edge weights: SAGE, GIN and the attention layers do not look at them."""
-    return adj if adj.weight is None else adj.derived("unweighted", adj.scaled)
+    return adj if adj.weight is None else adj.derived("without_weights", adj.scaled)
 
 
-def plus_identity(adj: Adjacency) -> Adjacency:
+def with_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
-    return adj.derived("plus identity", lambda: _add_identity(unweighted(adj)))
+    return adj.derived("plus identity", lambda: _add_identity(without_weights(adj)))
 
 
 def _add_identity(adj: Adjacency) -> Adjacency:

@@ -9,15 +9,12 @@ from weft.ops.attention.gatv2 import graph_attention_v2
 from weft.ops.attention.mean_heads import mean_heads
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.dense.bias_act_dropout import bias_act_dropout, dropout
-from weft.ops.dense.linear import linear, linear_and_pass
+from weft.ops.dense.linear import linear, linear_keep_input
 from weft.ops.sparse.edge_softmax import edge_softmax
 from weft.ops.sparse.sddmm import sddmm
 from weft.ops.sparse.spmm import spmm
 from weft.ops.train.adam import adam_
 from weft.ops.train.cross_entropy import cross_entropy_rows
-from weft.weave.lab.multi_edge_softmax import multi_edge_softmax
-from weft.weave.lab.multi_sddmm import multi_sddmm
-from weft.weave.lab.multi_spmm import joined_spmm, multi_spmm, pull_push_spmm
 
 __all__ = [
     "Adjacency",
@@ -29,14 +26,9 @@ __all__ = [
     "graph_attention",
     "graph_attention_packed",
     "graph_attention_v2",
-    "joined_spmm",
     "linear",
-    "linear_and_pass",
+    "linear_keep_input",
     "mean_heads",
-    "multi_edge_softmax",
-    "multi_sddmm",
-    "multi_spmm",
-    "pull_push_spmm",
     "sddmm",
     "spmm",
 ]

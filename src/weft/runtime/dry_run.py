@@ -12,20 +12,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 
 from weft.capture.gpu_rules import gpu_rules
-from weft.capture.launch_watch import watched_launches
 from weft.capture.meta_graph import META, stand_in
 from weft.capture.observer import Observer
 from weft.capture.program_builder import program_of
 from weft.capture.small_graph_step import Sizes, rescale, small_graph
-from weft.capture.trace import trace
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
@@ -36,9 +32,10 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.side_streams import Steps
+from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
-from weft.runtime.group import GroupRun
-from weft.weave.dry_run import follow_beside, follow_woven
+from weft.runtime.group import GroupRun, StepMerger
 
 CPU = torch.device("cpu")
 
@@ -55,12 +52,6 @@ class Captured:
     preparation: Program
     run: GroupRun = field(repr=False)
 
-    @cached_property
-    def graph_module(self) -> GraphModule:
-        """The operators of forward, backward and update, traced; its attributes have sizes and no data."""
-        with meta_means_gpu(self.run.plan.device == "cuda"), watched_launches(lambda *_: None):
-            return trace(lambda: [stack.train_step() for stack in self.run.stacks])
-
     @property
     def parameters(self) -> list[int]:
         """Parameters of every member's model."""
@@ -74,16 +65,18 @@ def capture(
     *,
     tasks: int = 1,
     plan: Plan | None = None,
+    merger: StepMerger | None = None,
 ) -> Captured:
     """Follow one epoch on ``graph``, or on one of which only the summary is known.
 
     ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
-    the kind of machine it is captured for; ``plan`` says more (who stacks with whom, recorded or not).
+    the kind of machine it is captured for; ``plan`` says more (who stacks with whom, recorded or not); ``merger``
+    merges the steps of several stacks where the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
     plan = plan or default_plan(group, device)
     try:
-        return _follow(group, lambda: stand_in(graph), plan, META)
+        return _follow(group, lambda: stand_in(graph), plan, META, merger=merger)
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.model in MODELS for one in group):
@@ -115,12 +108,17 @@ def default_plan(group: Sequence[Task], device: str) -> Plan:
         join="stacked" if len(group) > 1 else "solo",
         device=device,
         replay=device == "cuda",
-        first_layer="once" if once else "every step",
+        first_layer="once" if once else "per_step",
     )
 
 
 def _follow(
-    group: Sequence[Task], make_graph: Callable[[], Graph], plan: Plan, where: torch.device, sizes: Sizes | None = None
+    group: Sequence[Task],
+    make_graph: Callable[[], Graph],
+    plan: Plan,
+    where: torch.device,
+    sizes: Sizes | None = None,
+    merger: StepMerger | None = None,
 ) -> Captured:
     gpu = plan.device == "cuda"
     if any(one.model not in MODELS for one in group):
@@ -128,7 +126,7 @@ def _follow(
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        run = _shared(GroupRun(group, make_graph(), plan, where), observer)
+        run = _shared(GroupRun(group, make_graph(), plan, where, merger), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built once
@@ -152,12 +150,24 @@ def _follow(
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged or side by side as the plan says, and the observer told of it."""
-    run._weave()
-    if run.plan.join == "beside" and run.plan.device == "cuda":
-        run.beside = follow_beside(observer)
-    if run.woven is not None:
-        follow_woven(run.woven, observer, streams=run.plan.device == "cuda")
+    run.merge_steps()
+    if run.plan.join == "concurrent" and run.plan.device == "cuda":
+        run.run_steps = dry_run_concurrent(observer)
+    if run.merged is not None and run.merger is not None:
+        run.merger.observe(run.merged, observer, streams=run.plan.device == "cuda")
     return run
+
+
+def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
+    """Steps in turn, as :class:`weft.runtime.device.side_streams.ConcurrentSteps` would run them."""
+
+    def beside(steps: Steps) -> None:
+        for place, step in enumerate(steps):
+            observer.stream = 1 + place % SIDE_STREAMS
+            step()
+        observer.stream = 0
+
+    return beside
 
 
 def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:

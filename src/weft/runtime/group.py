@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,16 @@ from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import order_rows
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
-from weft.runtime.device.side_streams import Beside, Steps, in_turn
+from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
 from weft.runtime.step.best_and_history import wanted
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import CannotStack, Seat
+from weft.runtime.step.members import CannotStack, MemberSlot
 from weft.runtime.step.stack import Stack
-from weft.weave.step import WovenStep
 
 
 @dataclass(frozen=True)
-class Progress:
+class MemberUpdate:
     """What the host learns of one member when it looks: the rows of new epochs, the end, and the best so far."""
 
     first: int  # epoch (from 0) of rows[0]
@@ -52,7 +51,7 @@ class Member:
     task: Task
     stack: Stack
     row: int | None
-    seat: Seat
+    slot: MemberSlot
     left: dict[str, Tensor] = field(default_factory=dict)  # its state on the host, once it has left
 
     def tensor(self, name: str) -> Tensor:
@@ -65,6 +64,28 @@ class Member:
         return self.tensor("best_flat"), {name: self.tensor(f"best_buffer.{name}") for name in names}
 
 
+class MergedStep(Protocol):
+    """One epoch of several stacks as one merged step."""
+
+    stacks: tuple[Stack, ...]
+
+    def __call__(self) -> None:
+        """Train one epoch, evaluate and write the outcome down."""
+
+    def without_evaluation(self) -> None:
+        """Train one epoch; only its training losses are written down."""
+
+
+class StepMerger(Protocol):
+    """Merges the steps of stacks; the engine hands one over for plans that ask for it (``weft.weave``)."""
+
+    def merge(self, stacks: Sequence[Stack]) -> Any:
+        """The merged step; raises InputError where the stacks cannot be merged."""
+
+    def observe(self, step: Any, observer: Any, streams: bool) -> None:
+        """Let a dry run see what the merged step does."""
+
+
 class GroupRun:
     """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
 
@@ -72,12 +93,20 @@ class GroupRun:
     side in stacks of their own, with a note. ``epoch``: how many epochs the group has trained.
     """
 
-    def __init__(self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        graph: Graph,
+        plan: Plan,
+        device: torch.device,
+        merger: StepMerger | None = None,
+    ) -> None:
+        self.merger = merger
         self.tasks, self.plan, self.device = tuple(tasks), plan, device
         self.graph = graph.to(device)
         self.epoch = 0
         self._notes: list[str] = []
-        if plan.rows == "by cluster" and device.type == "cuda":
+        if plan.row_order == "clustered" and device.type == "cuda":
             self._order_rows()
         self._inputs = Inputs(self.graph)
         self.epochs = max(task.epochs for task in tasks)
@@ -85,15 +114,15 @@ class GroupRun:
         self._own_random: dict[int, OwnGenerator] = {}
         self._refused: set[int] = set()  # stacks that could not be compiled, which is not tried again
         places: dict[int, Member] = {}
-        for seats in plan.stack_members:
-            for stack, rows in self._make_stacks(list(seats)):
+        for slots in plan.stack_members:
+            for stack, rows in self._make_stacks(list(slots)):
                 self.stacks.append(stack)
                 for row, index in enumerate(rows):
-                    places[index] = Member(index, self.tasks[index], stack, row, stack.members.seats[row])
+                    places[index] = Member(index, self.tasks[index], stack, row, stack.members.slots[row])
         self.members = [places[index] for index in range(len(self.tasks))]
-        self.woven: WovenStep | None = None  # the merged step of several stacks, once it is prepared
-        at_once = plan.join == "beside" and device.type == "cuda"
-        self.beside: Callable[[Steps], None] = Beside(device) if at_once else in_turn
+        self.merged: MergedStep | None = None  # the merged step of several stacks, once it is prepared
+        at_once = plan.join == "concurrent" and device.type == "cuda"
+        self.run_steps: Callable[[Steps], None] = ConcurrentSteps(device) if at_once else in_turn
         self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
@@ -137,39 +166,39 @@ class GroupRun:
 
     def step(self) -> None:
         """One epoch of every stack with its evaluation, as it will be recorded."""
-        if self.woven is not None:
-            self.woven()
+        if self.merged is not None:
+            self.merged()
         self._each([partial(self._of_its_own, stack, stack) for stack in self._apart()], evaluated=True)
 
     def step_without_evaluation(self) -> None:
         """One epoch of every stack, only the training losses written down."""
-        if self.woven is not None:
-            self.woven.without_evaluation()
+        if self.merged is not None:
+            self.merged.without_evaluation()
         steps = [partial(self._of_its_own, stack, stack.without_evaluation) for stack in self._apart()]
         self._each(steps, evaluated=False)
 
     def _each(self, steps: Steps, evaluated: bool) -> None:
         """Steps of stacks, at once where the plan says so; in turn the first time, when they build what all share."""
-        go = self.beside if evaluated in self._built and len(steps) > 1 else in_turn
+        go = self.run_steps if evaluated in self._built and len(steps) > 1 else in_turn
         go(steps)
         self._built.add(evaluated)
 
     def _apart(self) -> list[Stack]:
         """The stacks whose steps are not merged with others."""
-        return [stack for stack in self.stacks if self.woven is None or stack not in self.woven.stacks]
+        return [stack for stack in self.stacks if self.merged is None or stack not in self.merged.stacks]
 
-    def _weave(self) -> None:
+    def merge_steps(self) -> None:
         """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why.
 
         The merged step is tried beside the stacks' own, and whatever is wrong with it costs a note, not the training.
         """
         stacks = [stack for stack in self.stacks if id(stack) not in self._own_random]
-        if self.plan.join != "woven" or len(stacks) < 2 or self.woven is not None:
+        if self.plan.join != "woven" or len(stacks) < 2 or self.merged is not None:
             return
         try:
-            woven = WovenStep(stacks)
-            woven.check()
-            self.woven = woven
+            if self.merger is None:
+                raise InputError("this run was given nothing that merges steps")
+            self.merged = self.merger.merge(stacks)
         except torch.OutOfMemoryError:
             raise
         except Exception as reason:
@@ -178,7 +207,7 @@ class GroupRun:
 
     def _compile(self) -> None:
         """Send the steps of stacks through Inductor where the plan says so; where that fails, a note says why."""
-        if not self.plan.compiled or self.woven is not None:
+        if not self.plan.compiled or self.merged is not None:
             return
         evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
         for stack in self.stacks:
@@ -219,7 +248,7 @@ class GroupRun:
 
     def prepare(self) -> None:
         """Record the step where the plan says so; the state is as before."""
-        self._weave()
+        self.merge_steps()
         self._compile()
         too_much = False
         try:
@@ -261,7 +290,7 @@ class GroupRun:
             self._notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
         return replay
 
-    def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[Progress]:
+    def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:
         """Train up to ``epochs`` more epochs, fewer once ``stop()`` says so, and read what happened."""
         if not self.started and self.stacks:
             self.prepare()
@@ -269,21 +298,21 @@ class GroupRun:
         last = min(first + epochs, self._last_epoch())
         while self.epoch < last and not (self.epoch > first and stop()):
             self._one_epoch()
-        return self.look(first)
+        return self.poll(first)
 
     def _last_epoch(self) -> int:
         return max((member.task.epochs for member in self.present), default=0)
 
     def _one_epoch(self) -> None:
-        wishes = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
-        evaluated = any(wanted(self.epoch, wish) for wish in wishes)
+        plan_options = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
+        evaluated = any(wanted(self.epoch, wish) for wish in plan_options)
         self.epoch += 1
         (self._with_evaluation if evaluated else self._without_evaluation)()
 
     def train_epoch(self) -> None:
         """One epoch without an evaluation, as it is recorded: for benchmarks."""
         if self._without_evaluation is None:
-            self._weave()
+            self.merge_steps()
             self._compile()
             self._prepare_without()
         self.epoch += 1
@@ -296,7 +325,7 @@ class GroupRun:
         """The members that have not left."""
         return [member for member in self.members if member.row is not None]
 
-    def look(self, first: int = 0) -> list[Progress]:
+    def poll(self, first: int = 0) -> list[MemberUpdate]:
         """What the device has recorded of every member from epoch ``first`` (counted from 0) on."""
         seen = {id(stack): _Seen.of(stack, first, self.epoch) for stack in self.stacks}
         return [
@@ -315,7 +344,7 @@ class GroupRun:
             if member.row is not None:
                 member.stack.state.end[member.row].clamp_(max=self.epoch)
 
-    def leave(self, members: Iterable[int]) -> None:
+    def drop(self, members: Iterable[int]) -> None:
         """Members (places among the tasks) that train no longer: their state goes to the host, the others move up.
 
         The step is recorded anew before the next epoch.
@@ -331,7 +360,7 @@ class GroupRun:
                     member.left, member.row = stack.state.row(member.row), None
             self._repack(stack, staying)
         if leaving:
-            self._with_evaluation = self._without_evaluation = self.woven = None
+            self._with_evaluation = self._without_evaluation = self.merged = None
 
     def _repack(self, stack: Stack, staying: list[Member]) -> None:
         if not staying:
@@ -366,7 +395,7 @@ class GroupRun:
             )
         for member in self.members:
             _check_shapes(member, saved)
-        self.leave(index for index, there in enumerate(present.tolist()) if not there)
+        self.drop(index for index, there in enumerate(present.tolist()) if not there)
         for member in self.members:
             self._restore_member(member, saved)
         restore_generators(saved, self.device)
@@ -387,19 +416,19 @@ class GroupRun:
         """The model of a member with its best weights, at its true size, in evaluation mode."""
         member = self.members[index]
         flat, buffers = member.best()
-        return member.stack.members.model_of(member.seat, flat, buffers, member.stack.state)
+        return member.stack.members.model_of(member.slot, flat, buffers, member.stack.state)
 
     def best_tensors(self, index: int) -> dict[str, Tensor]:
         """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""
         member = self.members[index]
-        return member.stack.members.named(member.seat, *member.best())
+        return member.stack.members.named(member.slot, *member.best())
 
     # ---- describing ----------------------------------------------------------------------------------
 
     def num_parameters(self, index: int) -> int:
         """Parameters of a member's model at its true size."""
         member = self.members[index]
-        return member.stack.members.layout.total if member.seat.padding is None else member.seat.padding.parameters
+        return member.stack.members.layout.total if member.slot.padding is None else member.slot.padding.parameters
 
     def describe(self, index: int) -> dict[str, Any]:
         """What a member trains, for the journal."""
@@ -436,14 +465,14 @@ class _Seen:
         rows = [left["history"][first:epoch].tolist()]
         return cls(rows, [int(left["end"])], [int(left["best_epoch"])], [float(left["best_score"])], losses)
 
-    def progress(self, row: int, first: int, task: Task) -> Progress:
+    def progress(self, row: int, first: int, task: Task) -> MemberUpdate:
         """What one member has come to; rows past its end do not count."""
         end = self.ends[row]
         rows = self.rows[row][: max(end - first, 0)]
         evaluated = wanted(end - 1, (0, task.eval_every, task.epochs))  # else only the training loss was written down
         last = rows[-1] if rows and first + len(rows) == end else []
         diverged = not all(map(isfinite, last[: self.losses if evaluated else 1]))
-        return Progress(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)
+        return MemberUpdate(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)
 
 
 def _check_shapes(member: Member, saved: Mapping[str, Tensor]) -> None:

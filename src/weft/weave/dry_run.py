@@ -7,12 +7,12 @@ says where each operator would go, and when its result would be let go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from weft.capture.observer import Observer
-from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
+from weft.runtime.dry_run import dry_run_concurrent
 from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.merge import OWN_STREAM, Woven
 from weft.weave.step import WovenStep
@@ -43,25 +43,13 @@ class Followed:
         return map_nodes(_output(graph), lambda node: values[node])
 
 
-def follow_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
+def dry_run_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
     """Let ``observer`` know what the merged step does, from its next call on."""
     streams = streams and step.side_streams > 0
     followed = Followed(step.woven, observer, streams)
     step._run = followed
     if streams:
-        step.beside = follow_beside(observer)
-
-
-def follow_beside(observer: Observer) -> Callable[[Steps], None]:
-    """Steps in turn, as :class:`weft.runtime.device.side_streams.Beside` would give them to the side streams."""
-
-    def beside(steps: Steps) -> None:
-        for place, step in enumerate(steps):
-            observer.stream = 1 + place % SIDE_STREAMS
-            step()
-        observer.stream = OWN_STREAM
-
-    return beside
+        step.beside = dry_run_concurrent(observer)
 
 
 def _output(graph: Graph) -> Any:

@@ -17,7 +17,7 @@ from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gatv2_triton import attention_v2_backward_launches, attention_v2_forward_triton
 from weft.ops.attention.mean_heads import mean_heads_triton
-from weft.ops.csr.packed import unpack
+from weft.ops.csr.packed import unpack_csr
 from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
@@ -43,36 +43,36 @@ Tensors = tuple[Tensor, ...]
 
 
 def _spmm(x, weight, row_scale, col_scale, walk, back, weight_back) -> Tensors:
-    return (spmm_triton(x, weight, row_scale, col_scale, unpack(walk)),)
+    return (spmm_triton(x, weight, row_scale, col_scale, unpack_csr(walk)),)
 
 
 def _push(x, weight, row_scale, col_scale, walk, num_cols) -> Tensors:
-    return (push_triton(x, weight, row_scale, col_scale, unpack(walk), num_cols),)
+    return (push_triton(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols),)
 
 
 def _max(x, weight, walk, back) -> Tensors:
-    return spmm_max_triton(x, weight, unpack(walk))
+    return spmm_max_triton(x, weight, unpack_csr(walk))
 
 
 def _max_backward(grad, winner, weight, walk, back) -> Tensors:
-    return (spmm_max_backward_triton(grad, winner, weight, unpack(back)),)
+    return (spmm_max_backward_triton(grad, winner, weight, unpack_csr(back)),)
 
 
 def _sddmm(a, b, heads, walk, back) -> Tensors:
-    return (sddmm_triton(a, b, heads, unpack(walk)),)
+    return (sddmm_triton(a, b, heads, unpack_csr(walk)),)
 
 
 def _softmax(scores, walk) -> Tensors:
-    return (whole_edge_softmax_triton(scores, unpack(walk)),)
+    return (whole_edge_softmax_triton(scores, unpack_csr(walk)),)
 
 
 def _softmax_backward(grad, out, walk) -> Tensors:
-    return (whole_edge_softmax_backward_triton(grad, out, unpack(walk)),)
+    return (whole_edge_softmax_backward_triton(grad, out, unpack_csr(walk)),)
 
 
 def _attention_packed(packed, heads, slope, rate, clock, site, walk, back) -> Tensors:
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
-    return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
+    return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
 
 
 def _attention_packed_backward(
@@ -83,19 +83,21 @@ def _attention_packed_backward(
     result = torch.empty_like(packed)
     into_x, into_src, into_dst = take_apart(result, heads)
     stats, _ = attention_row_gradient_triton(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope, into=into_dst)
-    attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, unpack(back), into=(into_x, into_src))
+    attention_backward_triton(
+        grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
+    )
     return (result,)
 
 
 def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, walk, back) -> Tensors:
-    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack(walk))
+    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(walk))
 
 
 def _attention_v2_backward(
     grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back
 ) -> Callable[[], Tensors]:
     given = grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site
-    return attention_v2_backward_launches(*given, unpack(walk), unpack(back))
+    return attention_v2_backward_launches(*given, unpack_csr(walk), unpack_csr(back))
 
 
 def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:

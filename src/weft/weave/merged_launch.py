@@ -21,7 +21,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -30,17 +29,15 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.ops.launch.backend import have_triton, next_power_of_2
-from weft.ops.launch.triton_lang import InertKernel, tl, triton
+from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.hooks import intercepted
+from weft.ops.launch.triton_lang import tl, triton
 
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
 USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
 OPTIONS = tuple(USUAL)
 LEAST_ROOM = 4  # of a branch for several parts
 SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
-Instead = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
-# Of this thread: who is asked for a launch, the last one first.
-_INSTEAD: ContextVar[tuple[Instead, ...]] = ContextVar("weft_instead", default=())
 IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
@@ -109,47 +106,6 @@ def collected() -> Iterator[list[Part]]:
 
     with intercepted(note):
         yield parts
-
-
-@contextmanager
-def intercepted(instead: Instead) -> Iterator[None]:
-    """Inside, and in this thread, ``kernel[grid]`` is what ``instead(kernel, grid, itself)`` gives."""
-    for kind in _kernel_types():
-        _make_ask(kind)
-    token = _INSTEAD.set((*_INSTEAD.get(), instead))
-    try:
-        yield
-    finally:
-        _INSTEAD.reset(token)
-
-
-@cache
-def _make_ask(kind: type) -> None:
-    """Let kernels of ``kind`` ask, for good, whether a launch is intercepted.
-
-    To undo it would take other threads' out of their hands: they begin and end as they like.
-    """
-    inherited = kind.__getitem__  # type: ignore[attr-defined]
-    kind.__getitem__ = lambda kernel, grid: _answer(inherited, kernel, grid, _INSTEAD.get())  # type: ignore[attr-defined]
-
-
-def _answer(inherited: Callable[[Any, Any], Any], kernel: Any, grid: Any, instead: tuple[Instead, ...]) -> Any:
-    """What the innermost of ``instead`` gives, to whom the next one is the launch itself."""
-    if not instead:
-        return inherited(kernel, grid)
-    # Asked for when it is made, not before: without Triton a kernel cannot even be asked.
-    rest = instead[:-1]
-    return instead[-1](kernel, grid, lambda *args, **options: _answer(inherited, kernel, grid, rest)(*args, **options))
-
-
-def _kernel_types() -> list[type]:
-    """The classes whose instances are asked for a launch by ``kernel[grid](...)``."""
-    if not have_triton():
-        return [InertKernel]
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    return [JITFunction, InterpretedFunction]
 
 
 # ---- launching --------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ it was. Running the graph on its inputs is running the step again, without its P
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,14 +20,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.capture.schemas import HOST_READS, written_places
 from weft.core.errors import InputError
+from weft.ops.launch.hooks import intercepted
+from weft.runtime.step.state import put_back
 from weft.weave.graph import Graph, Node, map_nodes
-from weft.weave.merged_launch import intercepted
 from weft.weave.split_rules import rule_for
 
 aten = torch.ops.aten
 PLAIN = frozenset((int, float, bool, str, type(None)))  # most arguments that are no tensors
-HOST_QUESTIONS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,6 @@ def record(
     return Captured(name, recorder.graph, tuple(recorder.inputs))
 
 
-@contextmanager
-def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
-    """Tensors hold afterwards what they held before."""
-    saved = [(tensor, tensor.clone()) for tensor in changed]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in saved:
-                tensor.copy_(value)
-
-
 def _counts_unread(node: Node) -> bool:
     """Whether an operator counts though nobody reads it: it writes to a tensor, or draws numbers."""
     return bool(written_arguments(node)) or is_random(node)
@@ -92,17 +81,6 @@ def written_arguments(node: Node) -> list[Node]:
     for place, name in written_places(node.target):
         map_nodes(node.args[place] if place < len(node.args) else node.kwargs.get(name), found.append)
     return found
-
-
-@cache
-def written_places(target: Any) -> tuple[tuple[int, str], ...]:
-    """Places and names of the arguments that ``target`` writes to."""
-    schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return ()
-    written = (argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
-    pairs = zip(enumerate(schema.arguments), written, strict=True)
-    return tuple((place, argument.name) for (place, argument), writes in pairs if writes)
 
 
 def is_random(node: Node) -> bool:
@@ -149,7 +127,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in HOST_QUESTIONS:
+        if func in HOST_READS:
             raise InputError(f"{self.name}: the step asks the host for a number ({func}); such a step cannot be woven")
         known_args, known_kwargs = self.nodes_of(args), self.nodes_of(kwargs)
         self._depth += 1

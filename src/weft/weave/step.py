@@ -18,8 +18,8 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.plan import FILLS_DEVICE
 from weft.ops.launch.backend import on_gpu
-from weft.runtime.device.gc_pause import without_collection
-from weft.runtime.device.side_streams import Beside, Steps, in_turn
+from weft.runtime.device.gc_pause import gc_disabled
+from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.step.stack import Stack
 from weft.weave.merge import Table, Woven, weave
@@ -49,7 +49,7 @@ class WovenStep:
         self.beside: Callable[[Steps], None] = in_turn
         if side_streams > 0 and self._device.type == "cuda":
             self._run = Streamed(self.woven, side_streams, self._device)
-            self.beside = Beside(self._device)
+            self.beside = ConcurrentSteps(self._device)
 
     @property
     def table(self) -> Table:
@@ -94,7 +94,7 @@ class WovenStep:
 def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
     """The steps of ``stacks``, which have run before, recorded and merged into one; the stacks are as they were."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
-    with without_collection():
+    with gc_disabled():
         return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
 
 

@@ -21,7 +21,7 @@ from weft.engine.planning.plan_report_builder import plan
 from weft.graph.catalog import names as catalog
 from weft.graph.catalog import shapes
 from weft.planner.cost.calibration import Calibration, Observation
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import profile
 
@@ -175,7 +175,7 @@ def test_groups_alike_are_followed_once(monkeypatch):
 
     def cost(**settings):
         tasks = Sweep(ARXIV, epochs=5, **settings).tasks()
-        return estimator.together(tasks, together(tasks, estimator.stats(tasks[0]), "cuda")).cost
+        return estimator.together(tasks, plan_as_one_group(tasks, estimator.stats(tasks[0]), "cuda")).cost
 
     first = cost(hidden=[8, 16], seed=[0, 1])
     assert cost(hidden=[16, 8], lr=[0.1, 0.2]) == first
@@ -315,7 +315,7 @@ def test_compiling_is_asked_for():
 def test_weaving_is_asked_for():
     tasks = [weft.Task(graph="demo", model=model, name=model) for model in ("gcn", "gat")]
     joins = {weave: [group.plan.join for group in weft.plan(tasks, "h200", weave=weave).groups] for weave in CHOICES}
-    assert joins == {None: ["beside"], True: ["woven"], False: ["solo", "solo"]}
+    assert joins == {None: ["concurrent"], True: ["woven"], False: ["solo", "solo"]}
 
 
 CHOICES = (None, True, False)

@@ -20,9 +20,9 @@ from weft.engine.base import memory_budget as room
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.home import HOME_VARIABLE, home, machine_folder
 from weft.engine.base.machines import find_machine, load_calibration, machine_with
-from weft.engine.planning import run_planner as foresight
+from weft.engine.planning import run_planner as planner
 from weft.engine.planning.learn_times import learn
-from weft.engine.planning.run_planner import Foresight
+from weft.engine.planning.run_planner import RunPlanner
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import profile
 
@@ -49,7 +49,7 @@ def test_groups_are_cut_where_the_captured_memory_ends():
     tasks = Sweep(ARXIV, model="gcn", layers=3, hidden=64, seed=range(8)).tasks()
     for size in ("2GiB", "3GiB"):
         limit = int(size[0]) * 2**30
-        plans = Foresight(CPU, Graphs(CPU), limit).groups(tasks, Throughput(""))
+        plans = RunPlanner(CPU, Graphs(CPU), limit).groups(tasks, Throughput(""))
         foreseen = weft.plan(tasks, budget=size)
         assert [plan.members for plan in plans] == [group.plan.members for group in foreseen.groups]
         assert all(plan.cost["total_bytes"] <= limit for plan in plans)
@@ -107,7 +107,7 @@ def test_a_fault_in_an_estimate_ends_no_run(graph, monkeypatch):
     def faulty(*args):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(foresight, "fitting_groups", faulty)
+    monkeypatch.setattr(planner, "groups_within_budget", faulty)
     result = weft.run(weft.Task(graph=graph, epochs=2), device="cpu", progress=False)
     assert result.status == "finished"
     assert "ZeroDivisionError: oops" in result.plan.why[-1]
@@ -208,11 +208,11 @@ def test_a_wall_leaves_as_much_as_the_budget_says_and_goes_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: fraction.append(share))
     gpu, machine = torch.device("cuda", 0), replace(profile("h200"), context_bytes=10)
-    with suppress(KeyError), room.walled(gpu, machine, 60):
+    with suppress(KeyError), room.memory_cap(gpu, machine, 60):
         assert fraction == [1.0, 0.5]
         raise KeyError
     assert fraction == [1.0, 0.5, 1.0]
-    with room.walled(gpu, machine, None), room.walled(CPU, machine, 60):
+    with room.memory_cap(gpu, machine, None), room.memory_cap(CPU, machine, 60):
         assert len(fraction) == 3
 
 

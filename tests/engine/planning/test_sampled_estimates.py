@@ -30,8 +30,8 @@ def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
     monkeypatch.setattr(following, "MANY", 8)
-    monkeypatch.setattr(following, "MOST_FOLLOWED", 8)
-    monkeypatch.setattr(following, "MOST_ALONE", 2)
+    monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
+    monkeypatch.setattr(following, "MAX_SOLO_DRY_RUNS", 2)
     report = plan(SWEEP, machine="cpu")
     assert sorted(followed) == [1, 1, 4, 4], "one group of every kind, and two tasks alone"
     assert [group.plan.members for group in report.groups] == [group.plan.members for group in exact.groups]
@@ -52,13 +52,13 @@ def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
 
 def test_what_may_not_fit_is_followed(followed, monkeypatch):
     monkeypatch.setattr(following, "MANY", 8)
-    monkeypatch.setattr(following, "MOST_FOLLOWED", 8)
+    monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
     plan(SWEEP, machine="cpu", budget="100MiB")
     assert len([size for size in followed if size > 1]) > 2
 
 
 def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypatch):
-    for name, most in {"MANY": 1, "MOST_FOLLOWED": 0, "MOST_ALONE": 1}.items():
+    for name, most in {"MANY": 1, "MAX_DRY_RUNS": 0, "MAX_SOLO_DRY_RUNS": 1}.items():
         monkeypatch.setattr(following, name, most)
     heads = [{"name": "one", "heads": 1, "hidden": 256}, {"name": "many", "heads": 64, "hidden": 64}]
     sweep = Sweep(

@@ -11,6 +11,7 @@ from weft.core.task import Task
 from weft.graph.generate import citation
 from weft.planner.grouping.groups import group
 from weft.runtime.group import GroupRun
+from weft.weave.weaver import Weaver
 
 CPU = torch.device("cpu")
 
@@ -59,7 +60,7 @@ def test_no_stack_falls_apart(chosen, graph):
 def test_members_are_as_they_are_alone(graph):
     tasks = [Task(graph=graph, name=f"t{i}", seed=i, lr=0.01 * (i + 1), hidden=4 * (i + 1), epochs=4) for i in range(3)]
     (plan,) = group(tasks, graph.stats(), "cpu")
-    together = GroupRun(tasks, graph, plan, CPU).advance(4)
+    together = GroupRun(tasks, graph, plan, CPU, Weaver()).advance(4)
     for task, progress in zip(tasks, together, strict=True):
         (own,) = group([task], graph.stats(), "cpu")
         (alone,) = GroupRun([task], graph, own, CPU).advance(4)

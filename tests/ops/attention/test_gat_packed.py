@@ -9,7 +9,7 @@ from tests.ops.graphs import GRAPHS, mixed
 from weft.core.errors import InputError
 from weft.ops import graph_attention, graph_attention_packed
 from weft.ops.attention.gat_packed import _backward_op, _op, take_apart
-from weft.ops.csr.packed import pack
+from weft.ops.csr.packed import pack_csr
 
 HEADS, WIDTH, SITE = 3, 5, 4
 SQUARE = [name for name in GRAPHS if GRAPHS[name]().num_rows == GRAPHS[name]().num_cols]
@@ -61,7 +61,7 @@ def test_tasks_and_vmap():
 def test_operators_are_well_registered():
     adj = mixed_square()
     packed = packed_of(adj, dtype=torch.float32)
-    walk, back = pack(adj), pack(adj.transposed(), perm=True)
+    walk, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
     torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, walk, back))
     out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, walk, back)]
     torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, walk, back))

@@ -9,7 +9,7 @@ from tests.ops.bits import row_mask_of
 from tests.ops.comparing import CallsOfWeftOps, assert_agrees, assert_near, assert_registered
 from tests.ops.contract import TYPES
 from tests.ops.dense.test_bias_act_dropout import ACTIVATE, make
-from weft.ops import linear, linear_and_pass
+from weft.ops import linear, linear_keep_input
 from weft.ops.dense.linear import linear_backward, needs_gradient, weight_grad, weight_grad_torch
 
 
@@ -154,7 +154,7 @@ def test_only_an_input_that_wants_a_gradient_is_passed_on_as_a_result():
 
     def look(weight, x, hidden):
         seen.update(weight=needs_gradient(weight), x=needs_gradient(x), hidden=needs_gradient(hidden))
-        return linear_and_pass(x, weight)[0]
+        return linear_keep_input(x, weight)[0]
 
     weight, x = torch.randn(3, 4, 5, requires_grad=True), torch.randn(7, 5)
     hidden = torch.randn(3, 7, 5)

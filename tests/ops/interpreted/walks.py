@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.ops.graphs import from_pairs
 from weft.ops import Adjacency
-from weft.ops.csr.packed import Walk, pack, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.worklist import build_worklist
 
 LIGHT, CHUNK = 2, 4
@@ -26,13 +26,13 @@ def small(num_rows: int = 11, num_cols: int = 9) -> Adjacency:
     return from_pairs(*there.nonzero(as_tuple=True), num_rows, num_cols)
 
 
-def walks(adj: Adjacency) -> tuple[Walk, Walk]:
+def walks(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
     """Forward and backward walk, each with its work list."""
     return _with_work(adj), _with_work(adj.transposed())
 
 
-def _with_work(adj: Adjacency) -> Walk:
-    walk = unpack(pack(adj, rows=True, perm=True))
+def _with_work(adj: Adjacency) -> PackedCSR:
+    walk = unpack_csr(pack_csr(adj, rows=True, perm=True))
     return replace(walk, work=build_worklist(walk.indptr, LIGHT, CHUNK))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.ops.graphs import GRAPHS, adjacencies, from_pairs, mixed
 from weft.graph.generate import citation
-from weft.nn.normalisation import plus_identity
+from weft.nn.normalisation import with_identity
 from weft.ops import Adjacency
 from weft.ops.csr.worklist import build_worklist, worklist, worklist_by_length
 from weft.ops.sparse.row_clusters import SEEDS, chain, clusters, order_rows
@@ -119,7 +119,7 @@ def test_all_forms_go_by_the_clusters_of_the_graph(directed):
     before = [worklist(form) for form in forms]
     order_rows(adj)
     assert torch.equal(adj.nodes["clusters"], clusters(adj))
-    forms += [adj.mean(), adj.mean().transposed(), adj.transposed(), plus_identity(adj)]
+    forms += [adj.mean(), adj.mean().transposed(), adj.transposed(), with_identity(adj)]
     for form in forms:
         cluster = adj.nodes["clusters"][worklist(form).light_row.long()]
         assert (cluster.diff() >= 0).all()
@@ -132,7 +132,7 @@ def test_all_forms_go_by_the_clusters_of_the_graph(directed):
 def test_loops_that_are_there_already_share_them_too():
     pairs = torch.cat([torch.randint(0, 50, (200, 2), generator=torch.Generator().manual_seed(1)), torch.ones(1, 2)])
     adj = from_pairs(*pairs.long().T, 50, 50)
-    assert plus_identity(adj).nodes is adj.nodes
+    assert with_identity(adj).nodes is adj.nodes
     assert adj.with_self_loops().nodes is adj.nodes
 
 

@@ -9,7 +9,7 @@ from tests.ops.comparing import value_and_gradients
 from tests.ops.contract import OperatorContract
 from tests.ops.graphs import from_pairs, neighbourhoods
 from weft.ops import spmm
-from weft.ops.csr.packed import pack, unpack
+from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.sparse.spmm_max import spmm_max_torch
 
 
@@ -63,9 +63,9 @@ def test_on_a_tie_the_first_edge_wins(dtype):
 def test_winners_are_edges_and_none_is_minus_one(dtype):
     adj = from_pairs(torch.tensor([0, 2]), torch.tensor([1, 0]), 3, 2)
     x = torch.tensor([[5.0], [-1.0]], dtype=dtype)
-    _, winner = torch.ops.weft.spmm_max(x, None, pack(adj), [])
+    _, winner = torch.ops.weft.spmm_max(x, None, pack_csr(adj), [])
     assert winner.tolist() == [[0], [-1], [1]]
-    assert torch.equal(winner, spmm_max_torch(x, None, unpack(pack(adj)))[1])
+    assert torch.equal(winner, spmm_max_torch(x, None, unpack_csr(pack_csr(adj)))[1])
 
 
 def test_minus_infinity_is_a_number():

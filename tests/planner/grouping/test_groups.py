@@ -1,4 +1,4 @@
-"""Which tasks train together: every task once, within its limits, and with a reason for each choice."""
+"""Which tasks train plan_as_one_group: every task once, within its limits, and with a reason for each choice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.planner.grouping.groups import group, together
+from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.grouping.width_runs import cut_widths, waste
 
@@ -87,7 +87,7 @@ def test_structures_are_stacks_of_their_own(change):
     tasks = [Task(graph="g", name="a"), Task(graph="g", name="b", **change)]
     assert names(group(tasks, CORA, "cpu")) == [("a",), ("b",)]
     (beside,) = group(tasks, CORA, "cuda")
-    assert (beside.join, beside.stacks) == ("beside", ((0,), (1,)))
+    assert (beside.join, beside.stacks) == ("concurrent", ((0,), (1,)))
     (woven,) = group(tasks, CORA, "cuda", weave=True)
     assert (woven.join, woven.stacks) == ("woven", ((0,), (1,)))
     assert names(group(tasks, CORA, "cuda", weave=False)) == [("a",), ("b",)]
@@ -128,7 +128,7 @@ def test_two_tasks_of_one_name_are_refused():
 
 def test_one_task_is_a_group_of_one():
     task = Task(graph="g", name="a")
-    assert group([task], ARXIV, "cuda") == [together([task], ARXIV, "cuda")]
+    assert group([task], ARXIV, "cuda") == [plan_as_one_group([task], ARXIV, "cuda")]
     assert group([task], ARXIV, "cuda")[0].join == "solo"
 
 
@@ -254,7 +254,7 @@ def test_small_graphs_make_large_groups():
 def test_depths_share_a_gpu():
     tasks = [Task(graph="g", name=f"d{i}", layers=layers) for i, layers in enumerate((2, 3, 2, 4))]
     (plan,) = group(tasks, CORA, "cuda")
-    assert (plan.join, plan.stacks) == ("beside", ((0, 2), (1,), (3,)))
+    assert (plan.join, plan.stacks) == ("concurrent", ((0, 2), (1,), (3,)))
     assert "neither fills the device" in text([plan])
     (plan,) = group(tasks, CORA, "cuda", weave=True)
     assert (plan.join, plan.stacks) == ("woven", ((0, 2), (1,), (3,)))
@@ -300,7 +300,7 @@ def test_a_device_that_is_not_busy_has_room_for_more():
     for task in (tasks[0], tasks[-1]):
         table = table.with_measured(task, CORA, {4: 1.0, 8: 1.2}, busy={4: 0.45})
     (plan,) = group(tasks, CORA, "cuda", throughput=table)
-    assert plan.join == "beside"
+    assert plan.join == "concurrent"
     busy = table.with_measured(tasks[0], CORA, {4: 1.0}, busy={4: 0.9})
     assert len(group(tasks, CORA, "cuda", throughput=busy)) == 2
     assert "the GPU 90% busy" in text(group(sweep(8), CORA, "cuda", throughput=busy))
@@ -313,11 +313,11 @@ def test_memory_bounds_woven_groups():
 
 
 def test_together_keeps_to_no_limit_of_size():
-    plan = together(sweep(300) + sweep(2, model="gat"), CORA, "cpu")
+    plan = plan_as_one_group(sweep(300) + sweep(2, model="gat"), CORA, "cpu")
     assert plan.join == "woven"
     assert [len(stack) for stack in plan.stacks] == [300, 2]
     with pytest.raises(SpecError, match="must agree in graph, feature_norm, precision"):
-        together([Task(graph="g", name="a"), Task(graph="g", name="b", precision="bf16")], CORA, "cpu")
+        plan_as_one_group([Task(graph="g", name="a"), Task(graph="g", name="b", precision="bf16")], CORA, "cpu")
 
 
 # ---- all of it ---------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_every_task_once_within_the_budget_and_with_reasons(tasks, stats, device
     for plan in plans:
         assert len(plan.members) <= room
         assert plan.why
-        assert plan.join == ("solo" if len(plan.members) == 1 else "beside" if plan.stacks else "stacked")
-        seats = [seat for stack in plan.stack_members for seat in stack]
-        assert sorted(seats) == list(range(len(plan.members)))
+        assert plan.join == ("solo" if len(plan.members) == 1 else "concurrent" if plan.stacks else "stacked")
+        slots = [slot for stack in plan.stack_members for slot in stack]
+        assert sorted(slots) == list(range(len(plan.members)))
         assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan

@@ -9,7 +9,7 @@ import pytest
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.planner.grouping.groups import group, together
+from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.step_options import row_order
 from weft.planner.machine_profiles import profile
 
@@ -61,17 +61,17 @@ def test_one_member_in_many_may_be_wide_or_long():
     assert row_order(mixed, ARXIV, "cuda")[0]
 
 
-@pytest.mark.parametrize("plan_of", [lambda *given: group(*given)[0], together], ids=["group", "together"])
+@pytest.mark.parametrize("plan_of", [lambda *given: group(*given)[0], plan_as_one_group], ids=["group", "one group"])
 def test_plans_say_so(plan_of):
     plan = plan_of(tasks(16, epochs=1000), ARXIV, "cuda")
-    assert plan.rows == "by cluster"
+    assert plan.row_order == "clustered"
     assert any("16 members walk the graph" in reason for reason in plan.why)
     assert Plan.from_dict(plan.to_dict()) == plan
-    assert plan.halves()[0].rows == "by cluster"
-    assert plan_of(tasks(16, epochs=1000), ARXIV, "cpu").rows == "by length"
-    assert plan_of(tasks(16), PUBMED, "cuda").rows == "by length"
+    assert plan.halves()[0].row_order == "clustered"
+    assert plan_of(tasks(16, epochs=1000), ARXIV, "cpu").row_order == "by_length"
+    assert plan_of(tasks(16), PUBMED, "cuda").row_order == "by_length"
 
 
 def test_earlier_plans_went_by_length():
     old = {key: value for key, value in Plan(("a",)).to_dict().items() if key != "rows"}
-    assert Plan.from_dict(old).rows == "by length"
+    assert Plan.from_dict(old).row_order == "by_length"

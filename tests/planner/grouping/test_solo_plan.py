@@ -21,9 +21,9 @@ SPARSE = GraphStats("g", num_nodes=1000, num_edges=5000, num_features=128, featu
         ({"model": "gcn"}, DENSE, "once", "0.5 MB kept"),
         ({"model": "sage"}, DENSE, "once", "do not change"),
         ({"model": "gin"}, DENSE, "once", "do not change"),
-        ({"model": "gat"}, DENSE, "every step", "attention depends on the weights"),
-        ({"model": "gcn", "input_dropout": 0.5}, DENSE, "every step", "input_dropout=0.5"),
-        ({"model": "gcn"}, SPARSE, "every step", "features are sparse"),
+        ({"model": "gat"}, DENSE, "per_step", "attention depends on the weights"),
+        ({"model": "gcn", "input_dropout": 0.5}, DENSE, "per_step", "input_dropout=0.5"),
+        ({"model": "gcn"}, SPARSE, "per_step", "features are sparse"),
         ({"model": lambda i, o: None}, DENSE, "once", "if the model offers"),
     ],
 )

@@ -138,7 +138,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
     run = run_of(Masked, 3)
     run.plan = replace(run.plan, compiled=True)
     run.advance(2)
-    run.leave([1])
+    run.drop([1])
     run.advance(1)
     stacks = len(run.stacks)
     assert len(tried) == stacks
@@ -151,7 +151,7 @@ def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of)
     run = run_of(Masked, 3)
     run.plan = replace(run.plan, compiled=True)
     run.advance(2)
-    run.leave([1])
+    run.drop([1])
     run.advance(1)
     assert [shape[0] for shape in made] == [3, 3, 2, 2]  # each to differentiate and to evaluate
 

@@ -16,7 +16,7 @@ from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.run import run as engine_run
 from weft.runtime.device.cuda_graph import Replay
-from weft.runtime.device.gc_pause import without_collection
+from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.torch_rng import seeded
 
 gpu = pytest.mark.gpu
@@ -37,7 +37,7 @@ def test_without_recording_it_is_a_call():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_rests_and_is_as_before_also_after_an_error(enabled):
     def fails():
-        with without_collection():
+        with gc_disabled():
             assert not gc.isenabled()
             raise KeyError
 

@@ -10,7 +10,7 @@ import torch
 from tests import stacks
 from tests.tiny import tiny_graph
 from weft.core.task import Task
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.dry_run import capture
 
 MEMBERS = [{"model": "gcn", "seed": 1}, {"model": "gat", "seed": 2}, {"model": "gcn", "seed": 3}]
@@ -18,7 +18,7 @@ MEMBERS = [{"model": "gcn", "seed": 1}, {"model": "gat", "seed": 2}, {"model": "
 
 def mixed(graph, **changes):
     tasks = stacks.tasks_of(graph, MEMBERS, epochs=8)
-    return stacks.start(tasks, graph, join="beside", stacks=((0, 2), (1,)), **changes)
+    return stacks.start(tasks, graph, join="concurrent", stacks=((0, 2), (1,)), **changes)
 
 
 def test_what_is_built_on_first_use_is_built_in_turn():
@@ -30,13 +30,13 @@ def test_what_is_built_on_first_use_is_built_in_turn():
         for step in steps:
             step()
 
-    run.beside = beside
+    run.run_steps = beside
     run.advance(4)
     assert at_once == [2] * 3  # the first of four epochs was in turn
-    run.leave([0])
+    run.drop([0])
     run.advance(2)
     assert at_once == [2] * 4  # a smaller stack begins anew
-    run.leave([1])
+    run.drop([1])
     run.advance(1)
     assert at_once == [2] * 4  # nobody is left to be beside
 
@@ -45,19 +45,19 @@ def test_members_train_as_alone():
     graph = tiny_graph()
     run = mixed(graph)
     looks = run.advance(8)
-    for look, own in zip(looks, MEMBERS, strict=True):
+    for poll, own in zip(looks, MEMBERS, strict=True):
         (alone,) = stacks.start(stacks.tasks_of(graph, [own], epochs=8), graph).advance(8)
-        assert torch.allclose(torch.tensor(look.rows), torch.tensor(alone.rows), atol=1e-5, equal_nan=True)
+        assert torch.allclose(torch.tensor(poll.rows), torch.tensor(alone.rows), atol=1e-5, equal_nan=True)
 
 
 def test_an_estimate_knows_the_streams():
     graph = tiny_graph()
     tasks = [Task(graph=graph, model=model, layers=2, hidden=8, name=model) for model in ("gcn", "gat")]
-    plan = together(tasks, graph.stats(), "cuda", weave=False)
-    assert plan.join == "beside"
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda", weave=False)
+    assert plan.join == "concurrent"
     streams = {operator.stream for operator in capture(tasks, graph, plan=plan).program.operators}
     assert streams == {1, 2}
-    woven = together(tasks, graph.stats(), "cuda")
+    woven = plan_as_one_group(tasks, graph.stats(), "cuda")
     assert woven.join == "woven"
 
 
@@ -66,7 +66,7 @@ def test_an_estimate_knows_the_passes(weave):
     """Sparse features, whose product is an operator of Weft's own: no gradient is asked for inside of it."""
     graph = tiny_graph(sparse=True)
     tasks = [Task(graph=graph, model="gcn", layers=layers, hidden=8, name=f"gcn-{layers}") for layers in (2, 3)]
-    plan = together(tasks, graph.stats(), "cuda", weave=weave)
+    plan = plan_as_one_group(tasks, graph.stats(), "cuda", weave=weave)
     shared = passes(capture(tasks, graph, plan=plan).program)
     alone = sum((passes(capture([task], graph).program) for task in tasks), Counter())
     if weave:  # one operator does the work of several, of other kinds as well

@@ -45,7 +45,7 @@ def final(run, index):
     """The latest weights of a member at its true size."""
     member = run.members[index]
     buffers = {name: member.tensor(f"buffer.{name}") for name in member.stack.state.buffers}
-    named = member.stack.members.named(member.seat, member.tensor("flat"), buffers)
+    named = member.stack.members.named(member.slot, member.tensor("flat"), buffers)
     return {name: value for name, value in named.items() if name not in buffers}
 
 
@@ -166,7 +166,7 @@ def test_padded_weights_stay_zero():
     tasks = tasks_of(graph, [{**MEMBERS[0], "hidden": 3}, {**MEMBERS[3], "hidden": 16}], norm="batch")
     run = start(tasks, graph)
     run.advance(20)
-    padding = run.members[0].seat.padding
+    padding = run.members[0].slot.padding
     flat = run.stacks[0].state.flat[0]
     outside = torch.ones_like(flat, dtype=torch.bool)
     outside[padding._flat] = False
@@ -314,7 +314,7 @@ def test_a_module_of_the_users_own_is_stacked(module, sparse):
         assert isinstance(model, module)
         assert not model.training
         logits = model(x) if module is not Plain else model(x, graph.adj)
-        best = run.look()[index]
+        best = run.poll()[index]
         loss = nn.functional.cross_entropy(logits[graph.val], graph.y[graph.val]).item()
         assert loss == pytest.approx(best.rows[best.best_epoch][run.stacks[0].columns.index("val_loss")], abs=1e-4)
     run.advance(1)  # it goes on, whatever was done to the models that were given away
@@ -414,8 +414,8 @@ def test_weights_stay_once_a_members_epochs_are_over():
         before = {name: value.clone() for name, value in before.items()}
         run.advance(6)
         assert all(torch.equal(value, before[name]) for name, value in final(run, 0).items())
-        assert len(run.look()[0].rows) == 3
-        assert not math.isnan(run.look()[1].rows[-1][0])
+        assert len(run.poll()[0].rows) == 3
+        assert not math.isnan(run.poll()[1].rows[-1][0])
 
 
 def test_progress_of_a_period():

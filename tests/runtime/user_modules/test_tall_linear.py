@@ -23,7 +23,7 @@ from weft.graph.catalog.shapes import find
 from weft.ops.launch.backend import meta_means_gpu
 from weft.runtime.dry_run import capture
 from weft.runtime.user_modules import tall_linear as tall_products
-from weft.runtime.user_modules.tall_linear import TallProducts, has_own_products
+from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
 N = 20_000
 
@@ -31,7 +31,7 @@ N = 20_000
 @contextmanager
 def as_on_a_gpu():
     """Tensors on the meta device stand for a GPU's, and kernels are not launched."""
-    with meta_means_gpu(), watched_launches(lambda *_: None), TallProducts():
+    with meta_means_gpu(), watched_launches(lambda *_: None), TallLinear():
         yield
 
 
@@ -180,7 +180,7 @@ def test_a_compiled_function_inside_is_torchs(monkeypatch):
     layer, x, calls = nn.Linear(8, 4), torch.randn(N, 8), []
     monkeypatch.setattr(tall_products, "linear", lambda *given: calls.append(given) or F.linear(*given))
     compiled = torch.compile(lambda x: layer(x).relu(), backend="aot_eager")
-    with TallProducts():
+    with TallLinear():
         found = compiled(x)
         assert not calls
         layer(x)

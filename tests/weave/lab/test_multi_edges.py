@@ -10,7 +10,7 @@ from tests.ops.graphs import GRAPHS, mixed
 from tests.weave.lab.test_multi_spmm import made
 from weft.core.errors import InputError
 from weft.ops import edge_softmax, sddmm
-from weft.ops.csr.packed import pack, unpack
+from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.weave.lab.multi_edge_softmax import multi_edge_softmax, multi_edge_softmax_torch
 from weft.weave.lab.multi_sddmm import Ends, multi_sddmm, multi_sddmm_torch
 
@@ -36,7 +36,7 @@ def scores(adj, dtype=torch.float64):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_as_the_references_have_it(name, dtype):
     adj = GRAPHS[name]()
-    walk = unpack(pack(adj, rows=True))
+    walk = unpack_csr(pack_csr(adj, rows=True))
     for mine, theirs in zip(multi_sddmm(adj, ends(adj, dtype)), multi_sddmm_torch(walk, ends(adj, dtype)), strict=True):
         assert_near(mine, theirs, TOLERANCE[dtype])
     given = scores(adj, dtype)

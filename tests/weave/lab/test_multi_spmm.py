@@ -12,7 +12,7 @@ from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_near
 from tests.ops.graphs import GRAPHS, adjacencies, mixed
 from weft.core.errors import InputError
 from weft.ops import Adjacency, spmm
-from weft.ops.csr.packed import pack, unpack
+from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.weave.lab.multi_spmm import (
     Source,
     joined_spmm,
@@ -47,7 +47,7 @@ def sources(adj: Adjacency, dtype: torch.dtype = torch.float64) -> list[Source]:
 def test_every_source_as_the_reference_has_it(name, dtype):
     adj = GRAPHS[name]()
     given_sources = sources(adj, dtype)
-    expected = multi_spmm_torch(unpack(pack(adj)), given_sources)
+    expected = multi_spmm_torch(unpack_csr(pack_csr(adj)), given_sources)
     for mine, theirs in zip(multi_spmm(adj, given_sources), expected, strict=True):
         assert_near(mine, theirs, TOLERANCE[dtype])
 
@@ -105,7 +105,7 @@ def test_both_directions(form, name):
         Source(made(2, n, 4, seed=3, dtype=torch.float32), weight=made(e, seed=4, dtype=torch.float32), **scales),
         Source(made(2, n, 2, seed=5, dtype=torch.float32), weight=made(2, e, seed=6, dtype=torch.float32)),
     ]
-    expected = pull_push_spmm_torch(unpack(pack(adj)), pulls, pushes, adj.num_cols)
+    expected = pull_push_spmm_torch(unpack_csr(pack_csr(adj)), pulls, pushes, adj.num_cols)
     pulled, pushed = form(adj, pulls, pushes)
     for mine, theirs in zip([*pulled, *pushed], expected, strict=True):
         assert_near(mine, theirs, 1e-5)
@@ -124,7 +124,7 @@ def test_a_push_is_the_gradient_of_a_pull(adj, seed):
 
 def test_calls_survive_the_border():
     adj = mixed()
-    walk = pack(adj)
+    walk = pack_csr(adj)
     calls = [
         Call("spmm", (made(adj.num_cols, 2), None, None, None, walk, [], None)),
         Call("sddmm", (made(adj.num_rows, 4), made(adj.num_cols, 4), 2, walk, [])),
@@ -147,7 +147,9 @@ def test_registration():
 def test_traced_over_fake_tensors():
     adj = mixed()
     given_sources = sources(adj)
-    calls = [Call("spmm", (s.x, s.weight, None, None, pack(adj), [], None)) for s in given_sources if s.reduce == "sum"]
+    calls = [
+        Call("spmm", (s.x, s.weight, None, None, pack_csr(adj), [], None)) for s in given_sources if s.reduce == "sum"
+    ]
 
     def run(x):
         return together([Call("spmm", (x, *calls[0].arguments[1:])), *calls[1:]])

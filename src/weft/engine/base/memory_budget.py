@@ -50,7 +50,7 @@ def _free_in_container() -> int:
 
 
 @contextmanager
-def walled(device: torch.device, machine: Machine | None, budget: int | None) -> Iterator[None]:
+def memory_cap(device: torch.device, machine: Machine | None, budget: int | None) -> Iterator[None]:
     """Torch takes no more of a GPU than ``budget`` inside, CUDA's context included; as much as before outside.
 
     A CPU has no such wall: there the budget is kept by planning alone.

@@ -13,6 +13,7 @@ from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.engine.base.merger import merger_for
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.planner.cost.calibration import Calibration
@@ -20,8 +21,8 @@ from weft.planner.cost.inductor import Compiling, compiling
 from weft.planner.cost.memory import Memory, memory
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
-from weft.planner.grouping.compatibility import graph_key, structure, treatment, width
-from weft.planner.grouping.groups import group, together
+from weft.planner.grouping.compatibility import graph_key, group_key, structure, width
+from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.runtime.dry_run import capture
 
 
@@ -77,7 +78,7 @@ class Estimator:
         key = (self._key(task), tasks)
         if key not in self._captures:
             alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
-            plan = together(alike, self.stats(task), self.machine.device)
+            plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
             self._captures[key] = captured(alike, self._graph(task), plan)
         return self._captures[key]
 
@@ -104,13 +105,13 @@ class Estimator:
         return key in self._estimates
 
     def _group_key(self, tasks: Sequence[Task], plan: Plan) -> Hashable:
-        stacks = (self._stack_key([tasks[i] for i in seats]) for seats in plan.stack_members)
+        stacks = (self._stack_key([tasks[i] for i in slots]) for slots in plan.stack_members)
         return (plan.join, plan.first_layer, *stacks)
 
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""
         numbers = (width(task), task.epochs, *_switches(task))
-        return (treatment(task, self.stats(task)), tuple(structure(task).items()), *numbers)
+        return (group_key(task, self.stats(task)), tuple(structure(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
         """Equal for stacks of the same size as wide as each other: narrower members are padded, whoever they are."""
@@ -197,7 +198,7 @@ def _summary(task: Task) -> Graph | GraphStats:
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
     """The step of ``tasks``; a model that cannot be followed is the user's to hear of, in a sentence."""
     try:
-        found = capture(tasks, graph, plan.device, plan=plan)
+        found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
     except WeftError:
         raise
     except Exception as error:

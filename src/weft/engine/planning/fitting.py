@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from weft.core.plan import Plan
-from weft.core.plan_options import Wishes
+from weft.core.plan_options import PlanOptions
 from weft.core.task import Task
 from weft.engine.planning.estimator import Estimate, Estimator
 from weft.engine.planning.sampled_estimates import group_estimates
@@ -14,13 +14,13 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
 
-NONE = Wishes()
+NONE = PlanOptions()
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the room that would be right, were memory proportional to the members
 
 
-def fitting_groups(
-    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput, wishes: Wishes = NONE
+def groups_within_budget(
+    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput, plan_options: PlanOptions = NONE
 ) -> list[tuple[Plan, Estimate]]:
     """Groups within ``room`` bytes and what they take, which is also their ``cost``.
 
@@ -29,20 +29,22 @@ def fitting_groups(
     """
     budget, by_name = room, {task.label: task for task in tasks}
     for _ in range(ATTEMPTS):
-        plans = grouped(tasks, estimator, budget, throughput, wishes.weave)
+        plans = grouped(tasks, estimator, budget, throughput, plan_options.weave)
         found = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
         over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
         if not over:
             break
         budget = int(budget * room / max(over) * LESS)
-    return [(_decided(plan, estimate, by_name, estimator, wishes), estimate) for plan, estimate in found]
+    return [(_decided(plan, estimate, by_name, estimator, plan_options), estimate) for plan, estimate in found]
 
 
-def _decided(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, wishes: Wishes) -> Plan:
+def _decided(
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, plan_options: PlanOptions
+) -> Plan:
     """The plan with its cost, and with what that says of compiling it."""
     epochs = max(tasks[name].epochs for name in plan.members)
     found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
-    compiled, why = whether_to_compile(wishes.compile, found, epochs, plan.device, plan.join)
+    compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
     return replace(plan, cost=estimate.cost.to_dict(), compiled=compiled, why=(*plan.why, *why))
 
 

@@ -27,7 +27,7 @@ from weft.engine.base.memory_errors import give_back_memory
 from weft.graph.data.graph import Graph
 from weft.planner.cost.rule_of_thumb import rates_of, work
 from weft.planner.grouping.compatibility import graph_key, structure
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.stack_size import MOST
 from weft.planner.grouping.stack_size_table import Throughput, find_group_size
 from weft.runtime.device.precision import matmul_precision
@@ -107,7 +107,7 @@ def measure_group(
     """Milliseconds per task and epoch of ``tasks`` copies with seeds of their own (inf: out of memory), how busy."""
     short = task.with_values(epochs=WARM_EPOCHS + MOST_EPOCHS, warmup=0, patience=None)
     copies = [short.with_values(name=f"{task.label}-{place}", seed=task.seed + place) for place in range(tasks)]
-    plan = together(copies, graph.stats(), device.type)
+    plan = plan_as_one_group(copies, graph.stats(), device.type)
     try:
         with matmul_precision(task.precision), cpu_threads(plan.threads):
             run = GroupRun(copies, graph, plan, device)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan
-from weft.core.plan_options import Wishes
+from weft.core.plan_options import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.estimator import Estimate, Estimator, check_budget
-from weft.engine.planning.fitting import NONE, fitting_groups
+from weft.engine.planning.fitting import NONE, groups_within_budget
 from weft.engine.planning.sampled_estimates import RECKONED, alone_estimates
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.compatibility import graph_key
@@ -47,17 +47,19 @@ def plan(
     tasks, name = _listed(work)
     there = find_machine(machine)
     room = there.memory_bytes if budget is None else parse_bytes(budget)
-    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, Wishes(weave, compile))
+    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, PlanOptions(weave, compile))
 
 
-def report_on(tasks: Sequence[Task], name: str, estimator: Estimator, room: int, wishes: Wishes = NONE) -> PlanReport:
+def report_on(
+    tasks: Sequence[Task], name: str, estimator: Estimator, room: int, plan_options: PlanOptions = NONE
+) -> PlanReport:
     """The plan for ``tasks``, called ``name``, within ``room`` bytes of the estimator's machine."""
     there, calibration = estimator.machine, estimator.calibration
     alone = alone_estimates(tasks, estimator)
     for task, estimate in zip(tasks, alone, strict=True):
         if estimate is not None:
             check_budget(estimate, task, room)
-    found = fitting_groups(tasks, estimator, room, load_throughput(there.name), wishes)
+    found = groups_within_budget(tasks, estimator, room, load_throughput(there.name), plan_options)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]

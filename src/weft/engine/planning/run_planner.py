@@ -1,4 +1,4 @@
-"""Foresight: what a run is planned with before anything is on the device, and what it teaches once it is over.
+"""RunPlanner: what a run is planned with before anything is on the device, and what it teaches once it is over.
 
 The same estimator as ``weft.plan``'s, for the device at hand and the bytes that are free on it, so that a run groups
 its tasks as a plan says it will.
@@ -15,13 +15,13 @@ import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
 from weft.core.plan import Plan
-from weft.core.plan_options import Wishes
+from weft.core.plan_options import PlanOptions
 from weft.core.task import MODELS, Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
 from weft.engine.planning.estimator import Estimator
-from weft.engine.planning.fitting import NONE, fitting_groups
+from weft.engine.planning.fitting import NONE, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
 from weft.planner.cost.inductor import whether_to_compile
@@ -33,11 +33,13 @@ from weft.runtime.device.torch_rng import seeded
 ENOUGH_EPOCHS = 10  # for a run to teach something
 
 
-class Foresight:
+class RunPlanner:
     """Plans for tasks on ``device`` within ``budget`` bytes (None: what is free there)."""
 
-    def __init__(self, device: torch.device, graphs: Graphs, budget: int | None = None, wishes: Wishes = NONE) -> None:
-        self._device, self._budget, self._wishes = device, budget, wishes
+    def __init__(
+        self, device: torch.device, graphs: Graphs, budget: int | None = None, plan_options: PlanOptions = NONE
+    ) -> None:
+        self._device, self._budget, self._plan_options = device, budget, plan_options
         self.machine = machine_with(device)
         self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs.summary)
 
@@ -78,18 +80,21 @@ class Foresight:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [plan for plan, _ in fitting_groups(tasks, self._estimator, self.room, throughput, self._wishes)]
+            return [
+                plan
+                for plan, _ in groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
+            ]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             return self._by_rule(tasks, throughput, _in_words(error))
 
     def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
-        limits = {"throughput": throughput, "budget": self.room, "weave": self._wishes.weave}
+        limits = {"throughput": throughput, "budget": self.room, "weave": self._plan_options.weave}
         plans = group(tasks, stats, machine.device, machine=machine, **limits)
         told = f"memory by rule of thumb, time not known: {reason}"
         found = []
         for plan in plans:
-            compiled, why = whether_to_compile(self._wishes.compile, None, 0, plan.device, plan.join)
+            compiled, why = whether_to_compile(self._plan_options.compile, None, 0, plan.device, plan.join)
             found.append(replace(plan, compiled=compiled, why=(*plan.why, told, *why)))
         return found
 
@@ -100,7 +105,7 @@ class Foresight:
         operators: nothing is learnt from those.
         """
         taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
-        if taught and plan.join != "beside" and not plan.compiled:
+        if taught and plan.join != "concurrent" and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):
                 observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)

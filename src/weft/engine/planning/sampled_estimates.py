@@ -1,7 +1,7 @@
 """Which groups of a plan are followed step by step, and which are reckoned from others: following takes time.
 
 Of up to :data:`MANY` tasks every group is followed. Of more, the largest group of every kind comes first, then the
-others by size, until :data:`MOST_FOLLOWED` members have been followed. What is left takes what a followed
+others by size, until :data:`MAX_DRY_RUNS` members have been followed. What is left takes what a followed
 group of its kind takes, times how much larger it is by rule of thumb; none is anywhere near the memory there is.
 """
 
@@ -18,13 +18,13 @@ from weft.planner.cost.rule_of_thumb import ATTENTION, attention_bytes, memory, 
 from weft.planner.grouping.groups import SURELY
 
 MANY = 1024  # tasks, from which on not everything is followed
-MOST_FOLLOWED = 384  # members of groups of so many: following more would make a plan of thousands take minutes
+MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
 RECKONED = "reckoned"  # how the note of a group begins that was not followed
-MOST_ALONE = 12  # tasks of different structures that are followed alone, of so many
+MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that are followed alone, of so many
 
 
 @dataclass(frozen=True)
-class Rough:
+class RoughEstimate:
     """A group by rule of thumb: its kind, bytes and the most they may turn out to be, and seconds of an epoch."""
 
     tasks: Sequence[Task]
@@ -35,15 +35,15 @@ class Rough:
     seconds: float
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], plan: Plan, estimator: Estimator) -> Rough:
+    def of(cls, tasks: Sequence[Task], plan: Plan, estimator: Estimator) -> RoughEstimate:
         """By the sizes of its tasks, each as wide as the widest of its stack."""
         stats, device = estimator.stats(tasks[0]), estimator.machine.device
         rates = rates_of(device, estimator.machine, tasks[0].precision)
         kinds, seconds = set(), 0.0
-        for seats in plan.stack_members:
-            widest = max((tasks[seat] for seat in seats), key=lambda task: task.hidden)
+        for slots in plan.stack_members:
+            widest = max((tasks[slot] for slot in slots), key=lambda task: task.hidden)
             one = work(widest, stats)
-            seconds += one.launches * rates.launch + len(seats) * one.seconds(rates)
+            seconds += one.launches * rates.launch + len(slots) * one.seconds(rates)
             heads = (widest.heads, widest.out_heads) if widest.model in ATTENTION else ()
             kinds.add((widest.model_name, widest.layers, *heads))
         rough = memory(list(tasks), stats, device)
@@ -55,9 +55,9 @@ def group_estimates(
     plans: Sequence[Plan], tasks: Mapping[str, Task], estimator: Estimator, room: int
 ) -> list[Estimate]:
     """What every group takes, in the order of ``plans``."""
-    groups = [Rough.of([tasks[name] for name in plan.members], plan, estimator) for plan in plans]
+    groups = [RoughEstimate.of([tasks[name] for name in plan.members], plan, estimator) for plan in plans]
     found: dict[int, Estimate] = {}
-    spent, most = 0, MOST_FOLLOWED if len(tasks) > MANY else len(tasks)
+    spent, most = 0, MAX_DRY_RUNS if len(tasks) > MANY else len(tasks)
     for place in _in_order(groups):
         one = groups[place]
         known = estimator.knows(one.tasks, one.plan)
@@ -67,7 +67,7 @@ def group_estimates(
     return [found[i] if i in found else _compared(one, groups, found) for i, one in enumerate(groups)]
 
 
-def _in_order(groups: Sequence[Rough]) -> list[int]:
+def _in_order(groups: Sequence[RoughEstimate]) -> list[int]:
     """The largest of every kind, then the others, large ones first."""
     by_size = sorted(range(len(groups)), key=lambda place: -groups[place].bytes)
     first: dict[Hashable, int] = {}
@@ -77,11 +77,11 @@ def _in_order(groups: Sequence[Rough]) -> list[int]:
     return [*first.values(), *(place for place in by_size if place not in leading)]
 
 
-def _surely_fits(group: Rough, room: int) -> bool:
+def _surely_fits(group: RoughEstimate, room: int) -> bool:
     return all(task.model in MODELS for task in group.tasks) and group.most <= room
 
 
-def _compared(group: Rough, groups: Sequence[Rough], found: Mapping[int, Estimate]) -> Estimate:
+def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapping[int, Estimate]) -> Estimate:
     """What a followed group takes, made as large as ``group`` is: the nearest of its kind, or of all."""
     alike = [place for place in found if groups[place].kind == group.kind] or list(found)
     place = min(alike, key=lambda place: abs(groups[place].bytes - group.bytes))
@@ -107,8 +107,8 @@ def _scaled(cost: Cost, larger: float, longer: float) -> Cost:
 
 
 def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
-    """What every task takes by itself; of very many, None beyond the first :data:`MOST_ALONE` structures."""
-    left = MOST_ALONE if len(tasks) > MANY else len(tasks)
+    """What every task takes by itself; of very many, None beyond the first :data:`MAX_SOLO_DRY_RUNS` structures."""
+    left = MAX_SOLO_DRY_RUNS if len(tasks) > MANY else len(tasks)
     found: list[Estimate | None] = []
     for task in tasks:
         known = estimator.knows([task])

@@ -1,4 +1,4 @@
-"""Endings: who is to stop before their last epoch, by a pruning policy or because somebody asked."""
+"""EarlyStops: who is to stop before their last epoch, by a pruning policy or because somebody asked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.engine.base.cancel import Cancel
-from weft.engine.training.member_progress import Track
+from weft.engine.training.member_progress import MemberProgress
 from weft.planner.grouping.compatibility import graph_key
 from weft.planner.pruning import Policy, every
 
 
 @dataclass
-class Endings:
+class EarlyStops:
     """Decides at looks. ``board`` has the tracks of all members that have begun, in whichever group.
 
     A policy is asked after fixed epochs, so that what it decides does not depend on when the host happens to look.
@@ -22,7 +22,7 @@ class Endings:
 
     policy: Policy | None = None
     cancel: Cancel | None = None
-    board: dict[str, Track] = field(default_factory=dict)
+    board: dict[str, MemberProgress] = field(default_factory=dict)
 
     def until_next(self, epoch: int) -> int | None:
         """Epochs from ``epoch`` to the next question to the policy; None where there is none."""
@@ -31,7 +31,7 @@ class Endings:
         step = every(self.policy)
         return step - epoch % step
 
-    def decide(self, epoch: int, tracks: Sequence[Track]) -> list[Track]:
+    def decide(self, epoch: int, tracks: Sequence[MemberProgress]) -> list[MemberProgress]:
         """Stop those of ``tracks`` that are to stop, and return them."""
         running = {track.name: track for track in tracks if track.running}
         stopped = []
@@ -44,7 +44,7 @@ class Endings:
                 stopped.append(running[name])
         return stopped
 
-    def _pruned(self, epoch: int, running: dict[str, Track]) -> list[str]:
+    def _pruned(self, epoch: int, running: dict[str, MemberProgress]) -> list[str]:
         if self.policy is None or epoch % every(self.policy) or not running:
             return []
         one = next(iter(running.values()))
@@ -52,7 +52,7 @@ class Endings:
         return _checked(self.policy(epoch, scores, list(running)), running)
 
 
-def _comparable(one: Track, other: Track) -> bool:
+def _comparable(one: MemberProgress, other: MemberProgress) -> bool:
     """Whether scores of two members say which is better: they are the same measure on the same graph."""
     return one.watched == other.watched and graph_key(one.task) == graph_key(other.task)
 

@@ -1,4 +1,4 @@
-"""Telling: what happens to a run, as Events. One task speaks for itself; a sweep sums up its members."""
+"""EventSource: what happens to a run, as Events. One task speaks for itself; a sweep sums up its members."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.engine.base.device import device_name
 from weft.engine.results.result import Result
-from weft.engine.training.member_progress import Track
+from weft.engine.training.member_progress import MemberProgress
 from weft.runtime.group import GroupRun
 
 Listener = Callable[[Event], None]
 SUM_UP_SECONDS = 0.5  # between two progress events of a sweep, which name every running member
 
 
-class Telling(Protocol):
+class EventSource(Protocol):
     """What a session and a job report to."""
 
     def note(self, message: str) -> None:
@@ -28,10 +28,10 @@ class Telling(Protocol):
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
         """A group is about to train."""
 
-    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time."""
 
-    def ended(self, track: Track) -> None:
+    def ended(self, track: MemberProgress) -> None:
         """A member has ended."""
 
     def never_begun(self, result: Result) -> None:
@@ -50,7 +50,7 @@ def about_graph(group: GroupRun) -> dict[str, Any]:
     return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges}
 
 
-class TaskTelling:
+class TaskEvents:
     """The events of one task."""
 
     def __init__(self, label: str, emit: Listener) -> None:
@@ -68,7 +68,7 @@ class TaskTelling:
         data |= {"graph": about_graph(group), **group.describe(0)}
         self.event("start", **data, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
 
-    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
         (track,) = tracks
         if track.rows:
             rate = trained / max(seconds, 1e-9)
@@ -76,7 +76,7 @@ class TaskTelling:
             first = {key: standing.pop(key) for key in ("epoch", "epochs")}
             self.event("progress", **first, epochs_per_second=rate, **standing)
 
-    def ended(self, track: Track) -> None:
+    def ended(self, track: MemberProgress) -> None:
         """The engine tells the end of a task once its files are written."""
 
     def never_begun(self, result: Result) -> None:
@@ -89,13 +89,13 @@ class TaskTelling:
         self.event("interrupted", epoch=epoch)
 
 
-class SweepTelling:
+class SweepEvents:
     """The events of a sweep: ``start``, ``group`` and ``progress`` of the whole, ``end`` of every member."""
 
     def __init__(self, sweep: Sweep, emit: Listener) -> None:
         self._sweep, self._emit = sweep, emit
         self._total = sum(task.epochs for task in sweep)
-        self._begun: dict[str, Track] = {}
+        self._begun: dict[str, MemberProgress] = {}
         self._group: dict[str, Any] = {}
         self._held: list[Event] = []  # ends of members that went wrong before anybody began
         self._told = 0.0
@@ -131,7 +131,7 @@ class SweepTelling:
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
-    def progress(self, tracks: Sequence[Track], epoch: int, trained: int, seconds: float) -> None:
+    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
         self._begun |= {track.name: track for track in tracks}
         self._since = (self._since[0] + trained, self._since[1] + seconds)
         over = not any(track.running for track in tracks)
@@ -150,7 +150,7 @@ class SweepTelling:
         spared = sum(t.task.epochs - t.epoch for t in self._begun.values() if not t.running)
         return self._total - spared
 
-    def ended(self, track: Track) -> None:
+    def ended(self, track: MemberProgress) -> None:
         self._begun[track.name] = track
         self._end(track.name, track.status, track.metrics(), track.message)
 

@@ -12,21 +12,22 @@ import torch
 from weft.core.errors import InputError, OutOfMemoryError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
-from weft.core.plan_options import Wishes
+from weft.core.plan_options import PlanOptions
 from weft.core.task import Task
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.memory_budget import memory_taken, walled, watch_memory
+from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
+from weft.engine.base.merger import merger_for
 from weft.engine.planning.learn_stack_sizes import learn
-from weft.engine.planning.run_planner import Foresight
+from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.results.result import Result
-from weft.engine.training.early_stops import Endings
-from weft.engine.training.event_source import Telling
+from weft.engine.training.early_stops import EarlyStops
+from weft.engine.training.event_source import EventSource
 from weft.engine.training.interrupt import Interruption
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import CHECKPOINT_SECONDS, Session
-from weft.planner.grouping.groups import together
+from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.threads import cpu_threads
@@ -35,13 +36,13 @@ from weft.runtime.group import GroupRun
 
 
 @dataclass(frozen=True)
-class Habits:
+class JobOptions:
     """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, and wishes."""
 
     checkpoint_every: float = CHECKPOINT_SECONDS
-    endings: Endings = field(default_factory=Endings)
+    early_stops: EarlyStops = field(default_factory=EarlyStops)
     budget: int | None = None
-    wishes: Wishes = field(default_factory=Wishes)
+    plan_options: PlanOptions = field(default_factory=PlanOptions)
 
 
 class Job:
@@ -51,12 +52,17 @@ class Job:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], device: torch.device, telling: Telling, folder: RunFolder | None, habits: Habits
+        self,
+        tasks: Sequence[Task],
+        device: torch.device,
+        events: EventSource,
+        folder: RunFolder | None,
+        options: JobOptions,
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
-        self._device, self._telling, self._folder, self._habits = device, telling, folder, habits
-        self._graphs = Graphs(device, on_host=habits.budget is not None)
-        self._foresight = Foresight(device, self._graphs, habits.budget, habits.wishes)
+        self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._graphs = Graphs(device, on_host=options.budget is not None)
+        self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._resuming, self._begun = False, 0
@@ -74,11 +80,11 @@ class Job:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
             for task in self._tasks.values():
                 self._graphs.check(task)
-            stack.enter_context(walled(self._device, self._foresight.machine, self._habits.budget))
+            stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
             self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
         afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
         waiting = list(self.groups)
-        with Interruption() as interruption, walled(self._device, self._foresight.machine, self._habits.budget):
+        with Interruption() as interruption, memory_cap(self._device, self._planner.machine, self._options.budget):
             while waiting:
                 key, plan = waiting.pop(0)
                 if not self._cancelled(key, plan):
@@ -94,13 +100,13 @@ class Job:
 
     def _plans(self) -> list[Plan]:
         tasks = list(self._tasks.values())
-        self._foresight.check(tasks)
+        self._planner.check(tasks)
         throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
-        return self._foresight.groups(tasks, throughput)
+        return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether everybody in the group was cancelled before it began; a former run may have begun it."""
-        cancel = self._habits.endings.cancel
+        cancel = self._options.early_stops.cancel
         if cancel is None or len(cancel.wanted(plan.members)) < len(plan.members):
             return False
         if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
@@ -123,7 +129,7 @@ class Job:
                 with clear_memory_errors(plan.members, self._device):
                     graph = self._graphs.on_device(tasks[0])
                     watch_memory(self._device)
-                    group = GroupRun(tasks, graph, plan, self._device)
+                    group = GroupRun(tasks, graph, plan, self._device, merger_for(plan))
             except (InputError, OutOfMemoryError) as error:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:
@@ -142,13 +148,13 @@ class Job:
             self._folder.open(afresh=not self._resuming)
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
-        self._telling.group(group, [plan for _, plan in self.groups], position)
+        self._events.group(group, [plan for _, plan in self.groups], position)
         if afresh and self._begun == 1:
-            self._telling.note(afresh)
+            self._events.note(afresh)
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None, interruption: Interruption) -> None:
         save = None if self._folder is None else partial(self._folder.save_state, key)
-        session = Session(group, self._telling, save, self._habits.endings, self._habits.checkpoint_every)
+        session = Session(group, self._events, save, self._options.early_stops, self._options.checkpoint_every)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train(interruption)
@@ -162,7 +168,7 @@ class Job:
         """The plan with what the group took, which the plans to come learn from."""
         measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
         self.groups[self.groups.index((key, plan))] = (key, measured)
-        self._foresight.learn(measured, self._folder.path if self._folder is not None else None)
+        self._planner.learn(measured, self._folder.path if self._folder is not None else None)
         return measured
 
     def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
@@ -194,7 +200,7 @@ class Job:
         place = self.groups.index((key, plan))
         self.groups[place : place + 1] = halves
         if self._begun:
-            self._telling.note(f"{error}; trying them in two halves")
+            self._events.note(f"{error}; trying them in two halves")
             if self._folder is not None:
                 self._folder.save_groups(self.groups)
         return halves
@@ -205,16 +211,16 @@ class Job:
         if len(half.members) > 1:
             return replace(half, why=(reason, *whole.why))
         task = self._tasks[half.members[0]]
-        return replace(half, why=(reason, *together([task], self._graphs.stats(task), half.device).why))
+        return replace(half, why=(reason, *plan_as_one_group([task], self._graphs.stats(task), half.device).why))
 
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
         metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        track = self._habits.endings.board.get(name)  # there is one where memory ran out on the way
+        track = self._options.early_stops.board.get(name)  # there is one where memory ran out on the way
         history = {} if track is None else track.history()
         metrics |= {"epochs_run": 0 if track is None else track.epoch}
         result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
         self._results[name] = result
-        self._telling.never_begun(result)
+        self._events.never_begun(result)
 
     def _save_lost(self) -> None:
         """Members without weights leave a file as well, once it is known that somebody began."""

@@ -1,4 +1,4 @@
-"""Track: one member of a group as the host knows it: its history so far, how it stands, how it ended.
+"""MemberProgress: one member of a group as the host knows it: its history so far, how it stands, how it ended.
 
 Columns of a history: the training loss, losses of the splits, metrics of the splits.
 """
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.task import Task
-from weft.runtime.group import GroupRun, Progress
+from weft.runtime.group import GroupRun, MemberUpdate
 
 RUNNING = "running"
 
 
 @dataclass
-class Track:
+class MemberProgress:
     """A member in training. ``rows``: one row of ``columns`` an epoch; ``seconds``: its share of the group's time.
 
     ``status`` is ``"running"`` or one of :data:`weft.engine.results.result.STATUSES`; ``best_epoch`` counts from 0,
@@ -37,7 +37,7 @@ class Track:
     steady_epochs: int = 0
 
     @classmethod
-    def of(cls, group: GroupRun, index: int) -> Track:
+    def of(cls, group: GroupRun, index: int) -> MemberProgress:
         """The track of a member that has not begun."""
         stack = group.members[index].stack
         return cls(group.tasks[index], stack.columns, stack.metric, stack.objective.name)
@@ -59,7 +59,7 @@ class Track:
 
     # ---- learning ------------------------------------------------------------------------------------
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: MemberUpdate) -> None:
         """Take over what the device has recorded, and notice the end."""
         if not self.running:
             return
@@ -80,7 +80,7 @@ class Track:
         """End here, by somebody's decision."""
         self.status, self.message, self.end = status, message, self.epoch
 
-    def _notice_divergence(self, progress: Progress) -> bool:
+    def _notice_divergence(self, progress: MemberUpdate) -> bool:
         losses = [i for i, name in enumerate(self.columns) if name.endswith("loss")]
         for offset, row in enumerate(progress.rows):
             epoch = progress.first + offset
@@ -161,7 +161,7 @@ class Track:
         """What a checkpoint has to say of this member beside its tensors."""
         return {"status": self.status, "message": self.message, "seconds": self.seconds, "epoch": self.epoch}
 
-    def resume(self, about: dict[str, Any], progress: Progress) -> None:
+    def resume(self, about: dict[str, Any], progress: MemberUpdate) -> None:
         """Go on from a checkpoint."""
         self.seconds = float(about.get("seconds", 0.0))
         self.take(progress)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.engine.training.early_stops import Endings
-from weft.engine.training.event_source import Telling
+from weft.engine.training.early_stops import EarlyStops
+from weft.engine.training.event_source import EventSource
 from weft.engine.training.interrupt import Interrupted, Interruption
-from weft.engine.training.member_progress import Track
+from weft.engine.training.member_progress import MemberProgress
 from weft.planner.grouping.repacking import LEAVE_EVERY, Pace, pays_to_leave
-from weft.runtime.group import GroupRun, Progress
+from weft.runtime.group import GroupRun, MemberUpdate
 
 LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
 CHECKPOINT_SECONDS = 30.0
@@ -30,20 +30,20 @@ class Session:
     def __init__(
         self,
         group: GroupRun,
-        telling: Telling,
+        events: EventSource,
         save: Save | None = None,
-        endings: Endings | None = None,
+        early_stops: EarlyStops | None = None,
         checkpoint_every: float = CHECKPOINT_SECONDS,
         period: int | None = None,
     ) -> None:
-        self.group, self._telling, self._save_to = group, telling, save
-        self._endings = endings or Endings()
+        self.group, self._events, self._save_to = group, events, save
+        self._endings = early_stops or EarlyStops()
         self._checkpoint_every, self._fixed_period = checkpoint_every, period
         self._period = period or 1
         self._told_notes = 0
         self._epoch_seconds, self._prepare_seconds, self._pace = 0.0, 0.0, Pace()
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
-        self.tracks = [Track.of(group, index) for index in range(len(group.tasks))]
+        self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
         self._endings.board.update({track.name: track for track in self.tracks})
 
     @property
@@ -62,12 +62,12 @@ class Session:
         """Continue from a checkpoint."""
         self.group.restore(tensors)
         saved = about.get("members", [{}] * len(self.tracks))
-        for track, one, progress in zip(self.tracks, saved, self.group.look(0), strict=True):
+        for track, one, progress in zip(self.tracks, saved, self.group.poll(0), strict=True):
             track.resume(one, progress)
-        self._telling.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
+        self._events.note(f"resumed after epoch {self.group.epoch} of {self.group.epochs}")
         for track in self.tracks:
             if not track.running:
-                self._telling.ended(track)
+                self._events.ended(track)
 
     # ---- doing ---------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Session:
         self._tell(running, trained, seconds)
         self._adapt()
 
-    def _take(self, seen: list[Progress], share: float, steady: bool) -> int:
+    def _take(self, seen: list[MemberUpdate], share: float, steady: bool) -> int:
         """Let every running member take over its progress and ``share`` of seconds; the epochs of all together."""
         trained = 0
         for track, progress in zip(self.tracks, seen, strict=True):
@@ -148,7 +148,7 @@ class Session:
         present = self.group.present
         ended = [member.index for member in present if not self.tracks[member.index].running]
         if self._time_to_leave(len(ended), len(present)):
-            self.group.leave(ended)
+            self.group.drop(ended)
 
     @property
     def _leaves_by_epoch(self) -> bool:
@@ -166,14 +166,14 @@ class Session:
 
     # ---- telling and saving --------------------------------------------------------------------------
 
-    def _tell(self, running: list[Track], trained: int, seconds: float) -> None:
+    def _tell(self, running: list[MemberProgress], trained: int, seconds: float) -> None:
         for note in self.group.notes[self._told_notes :]:
-            self._telling.note(note)
+            self._events.note(note)
         self._told_notes = len(self.group.notes)
-        self._telling.progress(running, self.group.epoch, trained, seconds)
+        self._events.progress(running, self.group.epoch, trained, seconds)
         for track in running:
             if not track.running:
-                self._telling.ended(track)
+                self._events.ended(track)
 
     def save(self, finished: bool = False) -> Path | None:
         """Write a checkpoint, where one is wanted; its path."""
@@ -181,10 +181,10 @@ class Session:
             return None
         about = {"members": [track.about() for track in self.tracks], "finished": finished}
         path = self._save_to(self.group, about)
-        self._telling.checkpoint(path, self.group.epoch)
+        self._events.checkpoint(path, self.group.epoch)
         return path
 
     def _leave(self, interruption: Interruption) -> None:
         path = self.save()
-        self._telling.interrupted(self.group.epoch)
+        self._events.interrupted(self.group.epoch)
         raise Interrupted(self.group.epoch, path.parent if path else None, interruption.number or 2)

@@ -12,7 +12,7 @@ from weft.nn.ending import Ending
 from weft.nn.epilogue import Epilogue
 from weft.nn.features import Features, transform
 from weft.nn.initial import Initial, kaiming
-from weft.nn.normalisation import plus_identity, unweighted
+from weft.nn.normalisation import with_identity, without_weights
 from weft.ops import Adjacency
 
 
@@ -60,13 +60,13 @@ class GINConv(Conv):
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """``(A + (1 + eps) I) X``, or ``A X`` where eps is learned, ``[N, in_features]``."""
-        return self._sum(x, adj) if self.eps is None else ops.spmm(unweighted(adj), x)
+        return self._sum(x, adj) if self.eps is None else ops.spmm(without_weights(adj), x)
 
     def _sum(self, x: Tensor, adj: Adjacency) -> Tensor:
         """``(A + (1 + eps) I) x``; with eps fixed at 0 the own row is one edge more, not a pass more."""
         if self.eps is None and self.initial_eps == 0.0:
-            return ops.spmm(plus_identity(adj), x)
-        return self._weigh_self(ops.spmm(unweighted(adj), x), x)
+            return ops.spmm(with_identity(adj), x)
+        return self._weigh_self(ops.spmm(without_weights(adj), x), x)
 
     def _weigh_self(self, neighbours: Tensor, x: Tensor) -> Tensor:
         if self.eps is None:

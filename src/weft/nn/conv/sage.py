@@ -11,7 +11,7 @@ from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.ending import Ending
 from weft.nn.features import Features, as_dense, transform
 from weft.nn.initial import kaiming
-from weft.nn.normalisation import unweighted
+from weft.nn.normalisation import without_weights
 from weft.ops import Adjacency
 
 AGGREGATORS = ("mean", "max", "sum")
@@ -52,9 +52,9 @@ class SAGEConv(Conv):
         if not isinstance(x, Tensor):
             return self._propagate_sparse(x, adj, ending)
         if self._aggregates_first(x):
-            own, x = ops.linear_and_pass(x, self.weight_self)
+            own, x = ops.linear_keep_input(x, self.weight_self)
             return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
-        neighbours, x = ops.linear_and_pass(x, self.weight_neighbour)
+        neighbours, x = ops.linear_keep_input(x, self.weight_neighbour)
         return ending.linear(x, self.weight_self, self._reduce(neighbours, adj))
 
     def _propagate_sparse(self, x: Features, adj: Adjacency, ending: Ending) -> Tensor:
@@ -76,7 +76,7 @@ class SAGEConv(Conv):
         return isinstance(x, Tensor) and aggregates_first(self.in_features, self.out_features, self.constant_input)
 
     def _reduce(self, x: Tensor, adj: Adjacency) -> Tensor:
-        return ops.spmm(unweighted(adj), x, reduce=self.aggregator)
+        return ops.spmm(without_weights(adj), x, reduce=self.aggregator)
 
     def extra_repr(self) -> str:
         """The widths and the aggregator."""

@@ -28,7 +28,7 @@ from weft.ops import cpu
 from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
@@ -43,7 +43,9 @@ def coefficient_mask(rate: Tensor | None, clock: Tensor | None, site: int, num_e
     return torch.where(keep, (1.0 / (1.0 - rate.to(torch.float32)))[..., None, None], 0.0)
 
 
-def attention_torch(x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: Walk) -> Tensor:
+def attention_torch(
+    x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: PackedCSR
+) -> Tensor:
     """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
     cols, rows = walk.indices.long(), walk.rows()
     acc = accumulate_dtype(x.dtype)
@@ -56,7 +58,7 @@ def attention_torch(x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask:
     return out.unflatten(-1, x.shape[-2:]).to(x.dtype)
 
 
-def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
+def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR):
     """``(out, out_plus, alpha_plus, log of the softmax's denominator)``: reference for the fused forward."""
     cols, rows = walk.indices.long(), walk.rows()
     acc = accumulate_dtype(x.dtype)
@@ -86,7 +88,7 @@ def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum
     return stats, ((1.0 - slope) * (plus - delta * alpha_plus)).to(a_dst.dtype)
 
 
-def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk):
+def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR):
     """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
     a_dst, log_sum, delta = stats.unbind(-2)
     cols, rows = walk.indices.long(), walk.rows()
@@ -104,7 +106,7 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, wa
     return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
 
 
-def attend(x, a_src, a_dst, slope, rate, clock, site, walk: Walk, training: bool):
+def attend(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR, training: bool):
     """``(out, out_plus, alpha_plus, log_sum)`` by whatever serves the tensors."""
     if use_triton(x):
         return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, walk, training)
@@ -114,14 +116,14 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, walk: Walk, training: bool
     return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk)
 
 
-def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: Walk, back: Walk):
+def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
     """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` is what the forward gave."""
     out, out_plus, alpha_plus, log_sum = saved
     stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
     return *_walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk, back), grad_a_dst
 
 
-def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk, back: Walk):
+def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
     """``(grad_x, grad_a_src)`` by whatever serves the tensors."""
     if use_triton(x):
         return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
@@ -141,7 +143,7 @@ def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: Walk, back
     ),
 )
 def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
-    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
 
 
 @torch.library.custom_op(
@@ -166,7 +168,7 @@ def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     ),
 )
 def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
-    return _walk_back(grad, x, a_src, stats, slope, rate, clock, site, unpack(walk), unpack(back))
+    return _walk_back(grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(walk), unpack_csr(back))
 
 
 @_op.register_fake
@@ -251,5 +253,5 @@ def graph_attention(
         )
     rate = as_rate(dropout, x.device) if clock is not None else None
     clock = None if rate is None else clock
-    walk, back = pack(adj), pack_backward(adj)
+    walk, back = pack_csr(adj), pack_csr_backward(adj)
     return _op(x, a_src, a_dst, slope, rate, clock, site, walk, back)[0]

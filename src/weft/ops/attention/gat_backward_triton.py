@@ -30,7 +30,7 @@ from weft.ops.attention.gat_gather_triton import (
     wide_offsets,
 )
 from weft.ops.attention.gat_two_pass_triton import backward_in_two_passes, suits_one_pass
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
@@ -263,7 +263,7 @@ def _attend_back_hubs_kernel(
 
 def attention_backward_triton(
     grad: Tensor, x: Tensor, a_src: Tensor, stats: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None,
-    site: int, back: Walk, launch: GatherLaunch | None = None, into: tuple[Tensor, Tensor] | None = None,
+    site: int, back: PackedCSR, launch: GatherLaunch | None = None, into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(grad_x [..., M, H, D], grad_a_src [..., M, H])`` by the transpose, written ``into`` if given."""
     M, H, D = x.shape[-3:]

@@ -24,7 +24,7 @@ from weft.ops.attention.gat_gather_triton import (
 )
 from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
 from weft.ops.attention.gat_two_pass_triton import forward_in_two_passes, suits_one_pass
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_row_span
 from weft.ops.launch.backend import accumulate_dtype
 from weft.ops.launch.launch import per_task_stride, triton_acc
@@ -240,7 +240,7 @@ def _attend_hubs_kernel(
 
 def attention_forward_triton(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: Walk, training: bool, launch: GatherLaunch | None = None, limit: float | None = None,
+    walk: PackedCSR, training: bool, launch: GatherLaunch | None = None, limit: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``(out, out_plus, alpha_plus, log_sum)``; the second is left unwritten unless ``training``.
 

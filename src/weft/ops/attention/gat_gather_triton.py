@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.triton_lang import tl, triton
@@ -123,7 +123,7 @@ class GatherLaunch:
         """Chunks of a hub that are added at a time."""
         return max(1, min(8, 1024 // (self.block_heads * self.block_width)))
 
-    def grid(self, walk: Walk, heads: int, tasks: int) -> tuple[int, int, int]:
+    def grid(self, walk: PackedCSR, heads: int, tasks: int) -> tuple[int, int, int]:
         """Pieces of work, tiles of heads, tasks."""
         heavy, light = walk.work.heavy_row.numel(), walk.work.light_row.numel()
         return heavy + -(-light // self.block_rows), -(-heads // self.block_heads), tasks
@@ -146,7 +146,7 @@ def choose_gather_launch(heads: int, width: int, shared: bool = False) -> Gather
     return GatherLaunch(max(2, min(8, 128 // size)), block, unit, max(1, min(8, size // 64)))
 
 
-def pieces_of(walk: Walk) -> tuple[Tensor, ...]:
+def pieces_of(walk: PackedCSR) -> tuple[Tensor, ...]:
     """The work list as :func:`lanes_of` takes it."""
     work = walk.work
     return (

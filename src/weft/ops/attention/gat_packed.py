@@ -17,7 +17,7 @@ from weft.core.errors import InputError
 from weft.ops.attention.gat import attend, attend_backward
 from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import pack, pack_backward, unpack
+from weft.ops.csr.packed import pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 
@@ -39,7 +39,7 @@ def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 )
 def _op(packed, heads, slope, rate, clock, site, walk, back):
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
-    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack(walk), bool(back))
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
 
 
 @torch.library.custom_op(
@@ -59,11 +59,11 @@ def _backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, 
     if use_triton(grad):
         stats, _ = attention_row_gradient_triton(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope, into=into_dst)
         attention_backward_triton(
-            grad, x, a_src, stats, slope, rate, clock, site, unpack(back), into=(into_x, into_src)
+            grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(back), into=(into_x, into_src)
         )
         return result
     saved = (out, out_plus, alpha_plus, log_sum)
-    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack(walk), unpack(back))
+    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(walk), unpack_csr(back))
     for into, value in zip((into_x, into_src, into_dst), grads, strict=True):
         into.copy_(value)
     return result
@@ -144,4 +144,4 @@ def graph_attention_packed(
         )
     rate = as_rate(dropout, packed.device) if clock is not None else None
     clock = None if rate is None else clock
-    return _op(packed, heads, slope, rate, clock, site, pack(adj), pack_backward(adj))[0]
+    return _op(packed, heads, slope, rate, clock, site, pack_csr(adj), pack_csr_backward(adj))[0]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from weft.ops.attention.gat_gather_triton import leaky, pieces_of
 from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, heavy_row_span, light_rows
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.launch import per_task_stride, triton_acc
@@ -302,7 +302,7 @@ def choose_coefficient_launch(heads: int, kind: str) -> CoefficientLaunch:
 STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with all of its digits
 
 
-def _grid(walk: Walk, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
+def _grid(walk: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
     heavy, light = walk.work.heavy_row.numel(), walk.work.light_row.numel()
     return heavy + -(-light // tile["L"]), -(-heads // tile["BH"]), tasks
 
@@ -313,7 +313,7 @@ def _limit(dtype: torch.dtype, slope: float) -> float:
 
 
 def softmax_coefficients(
-    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, walk: Walk,
+    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR,
     log_sum: Tensor, alpha_plus: Tensor, limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(signed coefficients [T, E, H] in the order of the edges, inverse [T, N, H])``.
@@ -349,7 +349,7 @@ def softmax_coefficients(
 
 
 def coefficients_back(
-    stats: Tensor, a_src: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, back: Walk,
+    stats: Tensor, a_src: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, back: PackedCSR,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(signed coefficients [T, E, H] in the transpose's order, loss [T, M, H], the hubs' parts of it [T, P, H])``.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import triton_acc
@@ -252,7 +252,7 @@ def choose_rows_launch(heads: int, width: int, shared: bool = False, itemsize: i
 
 
 def gather_rows(
-    value: Tensor, spacing: int, shared: bool, coefficient: Tensor, heads: int, width: int, walk: Walk, plus: bool,
+    value: Tensor, spacing: int, shared: bool, coefficient: Tensor, heads: int, width: int, walk: PackedCSR, plus: bool,
     out: Tensor, out_spacing: int, out_plus: Tensor | None = None, *, inverse: Tensor | None = None,
     own: Tensor | None = None, own_spacing: int = 0, loss: Tensor | None = None, grad_a: Tensor | None = None,
     grad_a_spacing: int = 0, slope: float = 0.0, launch: RowsLaunch | None = None,

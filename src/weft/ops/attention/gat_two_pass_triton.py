@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.ops.attention.gat_two_pass_coefficients_triton import coefficients_back, softmax_coefficients
 from weft.ops.attention.gat_two_pass_rows_triton import gather_rows
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.launch import flatten_tasks
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
@@ -32,7 +32,7 @@ def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int) -> bool:
 
 def forward_in_two_passes(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: Walk, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
+    walk: PackedCSR, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
 ) -> None:  # fmt: skip
     """Fill ``results``: out, out_plus (where ``training``), alpha_plus and log_sum."""
     H, D = x.shape[-2:]
@@ -44,7 +44,7 @@ def forward_in_two_passes(
 
 def backward_in_two_passes(
     grad: Tensor, shared: bool, x: Tensor, a_src: Tensor, stats: Tensor, slope: float, rate: Tensor | None,
-    clock: Tensor | None, site: int, back: Walk, grad_x: Tensor, grad_a: Tensor,
+    clock: Tensor | None, site: int, back: PackedCSR, grad_x: Tensor, grad_a: Tensor,
 ) -> None:  # fmt: skip
     """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads where ``shared``."""
     M, H, D = x.shape[-3:]

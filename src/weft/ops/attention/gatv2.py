@@ -19,20 +19,20 @@ from weft.ops import cpu
 from weft.ops.attention.gat import coefficient_mask
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack_backward, pack_by_length, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr_backward, pack_csr_by_length, unpack_csr
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 
 
-def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: Walk) -> tuple[Tensor, Tensor]:
+def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(argument [..., E, H, D], score [..., E, H])`` in the accumulation type."""
     acc = accumulate_dtype(x_src.dtype)
     argument = x_src.index_select(-3, walk.indices.long()).to(acc) + x_dst.index_select(-3, walk.rows()).to(acc)
     return argument, (leaky_relu(argument, slope) * att[..., None, :, :].to(acc)).sum(-1)
 
 
-def attention_v2_torch(x_src, x_dst, att, slope, mask, walk: Walk) -> Tensor:
+def attention_v2_torch(x_src, x_dst, att, slope, mask, walk: PackedCSR) -> Tensor:
     """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
     _, scores = _edge_scores(x_src, x_dst, att, slope, walk)
     alpha = segment_softmax(scores, walk)
@@ -42,7 +42,7 @@ def attention_v2_torch(x_src, x_dst, att, slope, mask, walk: Walk) -> Tensor:
     return segment_sum(messages.flatten(-2), walk).unflatten(-1, x_src.shape[-2:]).to(x_src.dtype)
 
 
-def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, walk: Walk):
+def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, walk: PackedCSR):
     """``(out, log of the softmax's denominator)``: reference for the fused forward."""
     mask = coefficient_mask(rate, clock, site, walk.num_edges, x_src.shape[-2])
     out = attention_v2_torch(x_src, x_dst, att, slope, mask, walk)
@@ -50,7 +50,7 @@ def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, walk
     return out, segment_log_sum_exp(scores, walk)
 
 
-def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: Walk):
+def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: PackedCSR):
     """``(grad_x_src, grad_x_dst, grad_att)``: reference for the two passes of the backward."""
     cols, rows = walk.indices.long(), walk.rows()
     argument, scores = _edge_scores(x_src, x_dst, att, slope, walk)
@@ -79,7 +79,7 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
     ),
 )
 def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(x_src):
         return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, opened)
     if cpu.serves(x_src, x_dst, att):
@@ -96,14 +96,14 @@ def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
     ),
 )
 def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(x_src):
         return attention_v2_backward_triton(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack(back)
+            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
         )
     if cpu.serves(x_src, x_dst, att):
         return cpu.attention_v2_backward(
-            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack(back)
+            grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
         )
     return attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened)
 
@@ -178,5 +178,5 @@ def graph_attention_v2(
         )
     rate = as_rate(dropout, x_src.device) if clock is not None else None
     clock = None if rate is None else clock
-    walk = pack_by_length(adj)  # the gradient of att is a sum over all rows
-    return _op(x_src, x_dst, att, slope, rate, clock, site, walk, pack_backward(adj))[0]
+    walk = pack_csr_by_length(adj)  # the gradient of att is a sum over all rows
+    return _op(x_src, x_dst, att, slope, rate, clock, site, walk, pack_csr_backward(adj))[0]

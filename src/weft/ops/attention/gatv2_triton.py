@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype
 from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
@@ -236,7 +236,7 @@ def _backward_kernel(
 
 def attention_v2_forward_triton(
     x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: Walk, launch: AttentionLaunch | None = None,
+    walk: PackedCSR, launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(out [..., N, H, D], log_sum [..., N, H])``."""
     work = walk.work
@@ -273,7 +273,7 @@ def attention_v2_forward_triton(
 
 def attention_v2_backward_triton(
     grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
-    rate: Tensor | None, clock: Tensor | None, site: int, walk: Walk, back: Walk,
+    rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR, back: PackedCSR,
     launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(grad_x_src, grad_x_dst, grad_att)``: the graph for the last two, the transpose for the first."""
@@ -284,7 +284,7 @@ def attention_v2_backward_triton(
 
 def attention_v2_backward_launches(
     grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
-    rate: Tensor | None, clock: Tensor | None, site: int, walk: Walk, back: Walk,
+    rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR, back: PackedCSR,
     launch: AttentionLaunch | None = None,
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Launch both passes; what is returned adds up their parts once they have run."""
@@ -305,7 +305,7 @@ def attention_v2_backward_launches(
     return finish
 
 
-def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: Walk, *, transposed: bool):
+def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: PackedCSR, *, transposed: bool):
     """One pass; ``near`` are the rows of ``walk``. Returns their gradient and the parts of att's."""
     work = walk.work
     tasks, num_near, H, D = near.shape

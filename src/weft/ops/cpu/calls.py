@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.cpu.threads import count_shares, run_shares
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.launch import once_for_all
 
 COMPILED = (torch.float32, torch.float64)
@@ -55,7 +55,7 @@ def _factors(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     return (values if values.dtype == x.dtype else values.to(x.dtype)).contiguous(), 1
 
 
-def _order(back: Walk) -> Tensor:
+def _order(back: PackedCSR) -> Tensor:
     """Where each edge of a transpose stands in the original order, in the type of its offsets."""
     assert back.perm.numel() == back.num_edges, "the walk of this transpose was packed without its perm"
     return back.perm.to(back.indptr.dtype)
@@ -75,7 +75,9 @@ class Dropout:
         self.arguments = (self.rate.data_ptr(), steps[0], self.clock.data_ptr(), steps[1], site)
 
 
-def spmm(x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: Walk) -> Tensor:
+def spmm(
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR
+) -> Tensor:
     """``x [..., M, F]`` to ``[..., N, F]``; see :func:`weft.ops.sparse.spmm.spmm_torch`."""
     lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
     x = x.contiguous()
@@ -96,7 +98,7 @@ def spmm(x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: 
     return out
 
 
-def sddmm(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
+def sddmm(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
     """``a [..., N, H*D]``, ``b [..., M, H*D]`` to ``[..., E, H]``; see :func:`weft.ops.sparse.sddmm.sddmm_torch`."""
     lead, (N, width), M, E = a.shape[:-2], a.shape[-2:], b.shape[-2], walk.num_edges
     a, b = a.contiguous(), b.contiguous()
@@ -110,7 +112,7 @@ def sddmm(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
     return out
 
 
-def edge_softmax(scores: Tensor, walk: Walk) -> Tensor:
+def edge_softmax(scores: Tensor, walk: PackedCSR) -> Tensor:
     """Softmax of ``scores [..., E, H]`` over each row; see :func:`weft.ops.sparse.edge_softmax.edge_softmax_torch`."""
     (E, H), T = scores.shape[-2:], math.prod(scores.shape[:-2])
     scores = scores.contiguous()
@@ -124,7 +126,7 @@ def edge_softmax(scores: Tensor, walk: Walk) -> Tensor:
     return out
 
 
-def edge_softmax_backward(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
+def edge_softmax_backward(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
     """The gradient ``[..., E, H]`` to the scores."""
     (E, H), T = out.shape[-2:], math.prod(out.shape[:-2])
     grad, out = grad.contiguous(), out.contiguous()
@@ -138,7 +140,7 @@ def edge_softmax_backward(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
     return result
 
 
-def spmm_max(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tensor]:
+def spmm_max(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(out, winner) [..., N, F]``; see :func:`weft.ops.sparse.spmm_max.spmm_max_torch`."""
     lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
     x, T = x.contiguous(), math.prod(x.shape[:-2])
@@ -154,7 +156,7 @@ def spmm_max(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tens
     return out, winner
 
 
-def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: Walk, num_cols: int) -> Tensor:
+def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: PackedCSR, num_cols: int) -> Tensor:
     """The gradient ``[..., M, F]``; see :func:`weft.ops.sparse.spmm_max.spmm_max_backward_torch`."""
     lead, (N, F), T = grad.shape[:-2], grad.shape[-2:], math.prod(grad.shape[:-2])
     grad, winner = grad.contiguous(), winner.contiguous()
@@ -211,7 +213,7 @@ def bias_act_dropout_backward(
     return result
 
 
-def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
+def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR):
     """``(out, out_plus, alpha_plus, log_sum)``; see :func:`weft.ops.attention.gat.attention_forward_torch`."""
     lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
@@ -229,7 +231,9 @@ def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: Walk):
     return out, out_plus, alpha_plus, log_sum
 
 
-def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
+def attention_backward(
+    grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR
+):
     """``(grad_x, grad_a_src)``; see :func:`weft.ops.attention.gat.attention_backward_torch`."""
     lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
@@ -248,7 +252,7 @@ def attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock
     return grad_x, grad_a_src
 
 
-def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Walk):
+def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: PackedCSR):
     """``(out, log_sum)``; see :func:`weft.ops.attention.gatv2.attention_v2_forward_torch`."""
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     x_src, x_dst, att = x_src.contiguous(), x_dst.contiguous(), att.contiguous()
@@ -265,7 +269,9 @@ def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Walk
     return out, log_sum
 
 
-def attention_v2_backward(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: Walk, back: Walk):
+def attention_v2_backward(
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR
+):
     """``(grad_x_src, grad_x_dst, grad_att)``; see :func:`weft.ops.attention.gatv2.attention_v2_backward_torch`."""
     lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
     grad, x_src, x_dst, att = grad.contiguous(), x_src.contiguous(), x_dst.contiguous(), att.contiguous()

@@ -219,5 +219,5 @@ class Adjacency:
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
     def mean(self) -> Adjacency:
-        """Rows averaged: the unweighted row sum divided by the degree."""
+        """Rows averaged: the without_weights row sum divided by the degree."""
         return self.derived("mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees()))

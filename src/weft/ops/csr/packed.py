@@ -20,7 +20,7 @@ HEADER = 4
 
 
 @dataclass(frozen=True)
-class Walk:
+class PackedCSR:
     """A walk taken apart again inside an operator."""
 
     indptr: Tensor
@@ -47,7 +47,7 @@ class Walk:
         return torch.repeat_interleave(ids, self.indptr.diff().long(), output_size=self.num_edges)
 
 
-def pack(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tensor]:
+def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tensor]:
     """The walk of ``adj``; ``rows`` asks for every edge's destination too, ``perm`` for a transpose's order."""
     empty = adj.indices.new_empty(0)
     order = adj.perm if perm else None
@@ -60,7 +60,7 @@ def pack(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tens
     return header + (worklist(adj).tensors() if on_gpu(adj.indices) else [])
 
 
-def pack_by_length(adj: Adjacency) -> list[Tensor]:
+def pack_csr_by_length(adj: Adjacency) -> list[Tensor]:
     """The walk of ``adj`` in the order of lengths even where clusters are known.
 
     For what adds up over all rows, piece by piece: with the order of pieces its last bits would change.
@@ -70,12 +70,12 @@ def pack_by_length(adj: Adjacency) -> list[Tensor]:
     return header + (worklist_by_length(adj).tensors() if on_gpu(adj.indices) else [])
 
 
-def unpack(tensors: list[Tensor]) -> Walk:
+def unpack_csr(tensors: list[Tensor]) -> PackedCSR:
     """The inverse of :func:`pack`."""
     work = WorkList(*tensors[HEADER:]) if len(tensors) > HEADER else None
-    return Walk(*tensors[:HEADER], work)
+    return PackedCSR(*tensors[:HEADER], work)
 
 
-def pack_backward(adj: Adjacency, *, rows: bool = False, perm: bool = True) -> list[Tensor]:
+def pack_csr_backward(adj: Adjacency, *, rows: bool = False, perm: bool = True) -> list[Tensor]:
     """The walk of the transpose where a gradient may be asked for, else nothing (and nothing is built)."""
-    return pack(adj.transposed(), rows=rows, perm=perm) if torch.is_grad_enabled() else []
+    return pack_csr(adj.transposed(), rows=rows, perm=perm) if torch.is_grad_enabled() else []

@@ -8,16 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 
 
-def segment_sum(values: Tensor, walk: Walk) -> Tensor:
+def segment_sum(values: Tensor, walk: PackedCSR) -> Tensor:
     """Sum over the in-edges of every row; empty rows give 0."""
     out = values.new_zeros(*values.shape[:-2], walk.num_rows, values.shape[-1])
     return out.index_add(-2, walk.rows(), values)
 
 
-def segment_max(values: Tensor, walk: Walk) -> Tensor:
+def segment_max(values: Tensor, walk: PackedCSR) -> Tensor:
     """Maximum over the in-edges of every row; empty rows give -inf."""
     out = values.new_full((*values.shape[:-2], walk.num_rows, values.shape[-1]), -torch.inf)
     return scatter_extreme(out, walk.rows(), values, "amax")
@@ -28,14 +28,14 @@ def scatter_extreme(out: Tensor, rows: Tensor, values: Tensor, reduce: str) -> T
     return out.scatter_reduce(-2, rows[:, None].expand(values.shape), values, reduce)
 
 
-def segment_softmax(scores: Tensor, walk: Walk) -> Tensor:
+def segment_softmax(scores: Tensor, walk: PackedCSR) -> Tensor:
     """Softmax over the in-edges of every row, ``[..., E, H]``."""
     rows = walk.rows()
     shifted = (scores - segment_max(scores, walk).index_select(-2, rows)).exp()
     return shifted / segment_sum(shifted, walk).index_select(-2, rows)
 
 
-def segment_log_sum_exp(scores: Tensor, walk: Walk) -> Tensor:
+def segment_log_sum_exp(scores: Tensor, walk: PackedCSR) -> Tensor:
     """Log of the softmax's denominator for every row ``[..., N, H]``; -inf for empty rows."""
     top = segment_max(scores, walk)
     top = torch.where(torch.isinf(top), 0.0, top)

@@ -331,7 +331,7 @@ class _LinearAndPass(torch.autograd.Function):
         return grad_x, weight_grad(grad, x)
 
 
-def linear_and_pass(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def linear_keep_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """``x W^T [..., N, O]`` and ``x`` itself for whoever uses it next.
 
     Using the ``x`` that comes back, not the one handed in, spares the backward pass on a GPU an addition over the

@@ -13,18 +13,18 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.segments import segment_softmax, segment_sum
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
 
 
-def edge_softmax_torch(scores: Tensor, walk: Walk) -> Tensor:
+def edge_softmax_torch(scores: Tensor, walk: PackedCSR) -> Tensor:
     """Reference."""
     return segment_softmax(scores.to(accumulate_dtype(scores.dtype)), walk).to(scores.dtype)
 
 
-def edge_softmax_backward_torch(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
+def edge_softmax_backward_torch(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
     """Reference: ``out * (grad - sum over the row of out * grad)``."""
     acc = accumulate_dtype(out.dtype)
     product = out.to(acc) * grad.to(acc)
@@ -33,7 +33,7 @@ def edge_softmax_backward_torch(grad: Tensor, out: Tensor, walk: Walk) -> Tensor
 
 @torch.library.custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] walk) -> Tensor")
 def _edge_softmax_op(scores, walk):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(scores):
         return edge_softmax_triton(scores, opened)
     if cpu.serves(scores):
@@ -47,7 +47,7 @@ def _edge_softmax_op(scores, walk):
     schema="(Tensor grad, Tensor out, Tensor[] walk) -> Tensor",
 )
 def _edge_softmax_backward_op(grad, out, walk):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(out):
         return edge_softmax_backward_triton(grad, out, opened)
     if cpu.serves(grad, out):
@@ -96,4 +96,4 @@ def edge_softmax(adj: Adjacency, scores: Tensor) -> Tensor:
         raise InputError(
             f"edge_softmax: scores of shape {tuple(scores.shape)} must be [..., {adj.num_edges} edges, heads]"
         )
-    return _edge_softmax_op(scores, pack(adj, rows=True))
+    return _edge_softmax_op(scores, pack_csr(adj, rows=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.segments import scatter_extreme
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import triton_acc
@@ -72,7 +72,7 @@ def _normalise_kernel(
     tl.store(out + task * stride_values + at, result.to(out.dtype.element_ty), mask=inside)
 
 
-def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: Walk) -> tuple[Tensor, Tensor]:
+def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
     """Maximum and sum of exponentials (or sum of products with ``other``) of every row ``[T, N, H]``."""
     work = walk.work
     assert work is not None
@@ -96,7 +96,7 @@ def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: Walk) 
     return _merge_stats(pieces, walk, softmax=other_TEH is None)
 
 
-def _merge_stats(pieces, walk: Walk, softmax: bool) -> tuple[Tensor, Tensor]:
+def _merge_stats(pieces, walk: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]:
     """Scatter the pieces to their rows; the pieces of a hub are merged in a fixed order."""
     work = walk.work
     (heavy_max, heavy_sum), (light_max, light_sum) = pieces
@@ -129,7 +129,7 @@ def _sum_runs(values: Tensor, offsets: Tensor) -> Tensor:
     ).movedim(0, 1)
 
 
-def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: Walk) -> Tensor:
+def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: PackedCSR) -> Tensor:
     lead, (num_edges, heads) = scores.shape[:-2], scores.shape[-2:]
     tasks = lead.numel()
     scores_TEH = scores.reshape(tasks, num_edges, heads).contiguous()
@@ -147,11 +147,11 @@ def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: Walk) -> Te
     return out.reshape(*lead, num_edges, heads)
 
 
-def edge_softmax_triton(scores: Tensor, walk: Walk) -> Tensor:
+def edge_softmax_triton(scores: Tensor, walk: PackedCSR) -> Tensor:
     """Launch the forward over ``scores [..., E, H]``."""
     return _edge_softmax_triton(scores, None, walk)
 
 
-def edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
+def edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
     """Launch the backward."""
     return _edge_softmax_triton(out, grad, walk)

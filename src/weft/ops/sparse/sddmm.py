@@ -13,12 +13,12 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 
 
-def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
+def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
     """Reference: gather both ends of every edge, multiply, sum."""
     acc = accumulate_dtype(a.dtype)
     left = a.index_select(-2, walk.rows()).to(acc)
@@ -33,7 +33,7 @@ def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
 )
 def edge_dot(a, b, heads, walk, back):
     """The operator under :func:`sddmm`, on walks."""
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(a):
         return sddmm_triton(a, b, heads, opened)
     if cpu.serves(a, b):
@@ -59,7 +59,7 @@ def _sddmm_backward(ctx, grad):
     if ctx.needs_input_grad[0]:
         grad_a = _per_head_spmm(b, grad, ctx.heads, walk, back)
     if ctx.needs_input_grad[1]:
-        grad_back = grad.index_select(-2, unpack(back).perm)
+        grad_back = grad.index_select(-2, unpack_csr(back).perm)
         grad_b = _per_head_spmm(a, grad_back, ctx.heads, back, walk)
     return grad_a, grad_b, None, [None] * len(walk), [None] * len(back)
 
@@ -90,4 +90,4 @@ def sddmm(adj: Adjacency, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
         raise InputError(
             f"sddmm: a has {a.shape[-2]} rows and b {b.shape[-2]}; the adjacency is {adj.num_rows} x {adj.num_cols}"
         )
-    return edge_dot(a, b, heads, pack(adj, rows=True), pack_backward(adj, rows=True))
+    return edge_dot(a, b, heads, pack_csr(adj, rows=True), pack_csr_backward(adj, rows=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
@@ -35,7 +35,7 @@ def _sddmm_kernel(
     tl.store(out + (task * num_edges + edge) * heads + head, dots.to(out.dtype.element_ty), mask=inside)
 
 
-def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: Walk) -> Tensor:
+def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
     """Launch over ``a [..., N, H*D]`` and ``b [..., M, H*D]``."""
     lead, width = a.shape[:-2], a.shape[-1]
     a_TNF = a.reshape(lead.numel(), *a.shape[-2:]).contiguous()

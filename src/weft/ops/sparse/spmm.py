@@ -13,14 +13,14 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.sddmm import edge_dot
 from weft.ops.sparse.spmm_triton import spmm_triton
 
 
 def spmm_torch(
-    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: Walk
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR
 ) -> Tensor:
     """Reference: gather every edge's row, scale it, add it to its destination."""
     messages = _messages(x, weight, col_scale, walk)
@@ -29,7 +29,7 @@ def spmm_torch(
     return (out if row_scale is None else out * row_scale[:, None]).to(x.dtype)
 
 
-def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, walk: Walk) -> Tensor:
+def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, walk: PackedCSR) -> Tensor:
     """``[..., E, F]`` in the accumulation type."""
     cols = walk.indices.long()
     messages = x.index_select(-2, cols).to(accumulate_dtype(x.dtype))
@@ -47,7 +47,7 @@ def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, walk: 
     ),
 )
 def _spmm_op(x, weight, row_scale, col_scale, walk, back, weight_back):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(x):
         return spmm_triton(x, weight, row_scale, col_scale, opened)
     if cpu.serves(x, weight):
@@ -72,7 +72,7 @@ def _spmm_backward(ctx, grad):
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
         if weight is not None and weight_back is None:
-            weight_back = weight.index_select(-1, unpack(back).perm)
+            weight_back = weight.index_select(-1, unpack_csr(back).perm)
         grad_x = _spmm_op(grad, weight_back, col_scale, row_scale, back, walk, weight)
     if ctx.wants_weight:
         grad_weight = _grad_weight(grad, x, weight, row_scale, col_scale, walk, back)
@@ -126,9 +126,9 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     elif reduce != "sum":
         raise InputError(f"spmm: reduce={reduce!r} must be 'sum', 'mean' or 'max'")
     # Fixed weights come transposed already; the order of the edges is for those that change.
-    back = pack_backward(adj, perm=weight is not None)
+    back = pack_csr_backward(adj, perm=weight is not None)
     weight_back = adj.transposed().weight if weight is None and back else None
     weight = adj.weight if weight is None else weight
     needs_rows = torch.is_grad_enabled() and weight is not None and weight.requires_grad
-    walk = pack(adj, rows=needs_rows)
+    walk = pack_csr(adj, rows=needs_rows)
     return _spmm_op(x, weight, adj.row_scale, adj.col_scale, walk, back, weight_back)

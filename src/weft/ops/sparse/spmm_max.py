@@ -13,13 +13,13 @@ from torch import Tensor
 
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.csr.segments import scatter_extreme
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 
 
-def spmm_max_torch(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tensor]:
+def spmm_max_torch(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
     """Reference: ``(out [..., N, F], winner [..., N, F])``; winner is an edge, or -1."""
     rows = walk.rows()
     messages = x.index_select(-2, walk.indices.long())
@@ -37,7 +37,9 @@ def spmm_max_torch(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor
     return torch.where(winner < 0, 0.0, top).to(x.dtype), winner.to(walk.indptr.dtype)
 
 
-def spmm_max_backward_torch(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: Walk, num_cols: int) -> Tensor:
+def spmm_max_backward_torch(
+    grad: Tensor, winner: Tensor, weight: Tensor | None, walk: PackedCSR, num_cols: int
+) -> Tensor:
     """Reference: send every gradient to the source of its winning edge."""
     edge = winner.long().clamp(min=0)
     value = torch.where(winner < 0, 0.0, grad.to(accumulate_dtype(grad.dtype)))
@@ -55,7 +57,7 @@ def spmm_max_backward_torch(grad: Tensor, winner: Tensor, weight: Tensor | None,
     schema="(Tensor x, Tensor? weight, Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)",
 )
 def _spmm_max_op(x, weight, walk, back):
-    opened = unpack(walk)
+    opened = unpack_csr(walk)
     if use_triton(x):
         return spmm_max_triton(x, weight, opened)
     if cpu.serves(x, weight):
@@ -69,7 +71,7 @@ def _spmm_max_op(x, weight, walk, back):
     schema="(Tensor grad, Tensor winner, Tensor? weight, Tensor[] walk, Tensor[] back) -> Tensor",
 )
 def _spmm_max_backward_op(grad, winner, weight, walk, back):
-    opened, opened_back = unpack(walk), unpack(back)
+    opened, opened_back = unpack_csr(walk), unpack_csr(back)
     if use_triton(grad):
         return spmm_max_backward_triton(grad, winner, weight, opened_back)
     if cpu.serves(grad, weight):
@@ -118,4 +120,4 @@ def _backward_vmap(info, in_dims, grad, winner, weight, walk, back):
 
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
     """Maximum over the in-edges of ``adj.weight * x [..., M, F]``: ``[..., N, F]``, differentiable in x."""
-    return _spmm_max_op(x, adj.weight, pack(adj), pack_backward(adj))[0]
+    return _spmm_max_op(x, adj.weight, pack_csr(adj), pack_csr_backward(adj))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import flatten_tasks, triton_acc
@@ -184,7 +184,7 @@ def _tile(num_features: int) -> tuple[int, int]:
     return max(1, 1024 // block), block
 
 
-def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tensor, Tensor]:
+def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(out [..., N, F], winner [..., N, F])``; winner is an edge, or -1 for rows without one."""
     work = walk.work
     x_T = flatten_tasks(x, 2)
@@ -214,7 +214,7 @@ def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: Walk) -> tuple[Tenso
     return out.reshape(shape), winners.reshape(shape)
 
 
-def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None, back: Walk) -> Tensor:
+def spmm_max_backward_triton(grad: Tensor, winner: Tensor, weight: Tensor | None, back: PackedCSR) -> Tensor:
     """Gradient to x ``[..., M, F]``: every source collects from the destinations its edges won."""
     work = back.work
     grad_T, winner_T = flatten_tasks(grad, 2), flatten_tasks(winner, 2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import triton_acc
@@ -184,7 +184,7 @@ def spmm_triton(
     weight: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-    walk: Walk,
+    walk: PackedCSR,
     launch: SpmmLaunch | None = None,
 ) -> Tensor:
     """Launch the kernels over ``x [..., M, F]``; leading dimensions become tasks."""

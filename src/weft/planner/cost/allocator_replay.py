@@ -38,7 +38,7 @@ LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions sha
 
 
 @dataclass(frozen=True)
-class Held:
+class PeakBytes:
     """Most bytes at any time of a run: that were allocated, and that the allocator held.
 
     ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
@@ -52,7 +52,9 @@ class Held:
     library: int = 0
 
 
-def follow(program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True) -> Held:
+def follow(
+    program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True
+) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
 
     ``replay``: the run is to be recorded; ``recorded``: that will work.
@@ -75,7 +77,7 @@ def follow(program: Program, preparation: Program | None, replay: bool, workspac
     elif replay:
         for _ in range(EAGER):
             run.play(program, default, default)
-    return Held(run.allocated, run.reserved, run.needed, run.library)
+    return PeakBytes(run.allocated, run.reserved, run.needed, run.library)
 
 
 class _Run:

@@ -14,7 +14,7 @@ from typing import Any
 from weft.core.machine import Machine
 from weft.core.program import Program
 from weft.core.units import show_bytes
-from weft.planner.cost.allocator_replay import Held, follow
+from weft.planner.cost.allocator_replay import PeakBytes, follow
 
 SHOWN = 8  # of the largest Values at the peak
 WORTH = 0.05  # advice that saves less than this share of the peak is not given
@@ -27,7 +27,7 @@ def upper_bound(estimate: int) -> int:
 
 
 @dataclass(frozen=True)
-class Alive:
+class LiveValue:
     """A Value at the peak: its bytes, its kind, and the operator that made it (``""``: there before the step)."""
 
     bytes: int
@@ -63,7 +63,7 @@ class Memory:
     operator: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
-    alive: tuple[Alive, ...] = ()
+    alive: tuple[LiveValue, ...] = ()
     advice: tuple[str, ...] = ()
 
     @property
@@ -144,23 +144,23 @@ def live_bytes(program: Program) -> list[int]:
     return [sum(sizes) for sizes in zip(*timeline_of(program).values(), strict=True)]
 
 
-def largest(program: Program, position: int) -> tuple[Alive, ...]:
+def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
     """The largest Values that are alive at an operator, each with its maker."""
     lives, values = program.lifetimes(), program.values
     there = [number for number, (first, last) in lives.items() if first <= position <= last]
     there = sorted((*program.resident, *there), key=lambda number: -values[number].bytes)[:SHOWN]
     makers = {number: program.operators[lives[number][0]].name if number in lives else "" for number in there}
     return tuple(
-        Alive(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
+        LiveValue(values[number].bytes, values[number].kind, values[number].shape, values[number].dtype, makers[number])
         for number in there
         if values[number].bytes
     )
 
 
-def _plain(preparation: Program | None, most: int) -> Held:
+def _plain(preparation: Program | None, most: int) -> PeakBytes:
     """What is held where memory is handed out as it is asked for: on a CPU."""
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
-    return Held(*[max(most, before)] * 3)
+    return PeakBytes(*[max(most, before)] * 3)
 
 
 def _setup(preparation: Program | None, alive: list[int]) -> int:

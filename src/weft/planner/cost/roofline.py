@@ -27,8 +27,8 @@ PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
 # shapes, benchmarks/results/estimates_earlier.json; in one pass it takes an eighth less since). Torch's scatters add
 # atomically: PyG's eager epochs on the arxiv and products shapes (benchmarks/results/epoch.json) come out right with
 # this factor, GAT's alone still too short.
-BEHIND = {"attention": 2.0, "scatter": 2.8}
-BEHIND_ON_CPU = {"attention": 3.5, "scatter": 2.8}
+EFFICIENCY = {"attention": 2.0, "scatter": 2.8}
+EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
 # Seconds a row, from random modules with and without one (benchmarks/results/estimates_earlier.json, H200), by
 # direction.
@@ -197,14 +197,14 @@ class _Clock:
         if op.gather_bytes:
             own = family(op) == "spmm" and self.machine.device == "cuda"
             parts.append(self._gather(op) + (moved + self._first_touch(op) if own else 0.0))
-        return max(parts) * self._behind(op) / self._speed()
+        return max(parts) * self._efficiency(op) / self._speed()
 
-    def _behind(self, op: Operator) -> float:
+    def _efficiency(self, op: Operator) -> float:
         """By how much a kernel stays behind the rates of the machine."""
         name = family(op)
         if self.machine.device == "cpu":
-            return BEHIND_ON_CPU.get(name, 1.0)
-        factor = BEHIND.get(name, 1.0)
+            return EFFICIENCY_ON_CPU.get(name, 1.0)
+        factor = EFFICIENCY.get(name, 1.0)
         width = head_width(op, self.program, self.stats) if name == "attention" else 0
         if not width:
             return factor

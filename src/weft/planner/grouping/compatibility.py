@@ -15,10 +15,10 @@ from weft.core.task import MODELS, Task
 
 ATTENTION = ("gat", "gatv2")
 
-TREATMENT_WORDS = ("graph", "feature_norm", "precision", "objective", "metric")
+GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric")
 
 
-class Same:
+class ById:
     """An object as a key: equal to itself alone. It is held, so that no other object can take its id."""
 
     __slots__ = ("thing",)
@@ -27,7 +27,7 @@ class Same:
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.thing is self.thing
+        return isinstance(other, ById) and other.thing is self.thing
 
     def __hash__(self) -> int:
         return id(self.thing)
@@ -35,11 +35,11 @@ class Same:
 
 def graph_key(task: Task) -> Hashable:
     """Which graph a task is on: its name or path, or the object itself."""
-    return task.graph if isinstance(task.graph, str) else Same(task.graph)
+    return task.graph if isinstance(task.graph, str) else ById(task.graph)
 
 
-def treatment(task: Task, stats: GraphStats) -> tuple[Hashable, ...]:
-    """Equal for tasks that can be in one group, in the order of :data:`TREATMENT_WORDS`."""
+def group_key(task: Task, stats: GraphStats) -> tuple[Hashable, ...]:
+    """Equal for tasks that can be in one group, in the order of :data:`GROUP_KEY_NAMES`."""
     objective = task.objective if task.objective != "auto" else ("multilabel" if stats.multilabel else "multiclass")
     metric = task.metric if task.metric != "auto" else ("f1_micro" if stats.multilabel else "accuracy")
     return (graph_key(task), task.feature_norm, task.precision, objective, metric)
@@ -53,7 +53,7 @@ def structure(task: Task) -> dict[str, Any]:
         "eval_every": task.eval_every,
     }
     if task.model not in MODELS:
-        return {"model": task.model if isinstance(task.model, str) else Same(task.model), **found}
+        return {"model": task.model if isinstance(task.model, str) else ById(task.model), **found}
     found |= {"model": task.model, "layers": task.layers, "norm": task.norm, "residual": task.residual}
     found["input_dropout"] = bool(task.input_dropout)
     if task.model in ATTENTION:

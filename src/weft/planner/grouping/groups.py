@@ -24,7 +24,7 @@ from weft.core.program import Program
 from weft.core.task import MODELS, Task
 from weft.planner.cost.rule_of_thumb import Rates, attention_bytes, memory, rates_of, work
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.compatibility import TREATMENT_WORDS, padding_obstacle, structure, treatment, width
+from weft.planner.grouping.compatibility import GROUP_KEY_NAMES, group_key, padding_obstacle, structure, width
 from weft.planner.grouping.similarity import Features, features_of_program, features_of_task, similarity
 from weft.planner.grouping.stack_size import Size, fitting_size
 from weft.planner.grouping.stack_size_table import Throughput
@@ -32,7 +32,7 @@ from weft.planner.grouping.width_runs import cut_widths, waste
 
 ALIKE = 0.4  # similarity from which on stacks may be woven
 SURELY = 4.0  # times the rule of thumb for memory: with what heads take on top, no known model takes more
-MOST_LISTED = 8  # widths in a sentence
+MAX_LISTED = 8  # widths in a sentence
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
 
 MemoryOf = Callable[[Sequence[Task]], float]
@@ -80,7 +80,7 @@ class Limits:
 
 
 @dataclass
-class Bundle:
+class StackDraft:
     """Tasks that will be one stack: ``places`` in the list that came in, and why it is as it is."""
 
     tasks: list[Task]
@@ -117,7 +117,7 @@ def group(
     listed = list(tasks)
     _check_names(listed)
     plans: list[tuple[int, Plan]] = []
-    for places in _by_treatment(listed, stats):
+    for places in _by_group_key(listed, stats):
         found = stats if isinstance(stats, GraphStats) else stats(listed[places[0]])
         limits = Limits(found, device, machine, memory_of, throughput, budget, program_of, weave)
         many = len(listed) > 1
@@ -125,7 +125,7 @@ def group(
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]
 
 
-def together(
+def plan_as_one_group(
     tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool = True
 ) -> Plan:
     """One plan for all ``tasks`` as one group, whatever their number and similarity: for those who insist.
@@ -134,8 +134,8 @@ def together(
     """
     listed = list(tasks)
     _check_names(listed)
-    if len(_by_treatment(listed, stats)) > 1:
-        raise SpecError("tasks that share a step must agree in " + ", ".join(TREATMENT_WORDS))
+    if len(_by_group_key(listed, stats)) > 1:
+        raise SpecError("tasks that share a step must agree in " + ", ".join(GROUP_KEY_NAMES))
     limits = Limits(stats, device, machine, weave=weave)
     places = list(range(len(listed)))
     bundles = []
@@ -156,10 +156,10 @@ def _check_names(tasks: Sequence[Task]) -> None:
         )
 
 
-def _by_treatment(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
+def _by_group_key(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
     found: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(tasks):
-        key = treatment(task, stats if isinstance(stats, GraphStats) else stats(task))
+        key = group_key(task, stats if isinstance(stats, GraphStats) else stats(task))
         found.setdefault(key, []).append(place)
     return list(found.values())
 
@@ -173,23 +173,23 @@ def _plans(tasks: list[Task], places: list[int], limits: Limits, many: bool) -> 
     return result
 
 
-def _plan(tasks: list[Task], members: list[int], joined: list[Bundle], why: list[str], limits: Limits) -> Plan:
+def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: list[str], limits: Limits) -> Plan:
     own = [tasks[place] for place in members]
     once, first_reason = step.first_layer(own, limits.stats)
     replay, replay_reason = step.replay(limits.device)
     clustered, rows_reason = step.row_order(own, limits.stats, limits.device, limits.machine)
     threads, threads_reason = step.threads(own, limits.stats, limits.device)
-    seat = {place: seat for seat, place in enumerate(members)}
-    stacks = tuple(tuple(sorted(seat[place] for place in bundle.places)) for bundle in joined)
+    slot = {place: slot for slot, place in enumerate(members)}
+    stacks = tuple(tuple(sorted(slot[place] for place in bundle.places)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
     general = (first_reason, replay_reason, *rows_reason, step.features_reason(limits.stats), *threads_reason)
     return Plan(
         members=tuple(task.label for task in own),
-        join=("woven" if limits.weave else "beside") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
+        join=("woven" if limits.weave else "concurrent") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
         device=limits.device,
         replay=replay,
-        first_layer="once" if once else "every step",
-        rows="by cluster" if clustered else "by length",
+        first_layer="once" if once else "per_step",
+        row_order="clustered" if clustered else "by_length",
         threads=threads,
         why=tuple(dict.fromkeys((*why, *reasons, *_too_large(own, limits), *general))),
         stacks=stacks if len(stacks) > 1 else (),
@@ -212,7 +212,7 @@ def _by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
     return list(found.values())
 
 
-def _stacks(tasks: list[Task], places: list[int], limits: Limits) -> list[Bundle]:
+def _stacks(tasks: list[Task], places: list[int], limits: Limits) -> list[StackDraft]:
     """The stacks of tasks with one structure: widths padded or apart, then cut to size, each with its reasons."""
     return [b for inside, why in _padded(tasks, places, limits) for b in _cut(tasks, inside, why, limits)]
 
@@ -229,9 +229,9 @@ def _padded(tasks: list[Task], places: list[int], limits: Limits) -> list[tuple[
     return result
 
 
-def _bundle(tasks: list[Task], places: list[int], size: Size, why: list[str]) -> Bundle:
+def _bundle(tasks: list[Task], places: list[int], size: Size, why: list[str]) -> StackDraft:
     chosen = sorted(places)
-    return Bundle([tasks[place] for place in chosen], chosen, size, list(why))
+    return StackDraft([tasks[place] for place in chosen], chosen, size, list(why))
 
 
 def _runs(sample: Task, counts: Counter[int], limits: Limits) -> tuple[list[list[int]], list[str]]:
@@ -271,7 +271,7 @@ def _padding_reason(tasks: list[Task], limits: Limits) -> list[str]:
     ]
 
 
-def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -> list[Bundle]:
+def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -> list[StackDraft]:
     """One stack, or as many equal ones as its limits ask for; wide tasks stay together, so that less is padded."""
     order = sorted(places, key=lambda place: (-width(tasks[place]), place))
     sample = tasks[order[0]]
@@ -333,14 +333,14 @@ def _numbers() -> list[str]:
 # ---- sharing a device --------------------------------------------------------------------------------
 
 
-def _sharing(bundles: list[Bundle], limits: Limits) -> list[tuple[list[Bundle], list[str]]]:
+def _sharing(bundles: list[StackDraft], limits: Limits) -> list[tuple[list[StackDraft], list[str]]]:
     """Bundles in groups: the fullest first, each joined to the first (or, to be woven, most similar) that has room."""
     if len(bundles) == 1:
         return [(bundles, [])]
     if not (limits.device == "cuda" if limits.weave is None else limits.weave):
         where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "each was to have its own group"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
-    groups: list[tuple[list[Bundle], list[str]]] = []
+    groups: list[tuple[list[StackDraft], list[str]]] = []
     features = {id(bundle): _features(bundle.tasks[0], limits) for bundle in bundles} if limits.weave else {}
     for bundle in sorted(bundles, key=lambda b: (-b.load, b.places[0])):
         if limits.weave:
@@ -352,7 +352,7 @@ def _sharing(bundles: list[Bundle], limits: Limits) -> list[tuple[list[Bundle], 
     return groups
 
 
-def _place_beside(bundle: Bundle, groups: list[tuple[list[Bundle], list[str]]], limits: Limits) -> None:
+def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[str]]], limits: Limits) -> None:
     alone = _trains_alone(bundle, limits)
     if alone is not None:
         groups.append(([bundle], [alone]))
@@ -361,7 +361,7 @@ def _place_beside(bundle: Bundle, groups: list[tuple[list[Bundle], list[str]]], 
     for joined, why in groups:
         if _trains_alone(joined[0], limits):
             continue
-        obstacle = _no_room(bundle, joined, limits, "beside")
+        obstacle = _no_room(bundle, joined, limits, "concurrent")
         if obstacle is None:
             why.append(f"{_called(bundle)} beside {_called(joined[0])}: neither fills the device")
             joined.append(bundle)
@@ -370,7 +370,7 @@ def _place_beside(bundle: Bundle, groups: list[tuple[list[Bundle], list[str]]], 
     groups.append(([bundle], refused[:1]))
 
 
-def _trains_alone(bundle: Bundle, limits: Limits) -> str | None:
+def _trains_alone(bundle: StackDraft, limits: Limits) -> str | None:
     """Why no other stack trains beside this one, whatever the room; None where one may."""
     if bundle.tasks[0].model not in MODELS:
         return f"{bundle.tasks[0].model_name} in a group of its own: what its operators do to a device is not known"
@@ -382,8 +382,8 @@ def _trains_alone(bundle: Bundle, limits: Limits) -> str | None:
 
 
 def _place_woven(
-    bundle: Bundle,
-    groups: list[tuple[list[Bundle], list[str]]],
+    bundle: StackDraft,
+    groups: list[tuple[list[StackDraft], list[str]]],
     features: dict[int, Features | None],
     limits: Limits,
 ) -> None:
@@ -404,8 +404,8 @@ def _place_woven(
 
 
 def _candidates(
-    own: Features, groups: list[tuple[list[Bundle], list[str]]], features: dict[int, Features | None]
-) -> list[tuple[float, str, list[Bundle], list[str]]]:
+    own: Features, groups: list[tuple[list[StackDraft], list[str]]], features: dict[int, Features | None]
+) -> list[tuple[float, str, list[StackDraft], list[str]]]:
     """Groups by similarity, most similar first; a group is as similar as its least similar stack."""
     found = []
     for joined, why in groups:
@@ -416,7 +416,7 @@ def _candidates(
     return sorted(found, key=lambda item: -item[0])
 
 
-def _obstacle(score: float, words: str, bundle: Bundle, joined: list[Bundle], limits: Limits) -> str | None:
+def _obstacle(score: float, words: str, bundle: StackDraft, joined: list[StackDraft], limits: Limits) -> str | None:
     """Why ``bundle`` is not woven into a group; None where it may."""
     if score < ALIKE:
         name, other = _called(bundle), _called(joined[0])
@@ -424,7 +424,7 @@ def _obstacle(score: float, words: str, bundle: Bundle, joined: list[Bundle], li
     return _no_room(bundle, joined, limits, "woven with")
 
 
-def _no_room(bundle: Bundle, joined: list[Bundle], limits: Limits, how: str) -> str | None:
+def _no_room(bundle: StackDraft, joined: list[StackDraft], limits: Limits, how: str) -> str | None:
     """Why a group has no room for ``bundle``, on the device or in its memory; None where it has."""
     apart = f"{_called(bundle)} not {how} {_called(joined[0])}"
     load = bundle.load + sum(b.load for b in joined)
@@ -446,16 +446,16 @@ def _features(task: Task, limits: Limits) -> Features | None:
 # ---- words -------------------------------------------------------------------------------------------
 
 
-def _called(bundle: Bundle) -> str:
+def _called(bundle: StackDraft) -> str:
     task = bundle.tasks[0]
     depth = f" of {task.layers} layers" if task.model in MODELS else ""
     return f"{task.model_name}{depth} x {len(bundle.tasks)}"
 
 
 def _listed(values: Iterable[int]) -> str:
-    """The values, or how many there are between which; ``MOST_LISTED`` of them can be read."""
+    """The values, or how many there are between which; ``MAX_LISTED`` of them can be read."""
     found = sorted(values)
-    if len(found) > MOST_LISTED:
+    if len(found) > MAX_LISTED:
         return f"from {found[0]} to {found[-1]} ({len(found)} of them)"
     return ", ".join(map(str, found))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from weft.weave.recorder import written_places
+from weft.capture.schemas import written_places
 
 NAME = "_folded"
 SHARES = ("_unsafe_view", "_reshape_alias")  # outputs in the place of an input, though their schemas do not say so

@@ -25,11 +25,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.core.errors import InputError
 from weft.runtime.compile.fold_constants import fold_constants
-from weft.runtime.compile.module_state import NoReading, Questions, Remembered
+from weft.runtime.compile.module_state import ForbidHostReads, HostReads, ModuleStateCheck
 from weft.runtime.device.torch_rng import generator_states, restore_generators
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.stack import Stack
-from weft.weave.recorder import put_back
+from weft.runtime.step.state import put_back
 
 # The whole step becomes a CUDA graph of its own. Sums along rows and columns in one kernel (on since torch 2.10) lost
 # the gradient of a layer norm's bias where it is a part of the flat gradient (torch 2.11, H200).
@@ -62,10 +62,10 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
 
 def _compiled(stack: Stack, function: Function, near: float) -> Function:
     flat = stack.state.flat
-    with _as_it_was(stack), Questions() as questions:
+    with _as_it_was(stack), HostReads() as questions:
         expected = function(flat)  # also builds what is built once: forms of the adjacency, work lists
-    remembered = Remembered(stack.members.model)
-    with _as_it_was(stack), NoReading():
+    remembered = ModuleStateCheck(stack.members.model)
+    with _as_it_was(stack), ForbidHostReads():
         traced = _traced(function, flat)
     remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):

@@ -17,16 +17,16 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.capture.schemas import HOST_READS
 from weft.core.errors import InputError
 from weft.runtime.compile.fold_constants import attributes_read, attributes_written, place_of
-from weft.weave.recorder import HOST_QUESTIONS
 
 NUMBERS = (bool, int, float, complex, str)
 READ_WHOLE = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 SET_BY_RUNNERS = ("training",)
 
 
-class Questions(TorchDispatchMode):
+class HostReads(TorchDispatchMode):
     """Inside, ``asked`` collects the tensors of which the host is told a number."""
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class Questions(TorchDispatchMode):
         self.asked: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func in HOST_QUESTIONS:
+        if func in HOST_READS:
             self.asked += [value for value in args if isinstance(value, Tensor)]
         return func(*args, **(kwargs or {}))
 
 
-class NoReading(TorchFunctionMode):
+class ForbidHostReads(TorchFunctionMode):
     """Inside, lists and arrays of a tensor's numbers are refused: they are made without an operator that shows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,7 +48,7 @@ class NoReading(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Remembered:
+class ModuleStateCheck:
     """What ``model`` and Python's generators hold now, to be held against what they hold after a call."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.runtime.device.gc_pause import without_collection
+from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.streams import recording_stream
 
 COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
@@ -73,7 +73,7 @@ class Replay:
         try:
             self._warm_up(side, warmup)
             graph = torch.cuda.CUDAGraph()
-            with without_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
+            with gc_disabled(), torch.cuda.graph(graph, pool=pool, stream=side):
                 self._fn()
             self._graph = graph
         except torch.OutOfMemoryError:
@@ -105,7 +105,7 @@ class Replay:
             self._fn()
             if time.perf_counter() - begin > COMPILING:
                 gc.collect()
-            with without_collection():
+            with gc_disabled():
                 for _ in range(times - 1):
                     self._fn()
                 with _waiting_is_an_error():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """No garbage is collected inside.
 
     Garbage may hold an older recording, and to destroy that breaks one under way. And while a step is taken down,

@@ -1,4 +1,4 @@
-"""Beside: the steps of several stacks at once, each on a stream of its own, joined at the end.
+"""ConcurrentSteps: the steps of several stacks at once, each on a stream of its own, joined at the end.
 
 Inside of a recording they become branches of one CUDA graph, so that kernels too small to fill the device share it. No
 kernel is generated and none is compiled that the stacks alone would not need.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from weft.runtime.device.streams import streams_beside
+from weft.runtime.device.streams import side_streams
 
 Steps = Sequence[Callable[[], None]]
 
@@ -21,7 +21,7 @@ def in_turn(steps: Steps) -> None:
         step()
 
 
-class Beside:
+class ConcurrentSteps:
     """``beside(steps)`` makes every call; those that come to the same stream one after another.
 
     What the steps build on first use (transposes, work lists) has to be there before: one stream does not wait for
@@ -33,7 +33,7 @@ class Beside:
 
     def __call__(self, steps: Steps) -> None:
         current = torch.cuda.current_stream(self._device)
-        streams = streams_beside(len(steps), self._device)
+        streams = side_streams(len(steps), self._device)
         for stream in dict.fromkeys(streams):
             stream.wait_stream(current)
         for stream, step in zip(streams, steps, strict=True):

@@ -19,7 +19,7 @@ def recording_stream(device: torch.device | None = None) -> torch.cuda.Stream:
     return _streams(_index(device))[0]
 
 
-def streams_beside(count: int, device: torch.device | None = None) -> list[torch.cuda.Stream]:
+def side_streams(count: int, device: torch.device | None = None) -> list[torch.cuda.Stream]:
     """``count`` streams for work inside of a step that may overlap: :data:`SIDE_STREAMS` of them, in turn."""
     side = _streams(_index(device))[1:]
     return [side[place % SIDE_STREAMS] for place in range(count)]

@@ -35,13 +35,13 @@ class Recorder:
     losses: int
     watched: int | None
     rules: Tensor
-    wishes: tuple[tuple[int, int, int], ...]
+    plan_options: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Recorder:
         """The recorder of a stack of ``tasks``."""
-        wishes = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
-        return cls(losses, watched, torch.tensor(wishes, device=device), wishes)
+        plan_options = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
+        return cls(losses, watched, torch.tensor(plan_options, device=device), plan_options)
 
     def __call__(self, state: State, rows: Tensor) -> None:
         """Record ``rows [T, M]`` for the epoch that the state's clock shows."""
@@ -59,7 +59,7 @@ class Recorder:
     def on_host(self, state: State, rows: Tensor) -> None:
         """With Python's numbers."""
         step, values = int(state.step), rows.tolist()
-        wants = [wanted(step, wish) for wish in self.wishes]
+        wants = [wanted(step, wish) for wish in self.plan_options]
         if all(wants):
             state.history[:, step] = rows
         else:
@@ -85,7 +85,7 @@ class Recorder:
         if healthy and (self.watched is None or score > best_score):
             best_epoch = step
             self._keep(state, member, step, score)
-        if not healthy or step - best_epoch >= self.wishes[member][0]:
+        if not healthy or step - best_epoch >= self.plan_options[member][0]:
             state.end[member] = step + 1
 
     def _keep(self, state: State, member: int, step: int, score: float) -> None:

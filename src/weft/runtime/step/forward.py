@@ -17,7 +17,7 @@ from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.counted_dropout import CountedDropout
-from weft.runtime.user_modules.tall_linear import TallProducts, has_own_products
+from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
 
 class Forward:
@@ -28,7 +28,7 @@ class Forward:
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
     (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallProducts`).
+    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Forward:
         if state.members == 1:
             self._row = {name: buffer[0] for name, buffer in state.buffers.items()}
             self._clock = state.clock[0]
-            self._hang(self._clock, [rate[0] for rate in rates], self._row)
+            self._bind(self._clock, [rate[0] for rate in rates], self._row)
 
     def __call__(self, flat: Tensor, training: bool) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
@@ -64,11 +64,11 @@ class Forward:
         self._buffers.collect(self._row)
         return logits
 
-    def settle(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+    def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
         self._slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
         nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
-        self._hang(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
+        self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self._layout.views(flat.to(self._dtype))
@@ -77,18 +77,18 @@ class Forward:
         """What the model gives; torch's dropout and tall products in it are Weft's where it is a user's."""
         if self._built_in:
             return self.call()
-        products = TallProducts() if self._own_products and on_gpu(clock) else nullcontext()
+        products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
         with CountedDropout(clock, self._first_site), products:
             return self.call()
 
-    def _hang(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
+    def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.fill(clock, rates)
         self._buffers.fill(buffers)
 
     def _one(self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor]) -> Tensor:
         """One member, as ``vmap`` sees it; its buffers change in place, and so do those of all members."""
         self._slots.fill(weights)
-        self._hang(clock, rates, buffers)
+        self._bind(clock, rates, buffers)
         logits = self._called(clock)
         self._buffers.collect(buffers)
         return logits

@@ -35,7 +35,7 @@ class CannotStack(Exception):
 
 
 @dataclass(frozen=True)
-class Seat:
+class MemberSlot:
     """One member of a stack: its task, how its width is padded (None: not at all), and its dropout rates."""
 
     task: Task
@@ -64,12 +64,12 @@ class Members:
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
         self.forward = Forward(self._model, self.layout, call, DTYPES[self._task.precision])
-        self.seats = [Seat(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
 
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Row by row."""
-        return tuple(seat.task for seat in self.seats)
+        return tuple(slot.task for slot in self.slots)
 
     @property
     def model(self) -> nn.Module:
@@ -88,11 +88,11 @@ class Members:
 
     def attach(self, state: State) -> None:
         """Let the model read the clocks and buffers of ``state``, and everybody's dropout rates."""
-        self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.seats), strict=True)])
+        self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with the seats in ``rows`` alone."""
-        self.seats = [self.seats[row] for row in rows]
+        self.slots = [self.slots[row] for row in rows]
 
     # ---- building ------------------------------------------------------------------------------------
 
@@ -199,9 +199,9 @@ class Members:
 
     def _alone(self, state: State, row: int) -> Tensor:
         """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
-        task = self.seats[row].task
+        task = self.slots[row].task
         with torch.no_grad(), _told(task, self._graph.name):
-            self.forward.attach(state.keep([row]), [rate[None] for rate in self.seats[row].rates])
+            self.forward.attach(state.keep([row]), [rate[None] for rate in self.slots[row].rates])
             try:
                 logits = self.forward.one(state.flat[row], training=False)
             finally:
@@ -237,30 +237,32 @@ class Members:
 
     # ---- giving back ---------------------------------------------------------------------------------
 
-    def tensors_of(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def tensors_of(
+        self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """``(flat [Q], buffers)`` at the true size of a member, from its padded ``flat [P]`` and buffers."""
-        padding = seat.padding
+        padding = slot.padding
         if padding is None:
             return flat, buffers
         return padding.narrow(flat), {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
 
-    def named(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    def named(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same by the names that the model's ``state_dict`` uses."""
-        flat, buffers = self.tensors_of(seat, flat, buffers)
-        layout = self.layout if seat.padding is None else seat.padding.layout(self.layout)
+        flat, buffers = self.tensors_of(slot, flat, buffers)
+        layout = self.layout if slot.padding is None else slot.padding.layout(self.layout)
         return {**layout.named(flat), **buffers}
 
-    def model_of(self, seat: Seat, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
+    def model_of(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
         """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
         device = self._graph.device
-        named = {name: value.to(device) for name, value in self.named(seat, flat, buffers).items()}
-        if seat.task.model in MODELS:
-            model = self._build(seat.task)
+        named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
+        if slot.task.model in MODELS:
+            model = self._build(slot.task)
         else:
-            self.forward.settle(flat.to(device), seat.rates, {n: value.to(device) for n, value in buffers.items()})
+            self.forward.materialise(flat.to(device), slot.rates, {n: value.to(device) for n, value in buffers.items()})
             model = copy.deepcopy(self._model)
             self.attach(state)
-            return _without_clock(model, seat.rates).eval()
+            return _without_clock(model, slot.rates).eval()
         Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
         for prefix, module in model.named_modules():
             for key in module._buffers:

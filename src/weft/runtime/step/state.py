@@ -5,7 +5,8 @@ Shapes: T members, P parameters, L epochs, M columns of history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -104,3 +105,15 @@ class State:
             buffers={name: kept[f"buffer.{name}"] for name in self.buffers},
             best_buffers={name: kept[f"best_buffer.{name}"] for name in self.best_buffers},
         )
+
+
+@contextmanager
+def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
+    """Tensors hold afterwards what they held before."""
+    saved = [(tensor, tensor.clone()) for tensor in changed]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in saved:
+                tensor.copy_(value)

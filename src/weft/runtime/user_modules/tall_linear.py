@@ -1,4 +1,4 @@
-"""TallProducts: the dense layers of a user's module through Weft's own products.
+"""TallLinear: the dense layers of a user's module through Weft's own products.
 
 A module of one's own says ``nn.Linear``, ``F.linear`` or ``x @ W``. On a GPU, products of many rows with a small matrix
 go to :func:`weft.ops.dense.linear`, as those of Weft's layers do; everything else stays what its author wrote.
@@ -25,7 +25,7 @@ MATMULS = frozenset((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, T
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class TallProducts(TorchFunctionMode):
+class TallLinear(TorchFunctionMode):
     """Inside, ``F.linear(x, W, b)`` and ``x @ W`` of tall ``x [N, I]`` on a GPU are :func:`weft.ops.dense.linear`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from weft.ops.csr.packed import unpack
+from weft.ops.csr.packed import unpack_csr
 from weft.weave.together import Call, together
 
 Gradients = dict[int, Tensor]  # position of an argument to its gradient
@@ -21,7 +21,7 @@ def spmm_backward(call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted:
     x, weight, row_scale, col_scale, walk, back, _ = call.arguments
     calls = []
     if 0 in wanted:
-        weight_back = None if weight is None else weight.index_select(-1, unpack(back).perm)
+        weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
         calls.append(Call("spmm", (grad, weight_back, col_scale, row_scale, back, walk, weight)))
     if 1 in wanted:
         left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
@@ -58,7 +58,7 @@ def sddmm_backward(
     if 0 in wanted:
         calls.append(per_head(b, grad, walk, back))
     if 1 in wanted:
-        calls.append(per_head(a, grad.index_select(-2, unpack(back).perm), back, walk))
+        calls.append(per_head(a, grad.index_select(-2, unpack_csr(back).perm), back, walk))
     return calls, lambda results: {
         place: result[0].movedim(0, -2).flatten(-2) for place, result in zip(sorted(wanted), results, strict=True)
     }

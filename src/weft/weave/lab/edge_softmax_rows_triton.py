@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import flatten_tasks, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
@@ -140,7 +140,7 @@ def _hub_softmax_kernel(
     )  # fmt: skip
 
 
-def _softmax(scores: Tensor, other: Tensor | None, walk: Walk) -> Tensor:
+def _softmax(scores: Tensor, other: Tensor | None, walk: PackedCSR) -> Tensor:
     work = walk.work
     scores_TEH = flatten_tasks(scores, 2)
     other_TEH = scores_TEH if other is None else flatten_tasks(other, 2)
@@ -165,11 +165,11 @@ def _softmax(scores: Tensor, other: Tensor | None, walk: Walk) -> Tensor:
     return out.reshape(scores.shape)
 
 
-def whole_edge_softmax_triton(scores: Tensor, walk: Walk) -> Tensor:
+def whole_edge_softmax_triton(scores: Tensor, walk: PackedCSR) -> Tensor:
     """The softmax of ``scores [..., E, H]``, as ``edge_softmax_triton`` gives it."""
     return _softmax(scores, None, walk)
 
 
-def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: Walk) -> Tensor:
+def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
     """Its gradient ``[..., E, H]``."""
     return _softmax(out, grad, walk)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack
+from weft.ops.csr.packed import PackedCSR, pack_csr
 from weft.ops.sparse.edge_softmax import edge_softmax_torch
 from weft.weave.lab.autograd import differentiable
 from weft.weave.together import Call
 
 
-def multi_edge_softmax_torch(walk: Walk, sources: Sequence[Tensor]) -> list[Tensor]:
+def multi_edge_softmax_torch(walk: PackedCSR, sources: Sequence[Tensor]) -> list[Tensor]:
     """Reference: one source after another."""
     return [edge_softmax_torch(scores, walk) for scores in sources]
 
@@ -31,5 +31,5 @@ def multi_edge_softmax(adj: Adjacency, sources: Sequence[Tensor]) -> list[Tensor
             raise InputError(
                 f"multi_edge_softmax: scores of shape {tuple(scores.shape)} must be [..., {adj.num_edges} edges, heads]"
             )
-    walk = pack(adj, rows=True)
+    walk = pack_csr(adj, rows=True)
     return [outputs[0] for outputs in differentiable([Call("edge_softmax", (scores, walk)) for scores in sources])]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward
 from weft.ops.sparse.sddmm import sddmm_torch
 from weft.weave.lab.autograd import differentiable
 from weft.weave.together import Call
@@ -29,7 +29,7 @@ class Ends:
     heads: int = 1
 
 
-def multi_sddmm_torch(walk: Walk, sources: Sequence[Ends]) -> list[Tensor]:
+def multi_sddmm_torch(walk: PackedCSR, sources: Sequence[Ends]) -> list[Tensor]:
     """Reference: one source after another."""
     return [sddmm_torch(source.a, source.b, source.heads, walk) for source in sources]
 
@@ -38,7 +38,7 @@ def multi_sddmm(adj: Adjacency, sources: Sequence[Ends]) -> list[Tensor]:
     """Dot products ``[..., E, heads_s]`` of every source, in CSR order; differentiable in both ends."""
     for source in sources:
         _check(adj, source)
-    walk, back = pack(adj, rows=True), pack_backward(adj, rows=True)
+    walk, back = pack_csr(adj, rows=True), pack_csr_backward(adj, rows=True)
     calls = [Call("sddmm", (source.a, source.b, source.heads, walk, back)) for source in sources]
     return [outputs[0] for outputs in differentiable(calls)]
 

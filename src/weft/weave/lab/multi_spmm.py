@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.packed import Walk, pack, pack_backward, unpack
+from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
@@ -51,12 +51,12 @@ class Source:
         return cls(x, reduce, adj.weight, adj.row_scale, adj.col_scale)
 
 
-def multi_spmm_torch(walk: Walk, sources: Sequence[Source]) -> list[Tensor]:
+def multi_spmm_torch(walk: PackedCSR, sources: Sequence[Source]) -> list[Tensor]:
     """Reference: one source after another."""
     return [_reference(walk, source) for source in sources]
 
 
-def _reference(walk: Walk, source: Source) -> Tensor:
+def _reference(walk: PackedCSR, source: Source) -> Tensor:
     if source.reduce == "max":
         return spmm_max_torch(source.x, source.weight, walk)[0]
     row_scale = source.row_scale
@@ -66,13 +66,15 @@ def _reference(walk: Walk, source: Source) -> Tensor:
     return spmm_torch(source.x, source.weight, row_scale, source.col_scale, walk)
 
 
-def pull_push_spmm_torch(walk: Walk, pulls: Sequence[Source], pushes: Sequence[Source], num_cols: int) -> list[Tensor]:
+def pull_push_spmm_torch(
+    walk: PackedCSR, pulls: Sequence[Source], pushes: Sequence[Source], num_cols: int
+) -> list[Tensor]:
     """Reference of both directions: pulls ``[..., N, F]``, then pushes ``[..., M, F]``."""
     sent = [push_torch(s.x, s.weight, s.row_scale, s.col_scale, walk, num_cols).to(s.x.dtype) for s in pushes]
     return [*multi_spmm_torch(walk, pulls), *sent]
 
 
-def push_torch(x, weight, row_scale, col_scale, walk: Walk, num_cols: int) -> Tensor:
+def push_torch(x, weight, row_scale, col_scale, walk: PackedCSR, num_cols: int) -> Tensor:
     """Reference: every row of ``x [..., N, F]`` added to the columns its edges come from, ``[..., M, F]``."""
     rows, cols = walk.rows(), walk.indices.long()
     messages = x.index_select(-2, rows).to(accumulate_dtype(x.dtype))
@@ -92,8 +94,8 @@ def push_torch(x, weight, row_scale, col_scale, walk: Walk, num_cols: int) -> Te
 )
 def _push_op(x, weight, row_scale, col_scale, walk, num_cols):
     if use_triton(x):
-        return push_triton(x, weight, row_scale, col_scale, unpack(walk), num_cols)
-    return push_torch(x, weight, row_scale, col_scale, unpack(walk), num_cols).contiguous()
+        return push_triton(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols)
+    return push_torch(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols).contiguous()
 
 
 @_push_op.register_fake
@@ -107,8 +109,8 @@ def _push_fake(x, weight, row_scale, col_scale, walk, num_cols):
 def _call(adj: Adjacency, source: Source) -> Call:
     """The operator that serves ``source`` alone."""
     _check(adj, source)
-    back = pack_backward(adj)
-    walk = pack(adj, rows=_wants_gradient(source.weight))
+    back = pack_csr_backward(adj)
+    walk = pack_csr(adj, rows=_wants_gradient(source.weight))
     if source.reduce == "max":
         return Call("spmm_max", (source.x, source.weight, walk, back))
     row_scale = source.row_scale
@@ -141,9 +143,9 @@ def _back_call(adj: Adjacency, source: Source) -> Call:
     _check(adj, source, transposed=True)
     if source.reduce != "sum":
         raise InputError(f"multi_spmm: a push sums; reduce={source.reduce!r} must be 'sum'")
-    back, walk = pack(adj.transposed(), perm=True), pack(adj)
+    back, walk = pack_csr(adj.transposed(), perm=True), pack_csr(adj)
     weight = source.weight
-    weight_back = None if weight is None else weight.index_select(-1, unpack(back).perm)
+    weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
     return Call("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
 
 
@@ -179,7 +181,7 @@ def pull_push_spmm(
     on every run, so the last bits of ``pushes`` differ from run to run. Use it where that has been measured to pay.
     """
     with torch.no_grad():
-        walk = pack(adj)
+        walk = pack_csr(adj)
         for source in pushes:
             _check(adj, source, transposed=True)
         sent = [Call("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.ops.csr.packed import Walk
+from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import accumulate_dtype
 from weft.ops.launch.launch import flatten_tasks, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
@@ -75,7 +75,7 @@ def _push_kernel(
 
 
 def push_triton(
-    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: Walk, num_cols: int
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR, num_cols: int
 ) -> Tensor:  # fmt: skip
     """``[..., M, F]``: the transpose's product with ``x [..., N, F]``, in the accumulation type."""
     work, lead = walk.work, x.shape[:-2]

@@ -8,7 +8,7 @@ import pytest
 
 from weft.ops.dense.partial_sums_triton import _add_parts_kernel as kernel
 from weft.ops.launch.backend import have_triton
-from weft.weave.merged_launch import intercepted
+from weft.ops.launch.hooks import intercepted
 
 pytestmark = pytest.mark.skipif(not have_triton(), reason="without Triton a kernel cannot be asked for a launch")
 

@@ -1,0 +1,15 @@
+"""The merger of steps for plans that ask for one; nothing else imports ``weft.weave``."""
+
+from __future__ import annotations
+
+from weft.core.plan import Plan
+from weft.runtime.group import StepMerger
+
+
+def merger_for(plan: Plan) -> StepMerger | None:
+    """What merges the steps of a woven plan; None for every other plan."""
+    if plan.join != "woven":
+        return None
+    from weft.weave.weaver import Weaver
+
+    return Weaver()

@@ -1,0 +1,51 @@
+"""Intercept kernel launches of Weft's own kernels: watch them, collect them, or make them as they are.
+
+Only kernels made by :func:`hooked` (all of Weft's) look for interceptors; Triton's own classes are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+# interceptor(kernel, grid, launch): a callable that takes the arguments of the launch; ``launch`` makes it.
+Interceptor = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
+_INTERCEPTORS: ContextVar[tuple[Interceptor, ...]] = ContextVar("weft_interceptors", default=())
+
+
+@contextmanager
+def intercepted(interceptor: Interceptor) -> Iterator[None]:
+    """Inside, and in this thread, ``kernel[grid]`` is ``interceptor(kernel, grid, launch)``."""
+    token = _INTERCEPTORS.set((*_INTERCEPTORS.get(), interceptor))
+    try:
+        yield
+    finally:
+        _INTERCEPTORS.reset(token)
+
+
+def hooked(kernel: Any) -> Any:
+    """``kernel`` with launches that can be intercepted: its class becomes a subclass of the one it has."""
+    kernel.__class__ = _hooked_class(type(kernel))
+    return kernel
+
+
+@cache
+def _hooked_class(kind: type) -> type:
+    def launcher(kernel: Any, grid: Any) -> Any:
+        return _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
+
+    return type(kind.__name__, (kind,), {"__getitem__": launcher, "__module__": kind.__module__})
+
+
+def _launch(launch: Callable[[Any, Any], Any], kernel: Any, grid: Any, interceptors: tuple[Interceptor, ...]) -> Any:
+    """The innermost interceptor's answer; for it, the next one is the launch itself."""
+    if not interceptors:
+        return launch(kernel, grid)
+    rest = interceptors[:-1]
+    # Looked up when it is called: without Triton a kernel has no launch at all.
+    return interceptors[-1](
+        kernel, grid, lambda *args, **options: _launch(launch, kernel, grid, rest)(*args, **options)
+    )
