@@ -282,7 +282,7 @@ class TestEnds:
     def test_ended_members_leave(self, monkeypatch):
         left = []
         real = GroupRun.drop
-        monkeypatch.setattr(GroupRun, "leave", lambda group, who: (left.append(list(who)), real(group, left[-1]))[1])
+        monkeypatch.setattr(GroupRun, "drop", lambda group, who: (left.append(list(who)), real(group, left[-1]))[1])
         sweep = make_sweep(epochs=[3, 40], seed=[0, 1])
         again = run(sweep, progress=False)
         assert left == [[0, 1]]
