@@ -1,4 +1,4 @@
-"""Layers over rectangular blocks: with full neighbourhoods, the rows that are asked for are those of the whole graph."""
+"""Layers over rectangular blocks: with full neighbourhoods they give the rows of the whole graph."""
 
 from __future__ import annotations
 

@@ -96,11 +96,11 @@ class BatchNorm(Parametrised):
     def _train_over_ranks(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         """Statistics over the rows of all ranks."""
         rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
-        x = x.to(weight.dtype) if b is None else x.to(weight.dtype) + b
+        x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
         mean = self.reduce.sum(x.sum(-2)) / rows
         var = self.reduce.sum((x - mean).square().sum(-2)) / rows
         keep, take = 1.0 - self.momentum, self.momentum
-        self.running_mean.mul_(keep).add_(mean.detach() * take)
+        self.running_mean.mul_(keep).add_(mean.detach() if b is None else mean.detach() + b.detach(), alpha=take)
         self.running_var.mul_(keep).add_(var.detach() * (take * rows / (rows - 1).clamp(min=1)))
         return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
 
