@@ -35,7 +35,7 @@ class Backfill:
 
     safety: float = SAFETY_THRESHOLD
     age_seconds: float = 600.0
-    depth: int = 64
+    depth: int = 32
     join_at_least: int = 8
     max_members: int = 256
     model: Interference = field(default_factory=Interference)
