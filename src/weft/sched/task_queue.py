@@ -24,7 +24,7 @@ PATIENCE = 10.0
 class TaskQueue:
     """Queued tasks by id and in the orders that policies use.
 
-    ``by_arrival``, ``by_bytes`` and ``by_seconds`` hold the tasks that are ready, i.e. whose dependencies are done.
+    ``by_arrival``, ``by_bytes`` and ``longest_first`` hold the tasks that are ready, i.e. whose dependencies are done.
     ``all_by_bytes`` holds the others as well. ``lanes``: the ready tasks of one user and priority, with and without a
     time to end by, in the order of :func:`lane_order`. ``by_join``: the ready tasks that may be fused, by join key,
     shortest first. ``inference``: the ready inference tasks, most urgent first. ``ready_work``: seconds of a fully used
@@ -32,7 +32,7 @@ class TaskQueue:
     """
 
     def __init__(self) -> None:
-        self.by_arrival, self.by_bytes, self.by_seconds = SortedTasks(), SortedTasks(), SortedTasks()
+        self.by_arrival, self.by_bytes, self.longest_first = SortedTasks(), SortedTasks(), SortedTasks()
         self.all_by_bytes, self.inference = SortedTasks(), SortedTasks()
         self.lanes: dict[LaneKey, SortedTasks] = {}
         self.by_join: dict[str, SortedTasks] = {}
@@ -164,7 +164,7 @@ class TaskQueue:
     def _indices(self, task: QueuedTask) -> Iterator[tuple[SortedTasks, tuple[float, ...]]]:
         yield self.by_arrival, (task.arrival,)
         yield self.by_bytes, (float(task.bytes),)
-        yield self.by_seconds, (task.seconds,)
+        yield self.longest_first, (-task.seconds,)
         yield self.lanes.setdefault(lane_key(task), SortedTasks()), lane_order(task)
         if task.kind == "inference":
             yield self.inference, (task.must_end_by,)

@@ -65,16 +65,22 @@ class _Pass:
         if not any(plan.has_worker(inference=True) for plan in self.plans):
             return self._decision(NO_WORKER)
         critical = self._critical_task()
-        if critical is not None:
-            self._consider(critical, "is the longest, and the rest of the queue only just fills the device beside it")
         for task in self.order:
             if not self._any_worker(task) and not self.queue.inference:
                 return self._decision(NO_WORKER)
             if task.id not in self.refuse and task.id not in self.wait:
                 self._consider(task, "is next")
+                self._consider_critical(critical)
+                critical = None
             if len(self.wait) >= self.policy.depth:
                 break
         return self._decision(REST)
+
+    def _consider_critical(self, task: QueuedTask | None) -> None:
+        """Consider the critical task once, after the task that is next by order."""
+        if task is not None and task.id not in self.wait and not self.order.is_taken(task.id):
+            why = "is the longest, and the rest of the queue only just fills the device beside it"
+            self._consider(task, why, critical=True)
 
     def _decision(self, rest: str) -> Decision:
         return Decision(tuple(self.starts), self.wait, self.refuse, rest=rest)
@@ -82,15 +88,15 @@ class _Pass:
     def _any_worker(self, task: QueuedTask) -> bool:
         return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
 
-    def _consider(self, task: QueuedTask, why: str) -> None:
-        """Start ``task`` with what joins it, or note why it waits."""
+    def _consider(self, task: QueuedTask, why: str, critical: bool = False) -> None:
+        """Start ``task`` with what joins it, or note why it waits; a critical task need not gain from sharing."""
         draft = GroupDraft(self.policy.safety, self.policy.model)
         draft.add(task)
         alone = draft.footprint(self.machine.now)
         reasons = []
         for plan in self._devices(task):
             reason = plan.refuses(alone)
-            if not reason and plan.gains_from(alone):
+            if not reason and (critical or plan.gains_from(alone)):
                 self._start(draft, plan, why)
                 return
             reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
@@ -148,13 +154,15 @@ class _Pass:
         Alone it leaves a share of the device idle, ``(1 - utilisation) * seconds``. Once the rest of the queue is no
         more than that, starting the task later makes the queue end later.
         """
-        if not self.queue.by_seconds:
+        if not self.queue.longest_first:
             return None
-        longest = self.queue[self.queue.by_seconds[-1]]
+        longest = self.queue[self.queue.longest_first[0]]
+        if longest.id in self.refuse or any(priority > longest.priority for _, priority, _ in self.queue.lanes):
+            return None
         running = sum(min(plan.demand, 1.0) * self._busy_for(plan) for plan in self.plans)
         rest = (self.queue.ready_work - longest.work + running) / len(self.plans)
         idle = (1.0 - longest.utilisation) * longest.seconds
-        return longest if idle >= rest and longest.id not in self.refuse else None
+        return longest if idle >= rest else None
 
     def _busy_for(self, plan: DevicePlan) -> float:
         return max((one.ends - self.machine.now for one in plan.occupants), default=0.0)
