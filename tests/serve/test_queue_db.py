@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import sqlite3
 import subprocess
 import sys
@@ -263,6 +264,25 @@ def test_ten_thousand_queued_tasks_are_listed_by_index(queue):
         plan = " ".join(row["detail"] for row in queue.connection.execute(f"EXPLAIN QUERY PLAN {query}"))
         assert "SEARCH" in plan, plan
         assert "SCAN" not in plan, plan
+
+
+def _submit_one(path, barrier):
+    barrier.wait()
+    with QueueDB(path) as opened:
+        opened.submit(Submission({}))
+
+
+def test_several_processes_open_a_new_file_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    for attempt in range(3):
+        path, barrier = tmp_path / f"{attempt}.db", context.Barrier(4)
+        processes = [context.Process(target=_submit_one, args=(path, barrier)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        with QueueDB(path) as opened:
+            assert len(opened.tasks()) == 4
 
 
 def test_a_file_that_is_no_queue(tmp_path):

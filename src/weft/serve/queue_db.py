@@ -251,7 +251,7 @@ class QueueDB:
         """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
         if state is not None and state not in STATES:
             raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
-        wanted = [("position > ?", beyond)]
+        wanted: list[tuple[str, Any]] = [("position > ?", beyond)]
         wanted += [("state = ?", state)] if state is not None else []
         wanted += [("user = ?", user)] if user is not None else []
         where = " AND ".join(condition for condition, _ in wanted)
