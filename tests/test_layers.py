@@ -94,7 +94,9 @@ def test_the_brain_needs_the_standard_library_alone(layer):
             assert root == "weft" or root in sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
-STANDS_IN = PACKAGE / "ops" / "launch" / "triton_lang.py"  # takes Triton where it is installed and copes where it is not
+STANDS_IN = (
+    PACKAGE / "ops" / "launch" / "triton_lang.py"
+)  # takes Triton where it is installed and copes where it is not
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
