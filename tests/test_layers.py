@@ -19,6 +19,7 @@ BELOW = {
     "graph": {"ops", "core"},
     "nn": {"graph", "ops", "core"},
     "capture": {"nn", "graph", "ops", "core"},
+    "flow": {"nn", "graph", "ops", "core"},
     "runtime": {"capture", "nn", "graph", "ops", "core"},
     "weave": {"runtime", "capture", "nn", "graph", "ops", "core"},
     "engine": {"weave", "runtime", "capture", "planner", "nn", "graph", "ops", "core"},

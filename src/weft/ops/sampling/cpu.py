@@ -34,6 +34,17 @@ def _kernels() -> ModuleType:
     return kernels_cpu
 
 
+def _references(arrays: list[np.ndarray], place: int) -> int:
+    """References to one array of a list, as ``sys.getrefcount`` counts them from here."""
+    return sys.getrefcount(arrays[place])
+
+
+@cache
+def _idle_references() -> int:
+    """What :func:`_references` gives for an array that only its list holds; it depends on the version of Python."""
+    return _references([np.empty(1)], 0)
+
+
 class ArrayPool:
     """Arrays that are handed out again as soon as nobody else refers to them.
 
@@ -47,10 +58,12 @@ class ArrayPool:
 
     def take(self, count: int, dtype: type) -> np.ndarray:
         """An array of at least ``count`` elements that no batch holds."""
-        for array in self._arrays:
-            # The list, the loop variable and getrefcount's own argument.
-            if array.dtype == dtype and array.size >= count and sys.getrefcount(array) <= 3:
-                return array
+        idle = _idle_references()
+        for place in range(len(self._arrays)):
+            if _references(self._arrays, place) > idle:
+                continue
+            if self._arrays[place].dtype == dtype and self._arrays[place].size >= count:
+                return self._arrays[place]
         array = np.empty(next_power_of_2(max(count, 1)), dtype)
         self._arrays = [kept for kept in self._arrays if kept.size >= count or kept.dtype != dtype] + [array]
         self.made += 1

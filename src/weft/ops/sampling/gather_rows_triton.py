@@ -53,6 +53,26 @@ def _gather_kernel(
     tl.store(out + place.to(tl.int64)[:, None] * WORDS + word[None, :], value, mask=mask)
 
 
+@triton.jit
+def _gather_cached_kernel(
+    out, table, cache, slots, ids, hits, num_ids, STEP: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rows from ``cache`` where ``slots`` has a place for them, else from ``table``."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = place < num_ids
+    row = tl.load(ids + place, mask=there, other=0).to(tl.int64)
+    slot = tl.load(slots + row, mask=there, other=-1).to(tl.int64)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = there[:, None] & (word < WORDS)[None, :]
+    hit = (slot >= 0)[:, None]
+    far = tl.load(table + row[:, None] * STEP + word[None, :], mask=mask & (slot < 0)[:, None], other=0)
+    near = tl.load(cache + slot[:, None] * WORDS + word[None, :], mask=mask & hit, other=0)
+    tl.store(out + place.to(tl.int64)[:, None] * WORDS + word[None, :], tl.where(hit, near, far), mask=mask)
+    if tl.program_id(1) == 0:
+        tl.atomic_add(hits, tl.sum((slot >= 0).to(tl.int64), 0), sem="relaxed")
+
+
 def _word(x: Tensor) -> torch.dtype:
     """The widest integer type that divides the rows of ``x`` and where they begin."""
     size = x.element_size()
@@ -86,5 +106,29 @@ def gather_rows_triton(
     _gather_kernel[grid](
         target, table, ids, ids if count is None else count, ids.numel(), table.stride(0),
         words, launch.block_rows, launch.block_words, count is not None, num_warps=launch.num_warps,
+    )  # fmt: skip
+    return out
+
+
+def gather_cached_triton(
+    x: Tensor, cache: Tensor, slots: Tensor, ids: Tensor, hits: Tensor, *, launch: GatherLaunch | None = None
+) -> Tensor:
+    """The rows ``ids [M]`` of ``x [N, F]`` (pinned host memory), read from ``cache [R, F]`` on the device if it has them.
+
+    ``slots [N]`` int32 holds the row of each node in the cache or -1; ``hits [1]`` int64 on the device is increased by
+    the number of rows that it had.
+    """
+    check_gather(x, None, ids.numel())
+    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device)
+    if out.numel() == 0:
+        return out
+    word = _word(x)
+    table, near, target = x.view(word), cache.view(word), out.view(word)
+    words = target.shape[1]
+    launch = launch or choose_gather_launch(words)
+    grid = (triton.cdiv(ids.numel(), launch.block_rows), triton.cdiv(words, launch.block_words))
+    _gather_cached_kernel[grid](
+        target, table, near, slots, ids, hits, ids.numel(), table.stride(0), words, launch.block_rows,
+        launch.block_words, num_warps=launch.num_warps,
     )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sa
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_torch
-from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
+from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
 from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import ReservoirLaunch, sample_reservoir_triton
@@ -88,3 +88,15 @@ def test_gather(width, dtype):
     gather_rows_triton(x, ids, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
     assert torch.equal(out[:2], x[[3, 3]])
     assert not out[2:].any()
+
+
+@pytest.mark.parametrize("width", [1, 5, 100])
+def test_gather_with_a_cache(width):
+    x, held = torch.randn(50, width), torch.tensor([7, 3, 49])
+    slots, hits = torch.full((50,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    slots[held] = torch.arange(3, dtype=torch.int32)
+    cache = x[held] + 100  # so that the result tells where a row came from
+    ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
+    rows = gather_cached_triton(x, cache, slots, ids, hits, launch=GatherLaunch(2, 16))
+    assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
+    assert hits.tolist() == [3]
