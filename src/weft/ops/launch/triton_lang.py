@@ -29,4 +29,14 @@ else:
     triton: Any = SimpleNamespace(jit=InertKernel)  # type: ignore[no-redef]
     tl: Any = SimpleNamespace(float32="float32", float64="float64")  # type: ignore[no-redef]
 
-__all__ = ["InertKernel", "tl", "triton"]
+
+def jit_any_size(*names: str) -> Any:
+    """``triton.jit`` of a kernel that is not compiled again for other values of the arguments ``names``.
+
+    Triton compiles a version of its own for sizes that are 1 or divisible by 16, and for pointers aligned to 16 bytes.
+    Sizes of sampled batches change with every batch, and a new version would stop training for a second.
+    """
+    return (lambda fn: triton.jit(fn, do_not_specialize=names)) if have_triton() else triton.jit
+
+
+__all__ = ["InertKernel", "jit_any_size", "tl", "triton"]

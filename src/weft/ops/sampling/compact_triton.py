@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
 from weft.ops.sampling.sample_triton import SampleLaunch, launch_sample
 
@@ -48,7 +48,7 @@ class DeviceHop:
     num_nodes: Tensor
 
 
-@triton.jit
+@jit_any_size("num_seeds")
 def _mark_seeds_kernel(table, seeds, num_seeds, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = place < num_seeds
@@ -56,7 +56,7 @@ def _mark_seeds_kernel(table, seeds, num_seeds, BLOCK: tl.constexpr):
     tl.atomic_min(table + node, place, mask=there, sem="relaxed")
 
 
-@triton.jit
+@jit_any_size("total", "slots", "offset")
 def _flag_kernel(table, sources, total, slots, offset, flags, BLOCK: tl.constexpr):
     """1 for a slot that is the first of a new node."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -66,7 +66,7 @@ def _flag_kernel(table, sources, total, slots, offset, flags, BLOCK: tl.constexp
     tl.store(flags + place, (there & (first == place + offset)).to(tl.int32), mask=place < slots)
 
 
-@triton.jit
+@jit_any_size("total", "slots", "offset")
 def _assign_kernel(
     table, sources, total, slots, offset, ranks, num_before, nodes, num_after, indices, BLOCK: tl.constexpr
 ):
@@ -85,7 +85,7 @@ def _assign_kernel(
         tl.store(num_after, before + tl.load(ranks + slots - 1))
 
 
-@triton.jit
+@jit_any_size("num_before", "num_after", "capacity")
 def _label_kernel(table, nodes, num_before, num_after, capacity, RESET: tl.constexpr, BLOCK: tl.constexpr):
     """Write the local ids of the new nodes into the table; RESET empties the entries of all nodes instead."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.gather_rows import check_gather
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -38,7 +38,7 @@ def choose_gather_launch(words: int, tile: int = 4096) -> GatherLaunch:
     return GatherLaunch(max(1, tile // width), width)
 
 
-@triton.jit
+@jit_any_size("count", "num_ids")
 def _gather_kernel(
     out, table, ids, count, num_ids, STEP: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -53,7 +53,7 @@ def _gather_kernel(
     tl.store(out + place.to(tl.int64)[:, None] * WORDS + word[None, :], value, mask=mask)
 
 
-@triton.jit
+@jit_any_size("num_ids")
 def _gather_cached_kernel(
     out, table, cache, slots, ids, hits, num_ids, STEP: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
 from weft.ops.sampling.reservoir_triton import reservoir_in_global_memory, row_bounds
@@ -64,7 +64,7 @@ def _staged_row(
     tl.store(sources + begin + slot, tl.load(indices + start + chosen, mask=filled, other=0), mask=filled)
 
 
-@triton.jit
+@jit_any_size("num_rows", "num_high", "hop", "few")
 def _partition_kernel(
     indptr, indices, rows, order, num_rows, num_high, clock, hop, out_indptr, sources, few,
     K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, TASKS: tl.constexpr, WARPS: tl.constexpr,

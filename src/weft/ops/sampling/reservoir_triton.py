@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
 from weft.ops.sampling.sample_triton import count_picks
@@ -61,7 +61,7 @@ def reservoir_in_global_memory(
     tl.store(sources + begin + slot, tl.load(indices + start + chosen, mask=filled, other=0), mask=filled)
 
 
-@triton.jit
+@jit_any_size("num_rows", "hop")
 def _reservoir_kernel(
     indptr, indices, rows, num_rows, clock, hop, out_indptr, sources,
     K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, TASKS: tl.constexpr,

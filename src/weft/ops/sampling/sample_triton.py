@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
 from weft.ops.sampling.hop import FULL, HopSample, check_fanout, check_slots
 from weft.ops.sampling.reference import sample_torch
@@ -42,7 +42,7 @@ def choose_launch(fanout: int) -> SampleLaunch:
     return SampleLaunch(max(1, 4096 // width), 4)
 
 
-@triton.jit
+@jit_any_size("num_rows", "capacity")
 def _count_kernel(
     indptr, rows, num_rows, counts, capacity, K: tl.constexpr, REPLACE: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -83,23 +83,26 @@ def _pick(streams, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexp
     return tl.where(degree[None, :] <= K, slot, chosen)
 
 
-@triton.jit
+@jit_any_size("num_rows", "capacity", "hop", "table_offset")
 def _sample_kernel(
     indptr, indices, rows, num_rows, capacity, clock, hop, out_indptr, sources, edges, table, table_offset,
     K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, REPLACE: tl.constexpr, EDGES: tl.constexpr,
     MARK: tl.constexpr,
 ):  # fmt: skip
     """Pick and write; MARK also records in ``table`` the first slot at which every neighbour appears."""
+    count = tl.minimum(tl.load(num_rows).to(tl.int32), capacity)
+    if tl.program_id(0) * BLOCK >= count:
+        return
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = row < tl.minimum(tl.load(num_rows).to(tl.int32), capacity)
+    there = row < count
     node = tl.load(rows + row, mask=there, other=0).to(tl.int64)
     start = tl.load(indptr + node, mask=there, other=0).to(tl.int64)
     degree = (tl.load(indptr + node + 1, mask=there, other=0).to(tl.int64) - start).to(tl.int32)
     begin = tl.load(out_indptr + row, mask=there, other=0)
     offset = _pick(node_streams(hop_key(clock, hop), node), degree, K, KP, BLOCK, REPLACE)
     slot = tl.arange(0, KP)[:, None]
-    count = tl.where(degree > 0, K, 0) if REPLACE else tl.minimum(degree, K)
-    valid = there[None, :] & (slot < count[None, :])
+    picks = tl.where(degree > 0, K, 0) if REPLACE else tl.minimum(degree, K)
+    valid = there[None, :] & (slot < picks[None, :])
     edge = start[None, :] + offset
     source = tl.load(indices + edge, mask=valid, other=0)
     place = begin[None, :] + slot
