@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.flow.graphs import random_graph
+from weft import ops
 from weft.core.errors import InputError, TrainingError
-from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, Stage
+from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, Stage, training_stages
 from weft.flow.channel import Channel, Closed
 from weft.flow.pace import Pace
 
@@ -20,15 +21,11 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def sampled_batches(depth: int, workers: int = 1):
-    """One epoch through sample and fetch."""
+    """Three epochs of 6 batches."""
     graph = random_graph()
     sampler, store = NeighbourSampler(graph, [4, 3], seed=2), FeatureStore(graph.x)
     order = SeedOrder(graph.train, 7)
-    stages = [
-        Stage("sample", lambda s: sampler.sample(s.seeds, s.epoch, s.batch), workers),
-        Stage("fetch", lambda b: b.with_data(store.read(b.input_nodes), graph.y[b.seeds.long()]), workers),
-    ]
-    return Pipeline(stages, depth).run(order.epochs(3))
+    return Pipeline(training_stages(sampler, store, graph.y, workers=workers), depth).run(order.epochs(3))
 
 
 @pytest.mark.parametrize(("depth", "workers"), [(2, 1), (4, 1), (4, 3)])
@@ -39,6 +36,29 @@ def test_pipelined_equals_synchronous(depth, workers):
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine.epoch, mine.batch) == (theirs.epoch, theirs.batch)
         assert all(torch.equal(a, b) for a, b in zip(mine.tensors(), theirs.tensors(), strict=True))
+
+
+def losses(batches) -> list[float]:
+    """Train two layers of mean aggregation on the batches."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(12, 16), torch.nn.Linear(32, 3)]
+    optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()], lr=0.01)
+    found = []
+    for batch in batches:
+        x = batch.x
+        for layer, block in zip(layers, batch.blocks, strict=True):
+            own = x[: block.num_dst]
+            x = layer(torch.cat([own, ops.spmm(block.adjacency().mean(), x)], 1)).relu()
+        loss = torch.nn.functional.cross_entropy(x, batch.y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_training_sees_the_same_losses():
+    assert losses(sampled_batches(4, 2)) == losses(sampled_batches(1))
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -138,7 +138,8 @@ def test_subgraph(kind, direction):
         ({"fanouts": []}, "one number per layer"),
         ({"fanouts": [0]}, "fan-out 0 must be at least 1"),
         ({"backend": "tpu"}, "backend='tpu' must be one of auto, cpu, gpu, paper, reservoir"),
-        ({"backend": "gpu"}, "needs the graph there but it is on cpu"),
+        ({"backend": "gpu"}, "backend='gpu' cannot make batches on cpu; use 'auto'"),
+        ({"device": "cuda"}, "cuda cannot sample a graph on cpu; move it"),
         ({"direction": "up"}, "direction='up'"),
         ({"backend": "paper", "replace": True}, "uniformly without replacement"),
         ({"weight": torch.ones(3)}, "weight has 3 numbers but the graph has"),
@@ -152,3 +153,9 @@ def test_what_cannot_be_sampled(given, message):
 def test_a_seed_out_of_range():
     with pytest.raises(GraphError, match="seed 80 at position 1 must be a node id from 0 to 79"):
         NeighbourSampler(random_graph(), [2]).sample(torch.tensor([0, 80]))
+
+
+def test_padded_batches_are_the_gpu_s():
+    sampler = NeighbourSampler(random_graph(), [2])
+    with pytest.raises(InputError, match=r"backend='cpu' with fan-outs \[2\] has no padded batches"):
+        sampler.sample_padded(SEEDS.to(torch.int32), torch.zeros(3, dtype=torch.int64))

@@ -7,6 +7,7 @@ from weft.flow.feature_store import FeatureStore
 from weft.flow.pipeline import Pipeline, Stage
 from weft.flow.sampler import NeighbourSampler
 from weft.flow.seeds import SeedBatch, SeedOrder
+from weft.flow.training_stages import training_stages
 
 __all__ = [
     "BenefitDensity",
@@ -23,4 +24,5 @@ __all__ = [
     "SeedOrder",
     "Stage",
     "Subgraph",
+    "training_stages",
 ]

@@ -6,7 +6,8 @@ Shapes: N nodes, E edges, S seeds, M nodes of a batch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace as replaced
 from functools import partial
 
@@ -19,8 +20,10 @@ from weft.flow.block import Block
 from weft.flow.hops import CpuHops, Hop, HopSampler, TorchHops, TritonHops
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.ops.sampling.hop import FULL, check_fanout, check_seeds
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch
@@ -45,6 +48,9 @@ class NeighbourSampler:
     ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
     :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
 
+    ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
+    (uniform sampling with fan-outs up to 1,024).
+
     A batch depends on (seed, epoch, batch) and its seeds alone. Any thread may call :meth:`sample`.
     """
 
@@ -61,6 +67,7 @@ class NeighbourSampler:
         degrees: str = "sampled",
         subgraph: bool = False,
         threads: int = 1,
+        device: torch.device | str | None = None,
     ) -> None:
         _check_choice("backend", backend, BACKENDS)
         _check_choice("direction", direction, DIRECTIONS)
@@ -70,38 +77,63 @@ class NeighbourSampler:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
         self.direction, self.subgraph, self.threads = direction, subgraph, threads
-        self.backend = _resolve(backend, graph, replace, weight)
+        self.device = graph.device if device is None else torch.device(device)
+        self.backend = _resolve(backend, self.device, replace, weight)
+        _check_place(graph, self.device, _is_plain(fanouts) and weight is None and direction == "in" and not subgraph)
         self.adj = graph.adj if direction == "in" else graph.adj.transposed()
         self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
         self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
         self._relation = None if graph.relation is None else self._reordered(graph.relation)
-        self._full = _full_degrees(self.adj) if degrees == "full" else None
-        self._own = threading.local()
-
-    @property
-    def device(self) -> torch.device:
-        """Where batches are made."""
-        return self.adj.device
+        self._full = self._reachable(*_full_degrees(self.adj)) if degrees == "full" else None
+        self._idle: dict[int, list[HopSampler]] = {}
+        self._lock = threading.Lock()
 
     def _reordered(self, values: Tensor) -> Tensor:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]
 
+    def _reachable(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Numbers per node where the device of the batches can read them."""
+        return values if self.adj.device == self.device else tuple(value.pin_memory() for value in values)
+
     def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
         """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
         seeds = check_seeds(seeds, self.graph.num_nodes).to(self.device)
         clock = make_clock(self.seed, epoch, batch, self.device)
-        hops = self._hops()(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
+        hops = self._run(seeds, clock)
         if self.subgraph:
             return self._local_graph(hops, seeds, epoch, batch)
         blocks = [self._block(hop) for hop in reversed(hops)]
         return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
 
-    def _hops(self) -> HopSampler:
-        """The calling thread's own hop sampler: it keeps a table with one entry per node."""
-        if not hasattr(self._own, "hops"):
-            self._own.hops = self._make_hops()
-        return self._own.hops
+    def sample_padded(self, seeds: Tensor, clock: Tensor) -> list[DeviceHop]:
+        """The hops of a batch on the GPU, padded to their capacity, seeds outwards, with nothing read back.
+
+        For steps that are captured as a CUDA graph: shapes depend on the number of seeds alone, and a replay samples
+        for what ``seeds [S]`` int32 (valid ids) and ``clock [3]`` then hold. Needs uniform sampling and fan-outs from
+        1 to 1,024.
+        """
+        with self._hop_sampler() as sampler:
+            if not isinstance(sampler, TritonHops):
+                raise InputError(f"backend={self.backend!r} with fan-outs {list(self.fanouts)} has no padded batches")
+            return sampler.padded(seeds, self.fanouts, clock)
+
+    def _run(self, seeds: Tensor, clock: Tensor) -> list[Hop]:
+        with self._hop_sampler() as sampler:
+            return sampler(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
+
+    @contextmanager
+    def _hop_sampler(self) -> Iterator[HopSampler]:
+        """A hop sampler that nobody else uses meanwhile: it keeps a table with one entry per node."""
+        # The work of one CUDA stream is in order, so an idle table may be used again there, not on another stream.
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        with self._lock:
+            idle = self._idle.setdefault(stream, [])
+            sampler = idle.pop() if idle else None
+        sampler = sampler or self._make_hops()
+        yield sampler
+        with self._lock:  # after an error the table is in an unknown state and is dropped
+            idle.append(sampler)
 
     def _make_hops(self) -> HopSampler:
         arrays = (self.adj.indptr, self.adj.indices)
@@ -109,8 +141,7 @@ class NeighbourSampler:
             return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
         if self.backend in ("paper", "reservoir"):
             return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
-        plain = self._weight is None and not self.subgraph
-        if plain and all(fanout != FULL and fanout <= LARGEST_FANOUT for fanout in self.fanouts):
+        if self._weight is None and not self.subgraph and _is_plain(self.fanouts):
             return TritonHops(*arrays, replace=self.replace, edges=self._needs_edges, device=self.device)
         return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
 
@@ -123,16 +154,16 @@ class NeighbourSampler:
         if edges is None:
             return {"edges": None, "weight": None, "relation": None}
         values = {"weight": self._edge_weight, "relation": self._relation}
-        found = {name: None if value is None else value[edges] for name, value in values.items()}
-        return {"edges": edges if self.direction == "in" else self.adj.perm[edges].long(), **found}
+        found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
+        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
 
     def _block(self, hop: Hop) -> Block:
         block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop))
         if self._full is None:
             return block
         scale, degree = self._full
-        nodes = hop.nodes.long()
-        return replaced(block, gcn_scale=scale[nodes], degree=degree[nodes[: block.num_dst]])
+        rows = hop.nodes[: block.num_dst]
+        return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
 
     def _local_graph(self, hops: list[Hop], seeds: Tensor, epoch: int, batch: int) -> Subgraph:
         pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
@@ -153,17 +184,40 @@ def _check_fanouts(fanouts: Sequence[int], replace: bool, weight: Tensor | None)
         check_fanout(fanout, replace, weight is not None)
 
 
-def _resolve(backend: str, graph: Graph, replace: bool, weight: Tensor | None) -> str:
-    """The backend that serves the graph, or an InputError that says what to change."""
-    on_gpu = graph.device.type == "cuda"
+def _is_plain(fanouts: Sequence[int]) -> bool:
+    """Whether every hop can be sampled by the GPU's own kernel, nothing read back."""
+    return all(fanout != FULL and fanout <= LARGEST_FANOUT for fanout in fanouts)
+
+
+def _check_place(graph: Graph, device: torch.device, plain: bool) -> None:
+    """A GPU reads a graph on it, or for plain sampling one in pinned memory; a CPU one in its memory."""
+    if graph.device.type == device.type:
+        return
+    if device.type == "cpu" or not graph.adj.indices.is_pinned():
+        raise InputError(f"{device} cannot sample a graph on {graph.device}; move it with graph.to() or pin its memory")
+    if not plain:
+        raise InputError(
+            "a GPU samples a graph in host memory only uniformly, along in-edges, as blocks and with fan-outs from 1 "
+            f"to {LARGEST_FANOUT}; move the graph with graph.to({str(device)!r})"
+        )
+
+
+def _values_at(values: Tensor, ids: Tensor) -> Tensor:
+    """``values[ids]``, also when a GPU has the ids and pinned host memory the values."""
+    if values.device == ids.device:
+        return values[ids.long()]
+    return gather_rows_triton(values[:, None], ids)[:, 0]
+
+
+def _resolve(backend: str, device: torch.device, replace: bool, weight: Tensor | None) -> str:
+    """The backend that serves the device, or an InputError that says what to change."""
+    on_gpu = device.type == "cuda"
     if backend in ("paper", "reservoir") and (replace or weight is not None):
         raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
     if backend == "auto":
         return "gpu" if on_gpu else "cpu"
     if (backend == "gpu") != on_gpu and backend in ("cpu", "gpu"):
-        raise InputError(
-            f"backend={backend!r} needs the graph there but it is on {graph.device}; move it with graph.to()"
-        )
+        raise InputError(f"backend={backend!r} cannot make batches on {device}; use 'auto' or another device")
     return backend
 
 

@@ -38,27 +38,27 @@ def sample_torch(
     start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
     streams = node_streams(hop_key(clock, hop), seeds)
     if fanout == FULL:
-        offsets, taken = _every(degree)
+        edges, counts = _all_edges(start, degree)[1], degree
     elif weight is not None:
-        offsets, taken = _lightest_keys(start, degree, fanout, streams, weight)
-    elif replace:
-        offsets, taken = _with_replacement(degree, fanout, streams)
+        edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
     else:
-        offsets, taken = _floyd(degree, fanout, streams)
-    edges = (start[:, None] + offsets)[taken]
-    counts = torch.zeros(seeds.numel() + 1, dtype=torch.int32, device=seeds.device)
-    counts[1:] = taken.sum(1)
-    return HopSample(counts.cumsum(0, dtype=torch.int32), indices[edges], edges)
+        offsets, taken = (_with_replacement if replace else _floyd)(degree, fanout, streams)
+        edges, counts = (start[:, None] + offsets)[taken], taken.sum(1)
+    return HopSample(_offsets(counts), indices[edges], edges)
 
 
-def _every(degree: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets ``[S, D]`` of all neighbours and which of them exist."""
-    columns = torch.arange(_largest(degree), device=degree.device)
-    return columns.expand(degree.numel(), -1), columns < degree[:, None]
+def _offsets(counts: Tensor) -> Tensor:
+    """``indptr [S+1]`` int32 of rows with so many entries."""
+    indptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=counts.device)
+    indptr[1:] = counts.cumsum(0)
+    return indptr
 
 
-def _largest(degree: Tensor) -> int:
-    return int(degree.max()) if degree.numel() else 0
+def _all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
+    """``(row, edge)`` of all in-edges of the rows, both int64."""
+    row = torch.repeat_interleave(torch.arange(degree.numel(), device=degree.device), degree)
+    first = degree.cumsum(0) - degree
+    return row, torch.arange(row.numel(), device=row.device) + (start - first)[row]
 
 
 def _with_replacement(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,20 +82,21 @@ def _floyd(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor
 def _lightest_keys(
     start: Tensor, degree: Tensor, fanout: int, streams: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The neighbours with the smallest exponential keys ``E / weight``, in the order of their edges.
+    """``(edges, counts)`` of the neighbours with the smallest exponential keys ``E / weight``, in the order of edges.
 
     The smallest key belongs to neighbour i with probability ``weight_i / sum``, and the next smallest likewise among
     the rest: sampling without replacement with probabilities proportional to the weights.
     """
-    columns = torch.arange(_largest(degree), device=degree.device)
-    there = columns < degree[:, None]
-    edge = (start[:, None] + columns).clamp(max=max(weight.numel() - 1, 0))
-    weights = weight[edge].to(torch.float64) if weight.numel() else edge.to(torch.float64)
-    keys = draw_exponential(streams[:, None], columns) / weights
-    keys = torch.where(there & (weights > 0), keys, torch.inf)
-    order = torch.sort(keys, dim=1, stable=True).indices[:, :fanout]
-    picked = torch.zeros_like(there).scatter_(1, order, torch.ones_like(order, dtype=torch.bool))
-    return columns.expand(degree.numel(), -1), picked & torch.isfinite(keys)
+    row, edge = _all_edges(start, degree)
+    weights = weight[edge].to(torch.float64)
+    keys = draw_exponential(streams[row], edge - start[row]) / weights
+    keys = torch.where(weights > 0, keys, torch.inf)
+    order = torch.sort(keys, stable=True).indices
+    order = order[torch.sort(row[order], stable=True).indices]  # rows together, keys ascending in each
+    rank = torch.arange(row.numel(), device=row.device) - (degree.cumsum(0) - degree)[row]
+    picked = torch.zeros_like(row, dtype=torch.bool)
+    picked[order] = (rank < fanout) & torch.isfinite(keys[order])
+    return edge[picked], torch.bincount(row[picked], minlength=degree.numel())
 
 
 def sample_reservoir_torch(
@@ -112,15 +113,13 @@ def sample_reservoir_torch(
     streams = node_streams(hop_key(clock, hop), seeds)
     columns = torch.arange(fanout, device=seeds.device)
     chosen = columns.repeat(seeds.numel(), 1)
-    for neighbour in range(fanout, _largest(degree)):
+    for neighbour in range(fanout, int(degree.max()) if degree.numel() else 0):
         bound = torch.tensor(neighbour + 1, device=seeds.device)
         claimed = (draw_below(streams, neighbour, bound)[:, None] == columns) & (degree > neighbour)[:, None]
         chosen[claimed] = neighbour
     taken = columns < degree[:, None]
     edges = (start[:, None] + chosen)[taken]
-    counts = torch.zeros(seeds.numel() + 1, dtype=torch.int32, device=seeds.device)
-    counts[1:] = taken.sum(1)
-    return HopSample(counts.cumsum(0, dtype=torch.int32), indices[edges], edges)
+    return HopSample(_offsets(taken.sum(1)), indices[edges], edges)
 
 
 def relabel_torch(seeds: Tensor, sources: Tensor) -> Relabelled:

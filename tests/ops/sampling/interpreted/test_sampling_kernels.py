@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,22 @@ def test_default_sampler_without_work():
     assert_same_sample(
         sample_triton(indptr, indices, SEEDS, -1, CLOCK), sample_torch(indptr, indices, SEEDS, -1, CLOCK)
     )
+
+
+def test_edges_beyond_32_bits(tmp_path):
+    """A graph of 2^31 + 2,000 edges, in a file with holes: only the pages that are read exist."""
+    num_edges = 2**31 + 2000
+    mapped = np.memmap(tmp_path / "indices", np.int32, "w+", shape=(num_edges,))
+    mapped[-1000:] = np.arange(1000)
+    indices, seeds = torch.from_numpy(mapped), torch.tensor([2, 0, 2], dtype=torch.int32)
+    indptr = torch.tensor([0, 5, num_edges - 1000, num_edges])
+    mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
+    assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
+    assert int(mine.edges.max()) > 2**31
+    for sampler in (sample_reservoir_triton, sample_paper_triton):
+        assert_same_sample(
+            sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
+        )
 
 
 @pytest.mark.parametrize("fanout", [1, 3, 7, 40])
