@@ -26,7 +26,7 @@ from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
 from weft.ops.sampling.hop import HopSample
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
@@ -115,12 +115,15 @@ def gather(recorder: Recorder, num_nodes: int, place: str, args: Namespace) -> d
     device = recorder.device
     if place != "cpu":
         on_gpu(recorder)
-    x = torch.empty(num_nodes, ROW_FLOATS, pin_memory=place == "pinned", device=device if place == "device" else "cpu")
+    pinned = place.startswith("pinned")
+    x = torch.empty(num_nodes, ROW_FLOATS, pin_memory=pinned, device=device if place == "device" else "cpu")
     x[:] = torch.arange(num_nodes, device=x.device)[:, None]
     count, where = min(args.rows, num_nodes), torch.device("cpu") if place == "cpu" else device
     ids = torch.randperm(num_nodes, device=where)[:count].to(torch.int32)
     out = torch.empty(count, ROW_FLOATS, device=where)
     run = partial(gather_rows_cpu if place == "cpu" else gather_rows_triton, x, ids, out)
+    if place == "pinned, not aligned":
+        run = partial(run, launch=GatherLaunch(64, 64))
     timing = time_until(run, where, warmup=2, repeats=20, seconds=args.cell_seconds, least=3)
     if not torch.equal(out[:, -1].long(), ids.long()):
         raise RuntimeError("wrong rows were gathered")
@@ -183,7 +186,7 @@ def run(recorder: Recorder, args: Namespace) -> None:
     for count in (1024, 8192):
         key = {"work": "three hops", "seeds": count, "fanout": "15,10,5", "side": "default"}
         recorder.cell(key, partial(three_hops, recorder, adj, count, args))
-    for place in ("pinned", "device", "cpu"):
+    for place in ("pinned", "pinned, not aligned", "device", "cpu"):
         key = {"work": "gather", "rows": args.rows, "side": place}
         recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
     host = on_cpu(adj)

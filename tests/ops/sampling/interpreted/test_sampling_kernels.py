@@ -99,8 +99,9 @@ CASES = [(1, torch.float32), (3, torch.float32), (100, torch.float32), (7, torch
 def test_gather(width, dtype):
     x = (10 * torch.randn(50, width)).to(dtype)
     ids = torch.tensor([3, 3, 0, 49, 7], dtype=torch.int32)
-    for table in (x, x[:, : max(1, width - 1)]):
-        assert torch.equal(gather_rows_triton(table, ids), gather_rows_torch(table, ids))
+    for table in (x, x[:, : max(1, width - 1)], x[1:], x[:, width // 2 :]):
+        for launch in (None, GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+            assert torch.equal(gather_rows_triton(table, ids % 49, launch=launch), gather_rows_torch(table, ids % 49))
     out = torch.zeros(5, width, dtype=dtype)
     gather_rows_triton(x, ids, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
     assert torch.equal(out[:2], x[[3, 3]])
@@ -114,6 +115,7 @@ def test_gather_with_a_cache(width):
     slots[held] = torch.arange(3, dtype=torch.int32)
     cache = x[held] + 100  # so that the result tells where a row came from
     ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
-    rows = gather_cached_triton(x, cache, slots, ids, hits, launch=GatherLaunch(2, 16))
-    assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
-    assert hits.tolist() == [3]
+    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+        rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
+        assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
+    assert hits.tolist() == [6]
