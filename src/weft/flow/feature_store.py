@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.flow.device import exact_device
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
 
@@ -56,7 +57,7 @@ class FeatureStore:
     ) -> None:
         if x.dim() != 2:
             raise InputError(f"features must be a matrix [nodes, features], not {list(x.shape)}")
-        self.x, self.device = x, torch.device(device)
+        self.x, self.device = x, exact_device(device)
         self.tier = _tier(x, self.device)
         self._lock, self._rows, self._hit_rows = threading.Lock(), 0, 0
         self._slots: Tensor | None = None

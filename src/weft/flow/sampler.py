@@ -17,6 +17,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.block import Block
+from weft.flow.device import exact_device
 from weft.flow.hops import CpuHops, Hop, HopSampler, TorchHops, TritonHops
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
@@ -77,7 +78,7 @@ class NeighbourSampler:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
         self.direction, self.subgraph, self.threads = direction, subgraph, threads
-        self.device = graph.device if device is None else torch.device(device)
+        self.device = graph.device if device is None else exact_device(device)
         self.backend = _resolve(backend, self.device, replace, weight)
         _check_place(graph, self.device, _is_plain(fanouts) and weight is None and direction == "in" and not subgraph)
         self.adj = graph.adj if direction == "in" else graph.adj.transposed()

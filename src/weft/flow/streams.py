@@ -46,6 +46,7 @@ def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any
     if device.type != "cuda":
         return work
     stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # what the stage reads may still be on its way there
 
     def run(item: Any) -> OnDevice:
         with torch.cuda.stream(stream):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.flow.batch import MiniBatch, Subgraph
+from weft.flow.device import exact_device
 from weft.flow.feature_store import FeatureStore
 from weft.flow.pipeline import Stage
 from weft.flow.sampler import NeighbourSampler
@@ -24,7 +25,7 @@ def training_stages(
 
     ``labels [N]`` or ``[N, C]``; ``workers`` threads sample when the CPU does. On a GPU each stage has its own stream.
     """
-    device = torch.device(device)
+    device = exact_device(device)
 
     def sample(seeds: SeedBatch) -> MiniBatch | Subgraph:
         return sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
