@@ -1,7 +1,8 @@
 """Numba kernels of CPU sampling: pick neighbours, relabel them, gather rows.
 
-Arguments are addresses, sizes and flags; see :mod:`weft.ops.cpu.kernel`. Rows are handled in chunks: positions of a
-chunk's picks are computed and prefetched first, then read, so that many cache misses are in flight at once.
+Arguments are addresses, sizes and flags; see :mod:`weft.ops.cpu.kernel`. Rows are handled in chunks and in steps: pick
+edge positions, read the neighbours there, relabel them. Each step prefetches what the next one reads and then moves on
+to another chunk, so that many cache misses are in flight at once.
 
 Shapes: N nodes, E edges, S rows, K fan-out, P sampled edges.
 """
@@ -18,7 +19,8 @@ from weft.ops.random.numba_bits import splitmix
 from weft.ops.sampling.draws_cpu import draw_below, draw_exponential, hop_key, node_stream
 
 CHUNK = 32  # rows whose loads are in flight together
-AHEAD = 16  # picks whose table entries are prefetched before they are needed
+BLOCK = 256  # picks whose table entries are prefetched together
+AHEAD = 16  # rows of a gather that are prefetched before they are needed
 SCAN_LIMIT = 48  # fan-out up to which comparing with every earlier pick is faster than a hash set
 EMPTY = np.int32(-1)
 
@@ -160,8 +162,6 @@ def _weighted_count(weight, start, degree, fanout):
 def _offsets(out_indptr, first, last, indptr, nodes, fanout, replace, weight, weighted):
     """``out_indptr`` of the rows ``first .. last`` behind the row before them."""
     for row in range(first, last):
-        prefetch(indptr, np.int64(nodes[row]))
-    for row in range(first, last):
         start, end = np.int64(indptr[nodes[row]]), np.int64(indptr[nodes[row] + 1])
         if weighted:
             count = _weighted_count(weight, start, end - start, fanout)
@@ -171,7 +171,15 @@ def _offsets(out_indptr, first, last, indptr, nodes, fanout, replace, weight, we
 
 
 @part
-def _pick_rows(edges, out_indptr, first, last, indptr, nodes, fanout, replace, weight, weighted, key, scratch, mask):
+def _prefetch_rows(indptr, nodes, first, last):
+    for row in range(first, last):
+        prefetch(indptr, np.int64(nodes[row]))
+
+
+@part
+def _pick_rows(
+    edges, out_indptr, first, last, indptr, indices, nodes, fanout, replace, weight, weighted, key, scratch, mask
+):  # fmt: skip
     """Edge positions of the picks of the rows ``first .. last``."""
     mixed = splitmix(key)
     for row in range(first, last):
@@ -191,6 +199,7 @@ def _pick_rows(edges, out_indptr, first, last, indptr, nodes, fanout, replace, w
             _floyd(picks, degree, fanout, stream, scratch, mask)
         for slot in range(count):
             picks[slot] += start
+            prefetch(indices, picks[slot])
 
 
 @intrinsic
@@ -208,12 +217,16 @@ def float64s_of(typing, array):
 def _read_sources(sources, edges, begin, end, indices):
     """The neighbours at the picked edge positions ``begin .. end``."""
     for place in range(begin, end):
-        prefetch(indices, edges[place])
-    for place in range(begin, end):
         sources[place] = indices[edges[place]]
 
 
 # ---- relabelling -----------------------------------------------------------------------------------------
+
+
+@part
+def _prefetch_labels(table, sources, begin, end):
+    for place in range(begin, end):
+        prefetch(table, np.int64(sources[place]))
 
 
 @part
@@ -223,11 +236,7 @@ def _relabel(sources, begin, end, nodes, count, table, stamp):
     An entry of the table is ``stamp * 2^32 + local id``: entries of earlier batches have another stamp.
     """
     mark = np.int64(stamp) << 32
-    for place in range(begin, min(begin + AHEAD, end)):
-        prefetch(table, np.int64(sources[place]))
     for place in range(begin, end):
-        if place + AHEAD < end:
-            prefetch(table, np.int64(sources[place + AHEAD]))
         node = sources[place]
         entry = table[node]
         if entry >> 32 != stamp:
@@ -263,14 +272,24 @@ def hop_fused(
     scratch, nodes, table = int32s(scratch), int32s(nodes), int64s(table)
     key = hop_key(int64s(clock), hop)
     out_indptr[0] = 0
+    _prefetch_rows(indptr, rows, 0, min(CHUNK, num_rows))
+    read, labelled = np.int64(0), np.int64(0)  # picks that were read, and that have local ids
     for first in range(0, num_rows, CHUNK):
         last = min(first + CHUNK, num_rows)
+        _prefetch_rows(indptr, rows, last, min(last + CHUNK, num_rows))
         _offsets(out_indptr, first, last, indptr, rows, fanout, replace, weight, weighted)
-        _pick_rows(edges, out_indptr, first, last, indptr, rows, fanout, replace, weight, weighted, key, scratch, mask)
-        begin, end = np.int64(out_indptr[first]), np.int64(out_indptr[last])
-        _read_sources(sources, edges, begin, end, indices)
-        count = _relabel(sources, begin, end, nodes, count, table, stamp)
-    return count
+        _pick_rows(
+            edges, out_indptr, first, last, indptr, indices, rows, fanout, replace, weight, weighted, key, scratch, mask
+        )  # fmt: skip
+        count = _relabel(sources, labelled, read, nodes, count, table, stamp)
+        labelled, begin = read, np.int64(out_indptr[first])
+        # The picks of the chunk before: they were prefetched while this chunk's were drawn.
+        _read_sources(sources, edges, read, begin, indices)
+        _prefetch_labels(table, sources, read, begin)
+        read = begin
+    end = np.int64(out_indptr[num_rows])
+    _read_sources(sources, edges, read, end, indices)
+    return _relabel(sources, labelled, end, nodes, count, table, stamp)
 
 
 @kernel
@@ -279,8 +298,10 @@ def hop_offsets(indptr, like, weight, weighted, rows, num_rows, fanout, replace,
     indptr, weight = pointer(indptr, like), float32s(weight)
     rows, out_indptr = int32s(rows), int32s(out_indptr)
     out_indptr[0] = 0
+    _prefetch_rows(indptr, rows, 0, min(CHUNK, num_rows))
     for first in range(0, num_rows, CHUNK):
         last = min(first + CHUNK, num_rows)
+        _prefetch_rows(indptr, rows, last, min(last + CHUNK, num_rows))
         _offsets(out_indptr, first, last, indptr, rows, fanout, replace, weight, weighted)
 
 
@@ -295,16 +316,30 @@ def hop_share(
     scratch = int32s(scratch + share * scratch_step)
     key = hop_key(int64s(clock), hop)
     stop = num_rows * (share + 1) // shares
-    for first in range(num_rows * share // shares, stop, CHUNK):
+    begin = num_rows * share // shares
+    _prefetch_rows(indptr, rows, begin, min(begin + CHUNK, stop))
+    read = np.int64(out_indptr[begin])
+    for first in range(begin, stop, CHUNK):
         last = min(first + CHUNK, stop)
-        _pick_rows(edges, out_indptr, first, last, indptr, rows, fanout, replace, weight, weighted, key, scratch, mask)
-        _read_sources(sources, edges, np.int64(out_indptr[first]), np.int64(out_indptr[last]), indices)
+        _prefetch_rows(indptr, rows, last, min(last + CHUNK, stop))
+        _pick_rows(
+            edges, out_indptr, first, last, indptr, indices, rows, fanout, replace, weight, weighted, key, scratch, mask
+        )  # fmt: skip
+        _read_sources(sources, edges, read, np.int64(out_indptr[first]), indices)
+        read = np.int64(out_indptr[first])
+    _read_sources(sources, edges, read, np.int64(out_indptr[stop]), indices)
 
 
 @kernel
 def relabel(sources, num_sources, nodes, count, table, stamp):
     """Relabel what was sampled before; returns the number of nodes then known."""
-    return _relabel(int32s(sources), 0, num_sources, int32s(nodes), count, int64s(table), stamp)
+    sources, nodes, table = int32s(sources), int32s(nodes), int64s(table)
+    _prefetch_labels(table, sources, 0, min(BLOCK, num_sources))
+    for begin in range(0, num_sources, BLOCK):
+        end = min(begin + BLOCK, num_sources)
+        _prefetch_labels(table, sources, end, min(end + BLOCK, num_sources))
+        count = _relabel(sources, begin, end, nodes, count, table, stamp)
+    return count
 
 
 @kernel
