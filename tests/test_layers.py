@@ -20,11 +20,12 @@ BELOW = {
     "graph": {"ops", "core"},
     "nn": {"graph", "ops", "core"},
     "capture": {"nn", "graph", "ops", "core"},
-    "runtime": {"capture", "nn", "graph", "ops", "core"},
-    "weave": {"runtime", "capture", "nn", "graph", "ops", "core"},
-    "engine": {"weave", "runtime", "capture", "sched", "planner", "nn", "graph", "ops", "core"},
-    "serve": {"engine", "weave", "runtime", "capture", "sched", "planner", "nn", "graph", "ops", "core"},
-    "cli": {"serve", "engine", "weave", "runtime", "capture", "sched", "planner", "nn", "graph", "ops", "core"},
+    "flow": {"nn", "graph", "ops", "core"},
+    "runtime": {"capture", "flow", "nn", "graph", "ops", "core"},
+    "weave": {"runtime", "capture", "flow", "nn", "graph", "ops", "core"},
+    "engine": {"weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
+    "serve": {"engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
+    "cli": {"serve", "engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
 }
 BRAIN = ("core", "planner", "sched")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's
