@@ -21,7 +21,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="v100-32g, a100-40g, a100-80g, rtx4090, h200, cpu, or a file of `weft probe`.",
+            help="v100-32g, a100-40g, a100-80g, rtx4090, t4, a10, l40s, h100, h200, cpu, or a file of `weft probe`.",
             show_default="the one at hand",
         ),
     ] = None,

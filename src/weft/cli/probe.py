@@ -11,6 +11,7 @@ import typer
 
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
+from weft.core.processor import Processor
 from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def probe(
 ) -> None:
     """Measure what this machine copies, gathers, multiplies and launches, for `weft plan` to reckon with.
 
-    Takes some seconds. What it finds is kept for this host (see WEFT_HOME) and used by every later plan; --out
-    writes a file that `weft plan --machine FILE` takes elsewhere.
+    With a GPU, its host and the bus between them are measured too. Takes some seconds. What it finds is kept for
+    this host (see WEFT_HOME) and used by every later plan; --out writes a file that `weft plan --machine FILE`
+    takes elsewhere.
     """
     if learn_from:
         _learn(learn_from, machine)
@@ -82,26 +84,31 @@ def describe(machine: Machine) -> str:
     """The machine in lines for people."""
     lines = [
         f"{machine.name}: {show_bytes(machine.memory_bytes)} on {machine.device}, cache {show_bytes(machine.l2_bytes)}",
-        f"  copy            {_rate(machine.copy_bandwidth)}",
-        f"  gather          {_rates(machine.gather)} from memory",
-        f"                  {_rates(machine.l2_gather)} from the cache",
-        "  products        " + ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in machine.flops.items()),
+        *_rate_lines(machine.primary),
     ]
-    if machine.device == "cuda":
+    if machine.devices:
         lines += [
             f"  bus             {_rate(machine.h2d_bandwidth)} to the device, {_rate(machine.d2h_bandwidth)} back",
             f"  kernel          {show_seconds(machine.launch_seconds)} from Python, "
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
         ]
-    return "\n".join(
-        [
-            *lines,
-            f"  operator call   {show_seconds(machine.op_seconds)} of torch's, "
-            f"{show_seconds(machine.custom_op_seconds)} of Weft's",
-            f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}",
-        ]
-    )
+    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}"]
+    if machine.devices and machine.host.flops:
+        lines += _rate_lines(machine.host)
+    disk = machine.link("disk", "disk", "host")
+    return "\n".join([*lines, *([f"  disk            {_rate(disk.bytes_per_second)} read"] if disk else [])])
+
+
+def _rate_lines(part: Processor) -> list[str]:
+    return [
+        f"  copy            {_rate(part.copy_bandwidth)}",
+        f"  gather          {_rates(part.gather)} from memory",
+        f"                  {_rates(part.l2_gather)} from the cache",
+        "  products        " + ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in part.flops.items()),
+        f"  operator call   {show_seconds(part.op_seconds)} of torch's, "
+        f"{show_seconds(part.custom_op_seconds)} of Weft's",
+    ]
 
 
 def _rate(rate: float) -> str:

@@ -123,7 +123,7 @@ def _nearest(
         if one.fits:
             continue
         task = tasks[one.plan.members[0]]
-        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
+        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, estimator.machine.has_bf16)
         if suggestion is not None:
             found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
     return list(found.values())
