@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.files import write_file
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
 from weft.core.processor import Processor
@@ -51,7 +52,7 @@ def probe(
     found = measure(choose_device(device))
     kept = keep_probe(found)
     if out is not None:
-        _write(out, found)
+        write_file(out, found.to_json())
     print(found.to_json() if json else describe(found))
     print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
 
@@ -117,13 +118,3 @@ def _rate(rate: float) -> str:
 
 def _rates(rates: tuple[tuple[int, float], ...]) -> str:
     return ", ".join(f"{_rate(rate)} ({width} B rows)" for width, rate in rates)
-
-
-def _write(path: Path, machine: Machine) -> None:
-    from weft.engine.results.result import write_text
-
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, machine.to_json())
-    except OSError as error:
-        raise SpecError(f"--out {path}: cannot be written ({error.strerror}); choose another place") from None
