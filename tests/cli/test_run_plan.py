@@ -120,7 +120,7 @@ def test_what_does_not_fit_exits_with_4(weft):
     code, _, err = weft("run", "p.json", "--budget", "20KiB")
     assert code == 4
     assert "needs" in one_sentence(err)
-    code, _, err = weft("plan", "spec.toml", "--machine", "cpu", "--budget", "20KiB", "--out", "tight.json")
+    code, _, err = weft("plan", "spec.toml", "--machine", "cpu", "--budget", "12KiB", "--out", "tight.json")
     assert code == 4
     assert err == ""  # nothing to run
     code, _, err = weft("run", "tight.json")
