@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.base.cancel import Cancel
+    from weft.engine.planning.plan_file import read_plan
     from weft.engine.planning.plan_report_builder import plan
     from weft.engine.results.result import Result
     from weft.engine.results.sweep_result import SweepResult
@@ -71,6 +72,7 @@ _PLACES = {
     "loguniform": ("weft.core.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
     "plan": ("weft.engine.planning.plan_report_builder", "plan"),
+    "read_plan": ("weft.engine.planning.plan_file", "read_plan"),
     "read_spec": ("weft.core.spec_file", "read_spec"),
     "run": ("weft.engine.run", "run"),
     "uniform": ("weft.core.search_space", "uniform"),
@@ -105,6 +107,7 @@ __all__ = [
     "open",
     "ops",
     "plan",
+    "read_plan",
     "read_spec",
     "run",
     "uniform",

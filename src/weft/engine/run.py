@@ -1,4 +1,4 @@
-"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out."""
+"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out; a plan of either as well."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import torch
 
-from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.event import Event
 from weft.core.graph_stats import GraphStats
 from weft.core.plan_options import PlanOptions
@@ -22,6 +22,7 @@ from weft.engine.base.cancel import Cancel
 from weft.engine.base.device import choose_device, environment
 from weft.engine.base.options import check_choices, check_options, not_work
 from weft.engine.display.progress_bar import display_for
+from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.training.early_stops import EarlyStops
@@ -30,14 +31,17 @@ from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
 from weft.engine.training.session import CHECKPOINT_SECONDS
 from weft.planner.pruning import Policy, policy_for
+from weft.planner.report.plan_report import PlanReport
 
 
 @overload
 def run(work: Task, **options: Any) -> Result: ...
 @overload
 def run(work: Sweep | Sequence[Task], **options: Any) -> SweepResult: ...
+@overload
+def run(work: PlanReport, **options: Any) -> Result | SweepResult: ...
 def run(
-    work: Task | Sweep | Sequence[Task],
+    work: Task | Sweep | Sequence[Task] | PlanReport,
     *,
     device: str | torch.device = "auto",
     out: str | os.PathLike[str] | None = None,
@@ -52,6 +56,10 @@ def run(
     compile: bool | None = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
+
+    The answer of :func:`weft.plan`, or one read from a file with :func:`weft.read_plan`, is trained exactly as planned:
+    its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
+    trained, on another graph or kind of device, with other weights, or where its groups do not fit.
 
     ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. ``resume=True``
@@ -69,14 +77,18 @@ def run(
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
+    report = work if isinstance(work, PlanReport) else None
     work = _checked(work)
     check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
     check_choices(weave=weave, compile=compile)
     limit = None if budget is None else parse_bytes(budget)
-    options = JobOptions(checkpoint_every, EarlyStops(policy_for(prune), cancel), limit, PlanOptions(weave, compile))
+    if report is not None:
+        limit = _planned_limit(report, limit, weave=weave, compile=compile)
+    stops = EarlyStops(policy_for(prune), cancel)
+    options = JobOptions(checkpoint_every, stops, limit, PlanOptions(weave, compile), report)
     if cancel is not None:
         cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
-    target = choose_device(device)
+    target = choose_device(device) if report is None else device_of(report, device)
     with ExitStack() as stack:
         listeners = [listener for listener in (on_event,) if listener is not None]
         display = display_for(progress, several=isinstance(work, Sweep))
@@ -96,7 +108,20 @@ def _folder(path: Path, work: Task | Sweep) -> RunFolder:
     return RunFolder(path) if isinstance(work, Task) else SweepFolder(path, work)
 
 
+def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
+    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be asked for again."""
+    for name, choice in choices.items():
+        if choice is not None:
+            raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")
+    limits = [one for one in (limit, report.plans[0].budget) if one is not None]
+    return min(limits, default=None)
+
+
 def _checked(work: Any) -> Task | Sweep:
+    if isinstance(work, PlanReport):
+        check_runnable(work)
+        assert work.work is not None
+        return work.work
     if isinstance(work, (Task, Sweep)):
         return work
     if isinstance(work, (list, tuple)) and all(isinstance(task, Task) for task in work):

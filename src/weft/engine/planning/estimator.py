@@ -24,25 +24,31 @@ from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
 from weft.planner.grouping.compatibility import graph_key, group_key, structure, width
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.runtime.dry_run import capture
+from weft.runtime.weight_shapes import weight_digests
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A captured group: one epoch, what is done once before, and the parameters of every member."""
+    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes."""
 
     step: Program
     preparation: Program
     parameters: tuple[int, ...]
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a group takes: the cost, how its memory comes about, and the step they were read from."""
+    """What a group takes: the cost, how its memory comes about, and the step they were read from.
+
+    ``weights``: a digest per stack of its parameters' names and shapes; empty where they are not known.
+    """
 
     cost: Cost
     memory: Memory
     program: Program
     parameters: tuple[int, ...]
+    weights: tuple[str, ...] = ()
 
 
 class Estimator:
@@ -152,7 +158,7 @@ class Estimator:
             total_bytes=held.safe,
             bytes=dict(held.kinds),
         )
-        return Estimate(cost, held, steps.step, steps.parameters)
+        return Estimate(cost, held, steps.step, steps.parameters, steps.weights)
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
@@ -206,7 +212,9 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
         raise SpecError(
             f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
         ) from error
-    return Steps(found.program, found.preparation, tuple(found.parameters))
+    # A step scaled from a small graph has the shapes of that one.
+    weights = () if found.program.note else weight_digests(found.run)
+    return Steps(found.program, found.preparation, tuple(found.parameters), weights)
 
 
 def check_plannable(task: Task, stats: GraphStats) -> None:

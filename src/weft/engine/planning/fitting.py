@@ -45,7 +45,8 @@ def _decided(
     epochs = max(tasks[name].epochs for name in plan.members)
     found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
     compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
-    return replace(plan, cost=estimate.cost.to_dict(), compiled=compiled, why=(*plan.why, *why))
+    decisions = {"compiled": compiled, "why": (*plan.why, *why)}
+    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 
 
 def grouped(

@@ -9,17 +9,19 @@ from functools import partial
 
 import torch
 
-from weft.core.errors import InputError, OutOfMemoryError, WeftError
+from weft.core.errors import InputError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.plan_options import PlanOptions
 from weft.core.task import Task
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.results.result import Result
 from weft.engine.training.early_stops import EarlyStops
@@ -28,11 +30,13 @@ from weft.engine.training.interrupt import Interruption
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import CHECKPOINT_SECONDS, Session
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.threads import cpu_threads
 from weft.runtime.device.torch_rng import seeded
 from weft.runtime.group import GroupRun
+from weft.runtime.weight_shapes import weight_digests
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,14 @@ class JobOptions:
     early_stops: EarlyStops = field(default_factory=EarlyStops)
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
+    report: PlanReport | None = None  # the groups to train, where they are planned already
 
 
 class Job:
     """``tasks`` on ``device``; told through ``telling``, kept in ``folder``.
 
-    ``groups`` are the plans as they were carried out, each with the key of its checkpoint.
+    Trains the groups of ``options.report``, or plans them. ``groups`` are the plans as they were carried out, each with
+    the key of its checkpoint.
     """
 
     def __init__(
@@ -75,12 +81,17 @@ class Job:
     def train(self, resume: bool) -> list[Result]:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
+        report = self._options.report
+        if saved and report is not None:
+            check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         self._resuming = saved is not None
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
             for task in self._tasks.values():
                 self._graphs.check(task)
             stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
+            if report is not None:
+                check_here(report.plans, self._graphs, self._planner)
             self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
         afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
         waiting = list(self.groups)
@@ -99,6 +110,9 @@ class Job:
     # ---- before training -----------------------------------------------------------------------------
 
     def _plans(self) -> list[Plan]:
+        if self._options.report is not None:
+            # The settings are in the folder once, not with every member's plan.
+            return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = list(self._tasks.values())
         self._planner.check(tasks)
         throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
@@ -134,6 +148,8 @@ class Job:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
+            if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
+                raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
             self._begin(key, group, afresh)
             try:
                 with clear_memory_errors(plan.members, self._device):
@@ -168,8 +184,15 @@ class Job:
         """The plan with what the group took, which the plans to come learn from."""
         measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
         self.groups[self.groups.index((key, plan))] = (key, measured)
-        self._planner.learn(measured, self._folder.path if self._folder is not None else None)
+        if self._predicted_here:
+            self._planner.learn(measured, self._folder.path if self._folder is not None else None)
         return measured
+
+    @property
+    def _predicted_here(self) -> bool:
+        """Whether predictions are from the rates known of this machine: only then do they say how far those are off."""
+        report = self._options.report
+        return report is None or basis_of(report.machine) == basis_of(self._planner.machine)
 
     def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
         track = session.tracks[index]
