@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.runtime.device import streams
 from weft.weave.graph import Node, map_nodes
 from weft.weave.merge import OWN_STREAM, Woven
 
