@@ -232,7 +232,7 @@ def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
     assert code == 0
     assert "weft: task 'lr=1e+30'" in err
     assert events(out)[-1]["statuses"] == {"finished": 1, "diverged": 1}
-    code, _, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=[1e30, 1e35]")
+    code, _, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=[1e30, 1e35]", "--overwrite")
     assert code == 3
     assert "no member of the sweep got anywhere" in err
 
@@ -297,12 +297,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, nu
         child.kill()
     assert child.returncode == code, err
     epoch = read_checkpoint(Path("my run")).about["epoch"]
-    assert json.loads(out.splitlines()[-1]) | {"time": 0} == {
-        "event": "interrupted",
-        "task": "spec",
-        "time": 0,
-        "epoch": epoch,
-    }
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["task"], last["epoch"]) == ("interrupted", "spec", epoch)
     assert f"interrupted after epoch {epoch}" in err
     resume = shlex.split(err.splitlines()[-1])
     assert resume == ["weft", "run", str(spec), "--out", "my run", "--resume", "--set", change]

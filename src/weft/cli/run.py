@@ -35,6 +35,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,6 +61,7 @@ def run(
 
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
+    A run that is in --out already is kept: choose --resume or --overwrite, or answer the question on a terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget, 130 interrupted.
@@ -70,12 +72,15 @@ def run(
     work = read_spec(spec, changes or [])
     folder = out if out is not None else Path("runs") / spec.stem
     live = sys.stdout.isatty() and not json
+    if live and not resume and not overwrite:
+        resume, overwrite = _ask(folder)
     try:
         result = train(
             work,
             device=device,
             out=folder,
             resume=resume,
+            overwrite=overwrite,
             progress=live,
             on_event=None if live else _print_line,
             prune=prune,
@@ -93,6 +98,17 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
+
+
+def _ask(folder: Path) -> tuple[bool, bool]:
+    """Whether to resume or to overwrite a run that is in ``folder``; neither if nobody is there to be asked."""
+    from weft.engine.training.run_folder import holds_run
+
+    if not holds_run(folder) or not sys.stdin.isatty():
+        return False, False
+    question = f"{folder} holds a run already. Resume it, overwrite it, or quit? [r/o/q]"
+    answer = typer.prompt(question, default="q", show_default=False, err=True).strip().lower()
+    return answer.startswith("r"), answer.startswith("o")
 
 
 def _print_line(event: Event) -> None:

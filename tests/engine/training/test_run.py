@@ -105,7 +105,7 @@ class TestResult:
             assert math.isfinite(result.metrics[f"test_{metric}"])
 
 
-class StopAfter(Exception):
+class StopAfter(BaseException):
     """Raised from a listener to leave a run in the middle."""
 
 
@@ -201,7 +201,7 @@ class TestResume:
 
     def test_starting_afresh_forgets_the_former_run(self, tmp_path):
         run(make_task(epochs=4), out=tmp_path, progress=False)
-        run(make_task(epochs=2), out=tmp_path, progress=False)
+        run(make_task(epochs=2), out=tmp_path, progress=False, overwrite=True)
         assert read_checkpoint(tmp_path).about["epoch"] == 2
         starts = [line for line in (tmp_path / "events.jsonl").read_text().splitlines() if '"start"' in line]
         assert len(starts) == 1
@@ -280,14 +280,14 @@ class TestTrouble:
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         for mistake in ({"graph": tiny_graph()._changed(y=None)}, {"model": "no.such.package:Net"}):
             with pytest.raises(InputError):
-                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False)
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False, overwrite=True)
             with pytest.raises(InputError):
                 run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path / "new", progress=False)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
     def test_a_folder_that_cannot_be_written_to(self, tmp_path, monkeypatch):
         monkeypatch.setattr("os.access", lambda *_: False)
-        with pytest.raises(SpecError, match=r"--out .*new: .* cannot be written to"):
+        with pytest.raises(SpecError, match=r"out='.*new': .* cannot be written to"):
             run(make_task(), out=tmp_path / "new", progress=False)
         assert not list(tmp_path.iterdir())
 
@@ -302,7 +302,7 @@ class TestTrouble:
         monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
         task, graph = make_task(epochs=2), tiny_graph()
         group = GroupRun([task], graph, solo_plan(task, graph.stats(), "cpu"), torch.device("cpu"))
-        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
+        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* resume=True"):
             RunFolder(tmp_path).save_state("1", group, {})
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))
