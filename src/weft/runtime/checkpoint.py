@@ -51,12 +51,15 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
+            missing = [name for name in ("weft", "sha256") if name not in metadata]
+            if missing:
+                raise ValueError(f"it has no {missing[0]!r}")
             said, expected = metadata["weft"], metadata["sha256"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if _checksum(tensors, said) != expected:
             raise ValueError("its checksum does not match what it holds")
         return Checkpoint(tensors, json.loads(said))
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, ValueError, OSError) as error:
         raise SpecError(
             f"{path}: not a checkpoint of Weft, or a damaged one ({error}); remove it to start afresh"
         ) from None
