@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
 KINDS = (
-    *("start", "note", "group", "progress", "end", "checkpoint", "paused", "resumed"),
-    *("finish", "interrupted", "preempted", "failed"),
+    *("start", "note", "group", "progress", "end", "checkpoint", *STEERED),
+    *("finish", "interrupted", "failed"),
 )
 
 

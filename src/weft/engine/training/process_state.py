@@ -70,7 +70,8 @@ class _Found:
         torch.set_float32_matmul_precision(self.precision)
         (gc.enable if self.collecting else gc.disable)()
         restore_generators(self.generators, device)
-        set_memory_fraction(self.memory_fraction, device)
+        if memory_fraction(device) != self.memory_fraction:
+            set_memory_fraction(self.memory_fraction, device)
 
 
 @dataclass(frozen=True)
