@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.base.cancel import Cancel
+    from weft.engine.base.control import Control
     from weft.engine.planning.plan_file import read_plan
     from weft.engine.planning.plan_report_builder import plan
     from weft.engine.results.result import Result
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 # answer at once.
 _PLACES = {
     "Cancel": ("weft.engine.base.cancel", "Cancel"),
+    "Control": ("weft.engine.base.control", "Control"),
     "DivergedError": ("weft.core.errors", "DivergedError"),
     "Event": ("weft.core.event", "Event"),
     "Graph": ("weft.graph.data.graph", "Graph"),
@@ -81,6 +83,7 @@ _PACKAGES = ("nn", "ops")
 
 __all__ = [
     "Cancel",
+    "Control",
     "DivergedError",
     "Event",
     "Graph",

@@ -45,6 +45,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,6 +73,7 @@ def run(
 
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
+    A run that is in --out already is kept: choose --resume or --overwrite, or answer the question on a terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
@@ -82,12 +84,15 @@ def run(
     work = _read(spec, changes or [], weave=weave, compile=compile)
     folder = out if out is not None else Path("runs") / spec.stem
     live = sys.stdout.isatty() and not json
+    if live and not resume and not overwrite:
+        resume, overwrite = _ask(folder)
     try:
         result = train(
             work,
             device=device,
             out=folder,
             resume=resume,
+            overwrite=overwrite,
             progress=live,
             on_event=None if live else _print_line,
             prune=prune,
@@ -118,6 +123,17 @@ def _read(spec: Path, changes: list[str], **choices: bool | None) -> Task | Swee
     if asked:
         raise SpecError(f"{asked[0]}: {spec} is a plan, which is run as it is; give that to `weft plan`")
     return read_plan(spec)
+
+
+def _ask(folder: Path) -> tuple[bool, bool]:
+    """Whether to resume or to overwrite a run that is in ``folder``; neither if nobody is there to be asked."""
+    from weft.engine.training.run_folder import holds_run
+
+    if not holds_run(folder) or not sys.stdin.isatty():
+        return False, False
+    question = f"{folder} holds a run already. Resume it, overwrite it, or quit? [r/o/q]"
+    answer = typer.prompt(question, default="q", show_default=False, err=True).strip().lower()
+    return answer.startswith("r"), answer.startswith("o")
 
 
 def _print_line(event: Event) -> None:

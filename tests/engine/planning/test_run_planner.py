@@ -150,7 +150,8 @@ def test_the_next_plan_is_corrected_by_what_a_run_took(graph, tmp_path):
     assert dict(one.families) == pytest.approx(result.plan.cost["uncorrected"])
     first, then = result.plan.cost["epoch_seconds"], weft.plan(task, machine=machine_with(CPU)).run_seconds / 40
     assert abs(then - one.measured) < abs(first - one.measured)
-    weft.run(task, device="cpu", progress=False, out=tmp_path / "run")  # the same place: it counts once
+    again = {"out": tmp_path / "run", "overwrite": True}  # the same place: it counts once
+    weft.run(task, device="cpu", progress=False, **again)
     learn([tmp_path], machine_with(CPU))  # nor does learning from the folder count it again
     assert len(load_calibration(machine_with(CPU)).observations) == 1
 
