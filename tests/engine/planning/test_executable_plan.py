@@ -36,7 +36,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Raised from a listener to leave a run in the middle."""
 
 
