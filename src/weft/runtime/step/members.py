@@ -7,7 +7,6 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from weft.runtime.step.parameters import Layout, Slots, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.step.zero_padding import Padding, obstacle, widths_of
 from weft.runtime.user_modules.build import build_model
+from weft.runtime.user_modules.copying import copy_module
 
 
 class CannotStack(Exception):
@@ -194,8 +194,10 @@ class Members:
             self._note_dense(error)
             self.forward.call = self._bound(dense=True)
             self._alone(state, 0)
-        if state.members > 1 and self._task.model not in MODELS:
-            self._try_together(state, loss)
+        if self._task.model not in MODELS:
+            if state.members > 1:
+                self._try_together(state, loss)
+            self._try_copy(state)
 
     def _alone(self, state: State, row: int) -> Tensor:
         """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
@@ -227,6 +229,26 @@ class Members:
             _copy_into(state.buffers, before)
         if not state.flat.is_meta:
             self._compare(state, together)
+
+    def _try_copy(self, state: State) -> None:
+        """Copy a user's module as at the end of training: what cannot be copied is better known before it begins."""
+        if state.flat.is_meta:
+            return
+        task, buffers = self._task, {name: buffer[0] for name, buffer in state.buffers.items()}
+        try:
+            self.model_of(self.slots[0], state.flat[0], buffers, state)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
+                f"given back: {type(error).__name__}: {error}"
+            ) from error
+
+    def _note_left_out(self, names: Sequence[str]) -> None:
+        if names:
+            note = f"left out of the trained model, since they cannot be copied: {', '.join(names)}"
+            self.notes += [note] if note not in self.notes else []
 
     def _compare(self, state: State, together: Tensor) -> None:
         """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
@@ -260,8 +282,11 @@ class Members:
             model = self._build(slot.task)
         else:
             self.forward.materialise(flat.to(device), slot.rates, {n: value.to(device) for n, value in buffers.items()})
-            model = copy.deepcopy(self._model)
-            self.attach(state)
+            try:
+                model, left_out = copy_module(self._model)
+            finally:
+                self.attach(state)
+            self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
         Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
         for prefix, module in model.named_modules():
