@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
-from weft.planner.grouping.compatibility import graph_key
+from weft.core.compatibility import graph_key
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 from weft.engine.base.resolve import check_trainable, find_graph

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.core.compatibility import graph_key
 from weft.core.errors import SpecError
 from weft.engine.base.cancel import Cancel
 from weft.engine.training.member_progress import MemberProgress
-from weft.planner.grouping.compatibility import graph_key
 from weft.planner.pruning import Policy, every
 
 

@@ -33,6 +33,7 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.threads import cpu_threads
 from weft.runtime.device.torch_rng import seeded
 from weft.runtime.group import GroupRun
+from weft.runtime.user_modules.settings import check_tasks
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Job:
         self._resuming = saved is not None
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
+            check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
             stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))

@@ -7,7 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
+from weft.core.value_names import identity
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.norm import BatchNorm
 from weft.runtime.device.precision import DTYPES
@@ -25,7 +27,7 @@ from weft.runtime.step.forward import Forward
 from weft.runtime.step.inputs import Features, Inputs, bind, check_logits, takes_edge_index
 from weft.runtime.step.parameters import Layout, Slots, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.step.zero_padding import Padding, obstacle, widths_of
+from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.copying import copy_module
 
@@ -54,7 +56,7 @@ class Members:
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
-        if len(models) > 1 and self._task.model not in MODELS:
+        if len(models) > 1 and self._task.traits is None:
             _check_attributes(models)  # before any of them is told to run for all
         rates = self._take_rates(models)
         _set_stacked(self._model, len(tasks) > 1)
@@ -99,7 +101,7 @@ class Members:
     def _build(self, task: Task) -> nn.Module:
         device = self._graph.device
         # A step that is only followed needs no values, and drawing those of many members takes longer than the rest.
-        with device if device.type == "meta" and task.model in MODELS else nullcontext():
+        with device if device.type == "meta" and task.traits is not None else nullcontext():
             return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
@@ -150,7 +152,7 @@ class Members:
         wide = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         if all(narrow[name] == shape for name, shape in wide.items()):
             return None
-        reason = obstacle(task)
+        reason = padding_obstacle(task)
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
@@ -175,7 +177,7 @@ class Members:
 
     def _note_dense(self, error: SpecError) -> None:
         """Remark that features are made dense, where that may help a user's model that failed with ``error``."""
-        if not self._sparse or self._task.model in MODELS or error.__cause__ is None or self.notes:
+        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
             raise error
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
@@ -183,7 +185,7 @@ class Members:
         """The model that runs, on its graph."""
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
-            first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
+            first = self._inputs.first(self._model, x, aggregation_key(task))
         return bind(self._model, self._graph, x, first)
 
     def try_out(self, state: State, loss: Callable[[Tensor], Tensor]) -> None:
@@ -194,7 +196,7 @@ class Members:
             self._note_dense(error)
             self.forward.call = self._bound(dense=True)
             self._alone(state, 0)
-        if self._task.model not in MODELS:
+        if self._task.traits is None:
             if state.members > 1:
                 self._try_together(state, loss)
             self._try_copy(state)
@@ -278,7 +280,7 @@ class Members:
         """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
         device = self._graph.device
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
-        if slot.task.model in MODELS:
+        if slot.task.traits is not None:
             model = self._build(slot.task)
         else:
             self.forward.materialise(flat.to(device), slot.rates, {n: value.to(device) for n, value in buffers.items()})
@@ -295,6 +297,14 @@ class Members:
                 if name in buffers:
                     module._buffers[key] = named[name].clone()
         return model.eval()
+
+
+def aggregation_key(task: Task) -> Hashable:
+    """Equal for tasks whose first aggregation of the same features is the same; None: nobody else's is."""
+    if task.traits is None:
+        return None
+    shaping = (getattr(task, name) for name in task.traits.shaping)
+    return (task.model, *shaping, identity(tuple(task.model_args.items())))
 
 
 def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
