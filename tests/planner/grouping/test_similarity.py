@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft.core.graph_stats import GraphStats
+from weft.core.models import MODELS
 from weft.core.program import Operator, Program, Value
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.similarity import Features, features_of_program, features_of_task, kind_of, similarity
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from weft.core.compatibility import metric_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.step.objectives import metric_name, objective_for
+from weft.runtime.step.objectives import objective_for
 
 
 @pytest.fixture

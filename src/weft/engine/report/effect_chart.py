@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
 
+from weft.core.sweep import setting_of
 from weft.engine.report.html import text
 from weft.engine.report.line_chart import nice_ticks
 from weft.engine.report.ranking import Effect
@@ -54,7 +55,7 @@ def _listed(effect: Effect) -> tuple[dict[int, float], list[tuple[float, str]]]:
 
 def _binned(result: SweepResult, effect: Effect) -> tuple[dict[int, float], list[tuple[float, str]]]:
     """Where members stand by the size of their value."""
-    values = {i: float(getattr(result.tasks[i].task, effect.setting)) for members in effect.members for i in members}
+    values = {i: float(setting_of(result.tasks[i].task, effect.setting)) for members in effect.members for i in members}
     low, high = min(values.values()), max(values.values())
     change = warp(result, effect.setting, list(values.values()))
     to_x = linear(change(low), change(high), LEFT + 12, WIDTH - RIGHT - 14)

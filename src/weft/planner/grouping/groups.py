@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
+from weft.core.compatibility import GROUP_KEY_NAMES, group_key, padding_obstacle, stack_key, width
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
 from weft.core.program import Program
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import Rates, attention_bytes, memory, rates_of, work
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.compatibility import GROUP_KEY_NAMES, group_key, padding_obstacle, structure, width
 from weft.planner.grouping.similarity import Features, features_of_program, features_of_task, similarity
 from weft.planner.grouping.stack_size import Size, fitting_size
 from weft.planner.grouping.stack_size_table import Throughput
@@ -74,7 +74,7 @@ class Limits:
     def _surely_fits(self, tasks: Sequence[Task]) -> bool:
         """Whether there is room for several times what the rule of thumb says, so that nothing has to be captured."""
         assert self.room is not None
-        known = all(task.model in MODELS for task in tasks)
+        known = all(task.traits is not None for task in tasks)
         most = SURELY * memory(list(tasks), self.stats, self.device) + attention_bytes(list(tasks), self.stats)
         return known and most <= self.room
 
@@ -159,7 +159,8 @@ def _check_names(tasks: Sequence[Task]) -> None:
 def _by_group_key(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
     found: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(tasks):
-        key = group_key(task, stats if isinstance(stats, GraphStats) else stats(task))
+        found_stats = stats if isinstance(stats, GraphStats) else stats(task)
+        key = group_key(task, found_stats.multilabel)
         found.setdefault(key, []).append(place)
     return list(found.values())
 
@@ -208,7 +209,7 @@ def _too_large(tasks: list[Task], limits: Limits) -> list[str]:
 def _by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
     found: dict[tuple[object, ...], list[int]] = {}
     for place in places:
-        found.setdefault(tuple(structure(tasks[place]).items()), []).append(place)
+        found.setdefault(tuple(stack_key(tasks[place]).items()), []).append(place)
     return list(found.values())
 
 
@@ -327,7 +328,7 @@ def _stack_reason(tasks: list[Task]) -> list[str]:
 
 
 def _numbers() -> list[str]:
-    return [f.name for f in fields(Task) if f.name not in ("graph", "model", "name")]
+    return [f.name for f in fields(Task) if f.name not in ("graph", "model", "model_args", "name")]
 
 
 # ---- sharing a device --------------------------------------------------------------------------------
@@ -372,7 +373,7 @@ def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[
 
 def _trains_alone(bundle: StackDraft, limits: Limits) -> str | None:
     """Why no other stack trains beside this one, whatever the room; None where one may."""
-    if bundle.tasks[0].model not in MODELS:
+    if bundle.tasks[0].traits is None:
         return f"{bundle.tasks[0].model_name} in a group of its own: what its operators do to a device is not known"
     if limits.stats.num_edges >= FILLS_DEVICE:
         return (
@@ -448,7 +449,7 @@ def _features(task: Task, limits: Limits) -> Features | None:
 
 def _called(bundle: StackDraft) -> str:
     task = bundle.tasks[0]
-    depth = f" of {task.layers} layers" if task.model in MODELS else ""
+    depth = f" of {task.layers} layers" if task.traits is not None else ""
     return f"{task.model_name}{depth} x {len(bundle.tasks)}"
 
 
