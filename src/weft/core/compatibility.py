@@ -13,7 +13,7 @@ from typing import Any
 from weft.core.task import Task
 from weft.core.value_names import identity
 
-GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric")
+GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric", "sampling")
 
 # A stack whose members differ in these trains them as well, but slower: it evaluates whenever one member does, and
 # computes the first aggregation in every step. The planner keeps such tasks apart, the runtime does not refuse them.
@@ -56,7 +56,12 @@ def metric_name(task: Task, multilabel: bool) -> str:
 def group_key(task: Task, multilabel: bool) -> tuple[Hashable, ...]:
     """Equal for tasks that can be in one group, in the order of :data:`GROUP_KEY_NAMES`."""
     named = (objective_name(task, multilabel), metric_name(task, multilabel))
-    return (graph_key(task), task.feature_norm, task.precision, *named)
+    return (graph_key(task), task.feature_norm, task.precision, *named, sampling_key(task))
+
+
+def sampling_key(task: Task) -> Hashable:
+    """Equal for tasks that can train on the same batches: None on the whole graph."""
+    return (task.fanouts, task.batch, task.sample_seed) if task.sampled else None
 
 
 def stack_key(task: Task) -> dict[str, Hashable]:

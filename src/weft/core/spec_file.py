@@ -180,7 +180,7 @@ def _is_range(value: Any) -> bool:
 
 def _known(section: str) -> list[str]:
     names = [name for name, rule in rules().items() if rule.section == section]
-    extra = {"": ["graph", "model"], "model": list(IN_MODEL), "train": ["betas"]}
+    extra = {"": ["graph", "model"], "model": list(IN_MODEL), "train": ["betas", "fanout"]}
     return extra[section] + names
 
 

@@ -135,8 +135,8 @@ class Sweep:
 
 
 def is_grid(name: str, value: Any) -> bool:
-    """Whether ``value`` lists several values of the setting ``name``: a pair of numbers is one value of betas."""
-    if name == "betas" and isinstance(value, (list, tuple)):
+    """Whether ``value`` lists several values of the setting ``name``; one value of betas or fanout is a list itself."""
+    if name in ("betas", "fanout") and isinstance(value, (list, tuple)):
         return not value or all(isinstance(item, (list, tuple)) for item in value)
     return isinstance(value, (list, tuple, range))
 

@@ -13,6 +13,8 @@ from weft.core.models import ModelTraits, model_names, traits_of
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
+SAMPLING_SETTINGS = frozenset({"fanout", "batch", "sample_seed"})
+USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
 MAX_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
 
 
@@ -60,6 +62,11 @@ class Task:
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
 
+    mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
+    fanout: tuple[int, ...] | None = None  # sampled: neighbours per hop, from the seeds outwards; -1: all of them
+    batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
+    sample_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
+
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
@@ -79,6 +86,7 @@ class Task:
             value = rule.check(self.label, field_name, getattr(self, field_name))
             object.__setattr__(self, field_name, value)
         self._check_betas()
+        self._check_fanout()
         has_heads = self.traits is not None and self.traits.has_heads
         if has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
@@ -98,6 +106,18 @@ class Task:
         return given
 
     @property
+    def sampled(self) -> bool:
+        """Whether it asks for sampled batches: by its mode, or by saying how to sample."""
+        return self.mode == "sampled" or (self.mode == "auto" and bool(self.given & SAMPLING_SETTINGS))
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        """Neighbours per hop: as given, or one of the usual numbers per layer."""
+        if self.fanout is not None:
+            return self.fanout
+        return tuple(USUAL_FANOUT[min(place, len(USUAL_FANOUT) - 1)] for place in range(self.layers))
+
+    @property
     def traits(self) -> ModelTraits | None:
         """What Weft knows of the model by its name; None for a model of the user's own."""
         return traits_of(self.model)
@@ -108,6 +128,8 @@ class Task:
 
     def ignores(self, name: str) -> bool:
         """Whether the setting ``name`` has no effect, as far as names tell: a user's model may read any."""
+        if name in SAMPLING_SETTINGS:
+            return self.mode == "full"
         if name in OPTIMIZER_SETTINGS:
             return self.optimizer not in OPTIMIZER_SETTINGS[name]
         return self.traits is not None and name in model_settings() and name not in self.traits.settings
@@ -140,6 +162,9 @@ class Task:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         data["betas"] = list(self.betas)
+        data["fanout"] = None if self.fanout is None else list(self.fanout)
+        if not self.sampled:  # then nothing reads them, and given they would ask for it
+            data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if not isinstance(self.graph, str):
             data["graph"] = f"<{self.graph_name}>"
         if not isinstance(self.model, str):
@@ -195,6 +220,24 @@ class Task:
             if name in model_settings():
                 raise SpecError(f"task {self.label!r}: {name} is a setting of its own; give {name}=, not model_args")
         object.__setattr__(self, "model_args", dict(found))
+
+    def _check_fanout(self) -> None:
+        fanout = self.fanout
+        if fanout is None:
+            return
+        whole = isinstance(fanout, (list, tuple)) and all(
+            isinstance(k, int) and not isinstance(k, bool) for k in fanout
+        )
+        if not whole or not fanout or not all(k == -1 or k >= 1 for k in fanout):
+            raise SpecError(
+                f"task {self.label!r}: fanout={fanout!r} must list neighbours per hop, such as [15, 10, 5] (-1: all)"
+            )
+        if self.traits is not None and len(fanout) != self.layers:
+            raise SpecError(
+                f"task {self.label!r}: fanout={list(fanout)} has {len(fanout)} hops for layers={self.layers}; "
+                "give one number per layer"
+            )
+        object.__setattr__(self, "fanout", tuple(fanout))
 
     def _check_betas(self) -> None:
         betas = self.betas

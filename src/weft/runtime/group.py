@@ -160,7 +160,8 @@ class GroupRun:
 
     def _make_stack(self, rows: list[int]) -> Stack:
         tasks = [self.tasks[row] for row in rows]
-        once = self.plan.first_layer == "once" and not any(task.input_dropout for task in tasks)
+        dropped = any(task.input_dropout for task in tasks)
+        once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].traits is not None or self.device.type != "cpu":
             return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
         own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator, as it would alone

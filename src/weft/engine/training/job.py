@@ -39,6 +39,7 @@ from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.step.sampled_source import source_for
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 
@@ -156,7 +157,9 @@ class Job:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     graph = self._graphs.on_device(tasks[0])
                     watch_memory(self._device)
-                    group = GroupRun(tasks, graph, plan, self._device, merger_for(plan))
+                    group = GroupRun(
+                        tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0])
+                    )
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
+from weft.core.task import Task
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.feature_store import FeatureStore
 from weft.flow.pipeline import Pipeline
@@ -20,7 +21,8 @@ from weft.flow.seeds import SeedOrder
 from weft.flow.training_stages import training_stages
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK
-from weft.runtime.step.source import SPLITS, Batch, Infer, SourceRequest
+from weft.runtime.step.inputs import MakeSource
+from weft.runtime.step.source import SPLITS, Batch, FullGraph, Infer, SourceRequest
 
 EVALUATION_ROWS = 1 << 16  # nodes of one chunk of a layer, in evaluation without the whole graph on the device
 WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the device is evaluated as a whole
@@ -46,17 +48,27 @@ class Sampling:
         return Sampled(request, self)
 
 
+def source_for(task: Task) -> MakeSource:
+    """Where the batches of ``task``, and of those that share its group, come from."""
+    if not task.sampled:
+        return FullGraph
+    if task.traits is None and task.fanout is None:
+        raise SpecError(
+            f"task {task.label!r}: a model of your own needs fanout, the neighbours per hop, such as [15, 10]"
+        )
+    return Sampling(task.fanouts, task.batch, task.sample_seed)
+
+
 class Sampled:
     """Seeds in an order of their own per epoch; blocks per layer, or one local subgraph for a user's module."""
 
     constant, reduce = False, ONE_RANK
 
     def __init__(self, request: SourceRequest, sampling: Sampling) -> None:
-        graph, self._x = request.graph, request.x
+        graph, x = request.graph, request.x
+        self._x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather rows of it
         self._graph, self._sampling = graph, sampling
         self._device = sampling.device or graph.device
-        if not isinstance(request.x, Tensor):
-            raise SpecError(f"graph {graph.name!r}: sampled training gathers rows, so its features must be dense")
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
         about = {"seed": sampling.seed, "threads": 1, "device": self._device}
@@ -67,7 +79,7 @@ class Sampled:
             subgraph=request.subgraph,
             **about,
         )
-        self.store = FeatureStore(request.x, self._device)
+        self.store = FeatureStore(self._x, self._device)
         stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
         self.pipeline = Pipeline(stages, sampling.depth)
         self._splits = {name: getattr(graph, name) for name in SPLITS}

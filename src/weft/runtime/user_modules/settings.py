@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.core.suggest import nearest_names
-from weft.core.task import OPTIMIZER_SETTINGS, Task, model_settings
+from weft.core.task import OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings
 from weft.core.value_names import identity
 from weft.nn.build import check_options
 from weft.runtime.user_modules.importing import import_callable
@@ -88,7 +88,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         if key not in signatures:
             signatures[key] = _signature(task)
         _check_arguments(task, signatures[key])
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS):
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *sorted(SAMPLING_SETTINGS)):
         read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
@@ -110,7 +110,7 @@ def _signature(task: Task) -> Signature | None:
 
 
 def _reads(task: Task, name: str, signature: Signature | None) -> bool:
-    if name in OPTIMIZER_SETTINGS or task.traits is not None:
+    if name in OPTIMIZER_SETTINGS or name in SAMPLING_SETTINGS or task.traits is not None:
         return not task.ignores(name)
     return signature is not None and signature.takes(name)
 
@@ -121,6 +121,8 @@ def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool)
     if name in OPTIMIZER_SETTINGS:
         users = OPTIMIZER_SETTINGS[name]
         why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+    elif name in SAMPLING_SETTINGS:
+        why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
     elif signature is not None:
         why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
     elif task.traits is not None:
