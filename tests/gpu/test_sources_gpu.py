@@ -57,6 +57,23 @@ def test_sampled_training_is_that_of_a_cpu(model):
         assert mine == pytest.approx(theirs, rel=2e-2, abs=2e-2)
 
 
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "gat"])
+def test_sampling_and_training_as_one_recording(model, members):
+    """Padded batches sampled inside of the recording give the losses of batches that are sampled before the step."""
+    graph = citation(num_nodes=3000, num_edges=30000, num_features=12, num_classes=4, seed=1).to("cuda")
+    tasks = [task(model, seed=seed) for seed in range(members)]
+    found = []
+    for captured in (True, False):
+        plan = Plan(tuple(map(str, range(members))), device="cuda", replay=captured)
+        make = Sampling(fanout=(5, 3), batch=100, captured=captured)
+        run = GroupRun(tasks, graph, plan, torch.device("cuda", 0), make_source=make)
+        found.append([rows(update) for update in run.advance(4)])
+        assert run.recorded == captured, run.notes
+    for mine, theirs in zip(*found, strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-3, abs=2e-3)
+
+
 def test_features_in_host_memory():
     graph = citation(num_nodes=600, num_edges=5000, num_features=12, num_classes=4, seed=1)
     from weft.flow.feature_store import FeatureStore

@@ -89,6 +89,14 @@ class NeighbourSampler:
         self._idle: dict[int, list[HopSampler]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def full_degrees(self) -> tuple[Tensor, Tensor]:
+        """``(D^-1/2 [N], degree [N])`` of the whole graph."""
+        if self._full is None:
+            self._full = self._reachable(*_full_degrees(self.adj))
+        scale, degree = self._full
+        return scale, degree
+
     def _reordered(self, values: Tensor) -> Tensor:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]

@@ -15,6 +15,9 @@ def without_weights(adj: Adjacency) -> Adjacency:
 
 def with_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
+    own = getattr(adj, "with_identity", None)  # a block that cannot look for the loops it has
+    if own is not None:
+        return own()
     return adj.derived("plus identity", lambda: _add_identity(without_weights(adj)))
 
 

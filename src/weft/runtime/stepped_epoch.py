@@ -52,6 +52,7 @@ class SteppedEpoch:
             self._step(batch)
 
     def _step(self, batch: Batch) -> None:
+        batch = batch.prepared()
         for stack in self.stacks:
             self._run_stack(stack, lambda stack=stack: stack.train_on(batch))  # type: ignore[misc]
 

@@ -120,7 +120,7 @@ class Inputs:
 
     def __init__(self, graph: Graph, make_source: MakeSource = FullGraph) -> None:
         self.graph, self._make_source = graph, make_source
-        self._sources: dict[tuple[int, int, bool], Source] = {}
+        self._sources: dict[tuple[int, int, bool, bool], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
@@ -133,11 +133,11 @@ class Inputs:
             self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
         return self._features[key]
 
-    def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False) -> Source:
+    def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False, padding: bool = False) -> Source:
         """The source of batches with the features ``x``; stacks that are fed the same share it, and so its batches."""
-        key = (id(x), id(first), subgraph)
+        key = (id(x), id(first), subgraph, padding)
         if key not in self._sources:
-            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph))
+            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding))
         return self._sources[key]
 
     def held(self) -> tuple[Any, ...]:

@@ -194,7 +194,9 @@ class Members:
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
             first = self._inputs.first(self._model, x, aggregation_key(task))
-        return self._inputs.source(x, first, subgraph=not takes_blocks(self._model))
+        over_rows = any(isinstance(module, BatchNorm) for module in self._model.modules())
+        padding = task.traits is not None and not over_rows
+        return self._inputs.source(x, first, subgraph=not takes_blocks(self._model), padding=padding)
 
     def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
         """Call the model once, so that misfits show before training; where it is a user's, also for all at once."""

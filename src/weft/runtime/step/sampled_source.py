@@ -5,7 +5,7 @@ Shapes: N nodes, S seeds of a batch, M nodes of a batch, T members, H features o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,18 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.feature_store import FeatureStore
+from weft.flow.padded import PaddedAdjacency
 from weft.flow.pipeline import Pipeline
 from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedOrder
+from weft.flow.seeds import SeedBatch, SeedOrder
 from weft.flow.training_stages import training_stages
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.self_loops import has_loops
 from weft.ops.reduce import ONE_RANK
+from weft.ops.sampling.compact_triton import DeviceHop
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT
 from weft.runtime.step.inputs import MakeSource
 from weft.runtime.step.source import SPLITS, Batch, FullGraph, Infer, SourceRequest
 
@@ -32,6 +38,7 @@ WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the dev
 class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
+    ``captured``: sample, gather and train as one recorded step where all of it is on the GPU.
     ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
     on a CPU. ``device``: where batches are trained on (None: where the graph is).
     """
@@ -41,6 +48,7 @@ class Sampling:
     seed: int = 0
     depth: int = 2
     workers: int = 1
+    captured: bool = True
     device: torch.device | None = None
 
     def __call__(self, request: SourceRequest) -> Sampled:
@@ -57,6 +65,23 @@ def source_for(task: Task) -> MakeSource:
             f"task {task.label!r}: a model of your own needs fanout, the neighbours per hop, such as [15, 10]"
         )
     return Sampling(task.fanouts, task.batch, task.sample_seed)
+
+
+@dataclass(frozen=True)
+class DeviceBatch(Batch):
+    """Seeds and a clock, from which the step itself samples, gathers and builds the batch on the GPU.
+
+    So that one recording does all of it: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
+    """
+
+    seeds: Tensor | None = None
+    clock: Tensor | None = None
+    make: Callable[[DeviceBatch], Batch] | None = None
+
+    def prepared(self) -> Batch:
+        """Sample, gather and build."""
+        assert self.make is not None
+        return self.make(self)
 
 
 class Sampled:
@@ -83,11 +108,24 @@ class Sampled:
         stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
         self.pipeline = Pipeline(stages, sampling.depth)
         self._splits = {name: getattr(graph, name) for name in SPLITS}
+        self._captured = sampling.captured and request.padding and not request.subgraph and self._can_capture()
+        self._features: Tensor | None = None  # of a captured batch, in a fixed place
+
+    def _can_capture(self) -> bool:
+        """Whether sampling and training can be one recording: all of it on the GPU, and no loops to look for."""
+        graph, kept = self._graph, self._x.device.type == "cuda" or self._x.is_pinned()
+        if self._device.type != "cuda" or graph.device != self._device or not kept or graph.adj.weight is not None:
+            return False
+        usual = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout)
+        return usual and not has_loops(graph.adj.rows(), graph.adj.indices)
 
     # ---- training ------------------------------------------------------------------------------------
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
+        if self._captured:
+            yield from map(self._device_batch, self._order.epoch(epoch, first))
+            return
         for sampled in self.pipeline.run(self._order.epoch(epoch, first)):
             yield self._batch(sampled)
 
@@ -108,6 +146,35 @@ class Sampled:
         share = torch.full((1,), count / self._order.seeds.numel(), device=self._device)
         y = self._graph.y.index_select(0, labelled.to(self._graph.device).long()).to(self._device)
         return Batch(sampled.x, blocks, y, rows, share)
+
+    def _device_batch(self, seeds: SeedBatch) -> DeviceBatch:
+        ids = seeds.seeds.to(torch.int32)
+        share = torch.full((1,), ids.numel() / self._order.seeds.numel(), device=self._device)
+        clock = make_clock(self._sampling.seed, seeds.epoch, seeds.batch).to(self._device, non_blocking=True)
+        rows, none = torch.arange(ids.numel(), device=self._device), self._graph.y[:0]
+        about = {"shape": ("sampled", ids.numel()), "varies": ("seeds", "clock", "share")}
+        return DeviceBatch(
+            self._x[:0], self._graph.adj, none, rows, share, seeds=ids, clock=clock, make=self._make, **about
+        )
+
+    def _make(self, batch: DeviceBatch) -> Batch:
+        """The padded batch: nothing of it is read back by the host."""
+        hops = self._sampler.sample_padded(batch.seeds, batch.clock)
+        last = hops[-1]
+        if self._features is None or self._features.shape[0] < last.nodes.numel():
+            # Rows beyond the existing ones are never read, but must be numbers: their gradients are zeros.
+            self._features = torch.zeros(last.nodes.numel(), self._x.shape[1], dtype=self._x.dtype, device=self._device)
+        features = self._features[: last.nodes.numel()]
+        x = gather_rows_triton(self._x, last.nodes, features, count=last.num_nodes)
+        y = self._graph.y.index_select(0, batch.seeds.long())
+        blocks = tuple(self._padded(hop) for hop in reversed(hops))
+        return Batch(x, blocks, y, batch.rows, batch.share)
+
+    def _padded(self, hop: DeviceHop) -> PaddedAdjacency:
+        nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
+        scale, degree = self._sampler.full_degrees
+        full = scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+        return PaddedAdjacency(hop.indptr, hop.indices, nodes.numel(), full=full)
 
     # ---- evaluation ----------------------------------------------------------------------------------
 

@@ -67,6 +67,10 @@ class Batch:
             f"a model that takes edge_index needs one subgraph for all layers; this batch has {len(self.blocks)} blocks"
         )
 
+    def prepared(self) -> Batch:
+        """The batch as a step takes it; one that is made on the device (sampled, gathered) is made here."""
+        return self
+
     def tensors(self) -> list[Tensor]:
         """Every tensor that another batch of this shape has other values in, in a fixed order."""
         return [tensor for name in self.varies for tensor in _tensors_of(getattr(self, name))]
@@ -99,13 +103,15 @@ def _cloned(value: Any) -> Any:
 class SourceRequest:
     """What a stack needs of a source: batches of ``graph`` with the features ``x`` and the first aggregation ``first``.
 
-    ``subgraph``: one adjacency for all layers, because the model does not take a block per layer.
+    ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
+    batches may have rows that stand for no node; not where a norm is over all rows.
     """
 
     graph: Graph
     x: Features
     first: Tensor | None = None
     subgraph: bool = False
+    padding: bool = False
 
 
 class Source(Protocol):
