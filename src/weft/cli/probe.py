@@ -113,7 +113,7 @@ def _rates(rates: tuple[tuple[int, float], ...]) -> str:
 
 
 def _write(path: Path, machine: Machine) -> None:
-    from weft.engine.results.result import write_text
+    from weft.core.files import write_text
 
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)

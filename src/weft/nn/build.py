@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.nn.checks import did_you_mean
+from weft.nn.checks import hint
 from weft.nn.model import GNN
 from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
 
@@ -17,12 +17,12 @@ def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN
     """The model ``name`` from ``in_features`` to ``out_features``; ``hidden`` is 64 unless given."""
     if name not in MODELS:
         known = ", ".join(MODELS)
-        raise SpecError(f"model={name!r} must be one of {known}{did_you_mean(name, tuple(MODELS))}")
+        raise SpecError(f"model={name!r} must be one of {known}{hint(name, MODELS)}")
     known_options = options_of(name)
     for option in options:
         if option not in known_options:
-            hint = did_you_mean(option, known_options) or f"; it takes {', '.join(known_options)}"
-            raise SpecError(f"model {name!r} has no option {option!r}{hint}")
+            advice = hint(option, known_options) or f"; it takes {', '.join(known_options)}"
+            raise SpecError(f"model {name!r} has no option {option!r}{advice}")
     options.setdefault("hidden", 64)
     return MODELS[name](in_features, out_features=out_features, **options)
 

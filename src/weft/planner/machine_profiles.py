@@ -9,11 +9,11 @@ sheet, from the cache by multiprocessors times clock. ``weft probe`` replaces al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from weft.core.errors import SpecError
 from weft.core.machine import Machine, Rates
+from weft.core.suggest import did_you_mean
 
 GB = 10**9
 MIB = 2**20
@@ -169,8 +169,7 @@ def profile(name: str) -> Machine:
     for known, machine in PROFILES.items():
         if known == name.lower():
             return machine
-    close = get_close_matches(name.lower(), PROFILES, n=3, cutoff=0.4)
-    hint = "did you mean " + " or ".join(repr(one) for one in close) + "?" if close else "known: " + ", ".join(PROFILES)
+    hint = did_you_mean(name, PROFILES, count=3, cutoff=0.4) or "known: " + ", ".join(PROFILES)
     raise SpecError(f"there is no machine {name!r}; {hint} (or a JSON file that `weft probe --out FILE` wrote)")
 
 

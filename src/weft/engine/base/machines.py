@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import SpecError
+from weft.core.files import write_text
 from weft.core.machine import Machine
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
 from weft.engine.base.probe import MIB, cpu_count, host_bytes
-from weft.engine.results.result import write_text
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import PROFILES, closest_profile, data_sheet, profile

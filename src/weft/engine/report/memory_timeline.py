@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.core.files import write_text
 from weft.core.units import show_bytes
 from weft.engine.report.line_chart import nice_ticks
-from weft.engine.results.result import write_text
 from weft.planner.report.plan_report import GroupEstimate, PlanReport
 from weft.planner.report.plan_text import KINDS
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.event import finite
+from weft.core.files import write_text
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import show_loss
@@ -23,7 +24,7 @@ from weft.engine.report.ranking import Standing, chosen_settings, effects, label
 from weft.engine.report.ranking_text import in_common, verdict, what_mattered
 from weft.engine.report.scales import Span, rank_key, scores_of, span_of
 from weft.engine.report.sweep_script import SCRIPT, SWEEP_STYLE
-from weft.engine.results.result import Result, write_text
+from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 
 MOST_NAMED = 4  # graphs in a title

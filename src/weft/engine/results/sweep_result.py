@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
+from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.value_names import identity
-from weft.engine.results.result import Result, write_json
+from weft.engine.results.result import Result
 
 if TYPE_CHECKING:
     import pandas
