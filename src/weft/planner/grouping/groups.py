@@ -20,12 +20,11 @@ from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE, Plan
-from weft.core.program import Program
 from weft.core.task import MODELS, Task
 from weft.planner.cost.rule_of_thumb import Rates, attention_bytes, memory, rates_of, work
 from weft.planner.grouping import step_options as step
 from weft.planner.grouping.compatibility import GROUP_KEY_NAMES, group_key, padding_obstacle, structure, width
-from weft.planner.grouping.similarity import Features, features_of_program, features_of_task, similarity
+from weft.planner.grouping.similarity import Features, features_of_task, similarity
 from weft.planner.grouping.stack_size import Size, fitting_size
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.grouping.width_runs import cut_widths, waste
@@ -49,7 +48,6 @@ class Limits:
     memory_of: MemoryOf | None = None
     throughput: Throughput | None = None
     budget: float | None = None
-    program_of: Callable[[Task], Program] | None = None
     weave: bool | None = None
 
     def rates(self, task: Task) -> Rates:
@@ -103,23 +101,22 @@ def group(
     throughput: Throughput | None = None,
     budget: float | None = None,
     *,
-    program_of: Callable[[Task], Program] | None = None,
     weave: bool | None = None,
 ) -> list[Plan]:
     """Plans for groups that together hold every task once, in the order of their first members.
 
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
     peak bytes of a group (None: a rule of thumb). ``throughput``: what was measured on this machine. ``budget``:
-    bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``program_of(task)``: the
-    captured step, which similarity is taken from (None: from the settings). ``weave``: whether stacks of different
-    structure are merged into one step; None: they train beside each other on a GPU, False: each is a group of its own.
+    bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``weave``: whether stacks of
+    different structure are merged into one step; None: they train beside each other on a GPU, False: each is a group
+    of its own.
     """
     listed = list(tasks)
     _check_names(listed)
     plans: list[tuple[int, Plan]] = []
     for places in _by_group_key(listed, stats):
         found = stats if isinstance(stats, GraphStats) else stats(listed[places[0]])
-        limits = Limits(found, device, machine, memory_of, throughput, budget, program_of, weave)
+        limits = Limits(found, device, machine, memory_of, throughput, budget, weave)
         many = len(listed) > 1
         plans += [(members[0], plan) for members, plan in _plans(listed, places, limits, many)]
     return [plan for _, plan in sorted(plans, key=lambda pair: pair[0])]
@@ -341,7 +338,9 @@ def _sharing(bundles: list[StackDraft], limits: Limits) -> list[tuple[list[Stack
         where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "each was to have its own group"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
     groups: list[tuple[list[StackDraft], list[str]]] = []
-    features = {id(bundle): _features(bundle.tasks[0], limits) for bundle in bundles} if limits.weave else {}
+    features = (
+        {id(bundle): features_of_task(bundle.tasks[0], limits.stats) for bundle in bundles} if limits.weave else {}
+    )
     for bundle in sorted(bundles, key=lambda b: (-b.load, b.places[0])):
         if limits.weave:
             _place_woven(bundle, groups, features, limits)
@@ -435,12 +434,6 @@ def _no_room(bundle: StackDraft, joined: list[StackDraft], limits: Limits, how: 
         assert limits.room is not None
         return f"{apart}: together {_size(limits.bytes(together))} of {_size(limits.room)}"
     return None
-
-
-def _features(task: Task, limits: Limits) -> Features | None:
-    if limits.program_of is not None:
-        return features_of_program(limits.program_of(task))
-    return features_of_task(task, limits.stats)
 
 
 # ---- words -------------------------------------------------------------------------------------------
