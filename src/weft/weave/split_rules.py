@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.weave import copies as multi_copies
+from weft.weave import two_phase_ops  # noqa: F401 (registers the operators that the rules write)
 from weft.weave.graph import Node
 
 weft, aten = torch.ops.weft, torch.ops.aten
