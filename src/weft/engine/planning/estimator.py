@@ -16,6 +16,7 @@ from weft.core.units import show_bytes
 from weft.engine.base.merger import merger_for
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
+from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling
 from weft.planner.cost.memory import Memory, memory
@@ -79,7 +80,7 @@ class Estimator:
         if key not in self._captures:
             alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
             plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
-            self._captures[key] = captured(alike, self._graph(task), plan)
+            self._captures[key] = self._captured(alike, plan)
         return self._captures[key]
 
     def alone(self, task: Task) -> Estimate:
@@ -95,9 +96,12 @@ class Estimator:
             return self.alone(tasks[0])
         key = self._group_key(tasks, plan)
         if key not in self._estimates:
-            steps = captured(tasks, self._graph(tasks[0]), plan)
-            self._estimates[key] = self._estimate(steps, tasks, plan)
+            self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
+
+    def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        with assume_limits(limits_for(self.machine)):
+            return captured(tasks, self._graph(tasks[0]), plan)
 
     def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
         """Whether :meth:`alone` or :meth:`together` would answer at once."""
@@ -207,6 +211,16 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
             f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
         ) from error
     return Steps(found.program, found.preparation, tuple(found.parameters))
+
+
+def limits_for(machine: Machine) -> DeviceLimits | None:
+    """What launches are chosen by on the machine planned for; None if it has no GPU or does not say.
+
+    A machine does not say how much shared memory a block may have: that is taken to be an H200's.
+    """
+    if machine.device != "cuda" or not machine.sms or not machine.l2_bytes:
+        return None
+    return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
 def check_plannable(task: Task, stats: GraphStats) -> None:
