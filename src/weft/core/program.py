@@ -119,6 +119,7 @@ class Program:
     state). ``unknown`` names the operators that no cost is known for. ``note`` says when and how the figures
     are not a plain capture. ``left`` are Values that the step makes and leaves behind, such as the weights that the
     model was last called with; ``carried`` are those that the step before left, which this one lets go, in that order.
+    ``recordable``: whether the step can be captured as a CUDA graph; one that asks its data for sizes waits for them.
     """
 
     values: tuple[Value, ...]
@@ -129,6 +130,7 @@ class Program:
     note: str = ""
     carried: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    recordable: bool = True
 
     def bytes_by_kind(self, ids: tuple[int, ...] | None = None) -> dict[str, int]:
         """Bytes of the Values ``ids`` (None: all of them) by kind; kinds without any are left out."""
@@ -193,4 +195,5 @@ class Program:
             note=data.get("note", ""),
             carried=tuple(data.get("carried", ())),
             left=tuple(data.get("left", ())),
+            recordable=bool(data.get("recordable", not data.get("note"))),  # older files had the note alone
         )

@@ -14,7 +14,7 @@ import torch
 from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
 from weft.core.event import Event
 from weft.core.graph_stats import GraphStats
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes

@@ -11,8 +11,7 @@ import torch
 
 from weft.core.errors import InputError, OutOfMemoryError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.plan import Plan
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs

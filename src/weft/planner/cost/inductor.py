@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.core.plan import GAIN
 from weft.core.program import Operator, Program
 from weft.planner.cost.roofline import OperatorSeconds
-from weft.planner.grouping.repacking import GAIN
 
 TORCH = "aten."
 # Results that are whole only once everything was read: they are written, whatever reads them.

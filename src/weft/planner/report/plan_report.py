@@ -9,6 +9,7 @@ from typing import Any
 from weft.core.cost import Cost
 from weft.core.machine import Machine
 from weft.core.plan import Plan
+from weft.planner.report.plan_text import explain
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class GroupEstimate:
 
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator.
     ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
-    ``unknown``: operators whose cost nobody knows.
+    ``unknown``: operators whose cost nobody knows. ``extrapolated``: worked out by size from another group.
     """
 
     plan: Plan
@@ -58,6 +59,7 @@ class GroupEstimate:
     note: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     phases: tuple[str, ...] = ()
+    extrapolated: bool = False
 
     @property
     def run_seconds(self) -> float:
@@ -76,6 +78,7 @@ class GroupEstimate:
             "advice": list(self.advice),
             "unknown": list(self.unknown),
             "note": self.note,
+            "extrapolated": self.extrapolated,
         }
 
 
@@ -131,8 +134,6 @@ class PlanReport:
         return sum(group.run_seconds for group in self.groups)
 
     def __str__(self) -> str:
-        from weft.planner.report.plan_text import explain
-
         return explain(self)
 
     def to_dict(self) -> dict[str, Any]:
