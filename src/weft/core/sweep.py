@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -64,7 +65,7 @@ class Sweep:
         """What messages call this sweep."""
         return self.name or "sweep"
 
-    @property
+    @cached_property
     def varying(self) -> tuple[str, ...]:
         """The settings that differ between members, in the order in which they were given, seed last."""
         given = _seed_last(dict.fromkeys([*self.settings, *(key for entry in self.explicit for key in entry)]))
@@ -72,7 +73,7 @@ class Sweep:
         several = (key for key in given if key != "name" and _distinct(getattr(task, key) for task in members) > 1)
         return tuple(several)
 
-    @property
+    @cached_property
     def graphs(self) -> tuple[str, ...]:
         """What the graphs of the members are called, in the order in which they come up."""
         return tuple(dict.fromkeys(map(self.graph_of, self.tasks())))

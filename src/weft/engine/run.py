@@ -164,7 +164,7 @@ def _report(folder: RunFolder | None) -> dict[str, str]:
 
 
 def _summary(result: SweepResult) -> dict[str, Any]:
-    whole = result.to_dict()
+    whole = result.summary()
     several = ("graphs",) if len(whole["graphs"]) > 1 else ()
     summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
     best = result[summary["best"]].metrics if summary["best"] is not None else {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import SpecError
-from weft.core.files import write_text
+from weft.core.files import locked, write_text
 from weft.core.machine import Machine
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
@@ -117,11 +118,6 @@ def _by_properties(name: str, device: torch.device) -> Machine:
     )
 
 
-def probe_file(device: str) -> Path:
-    """Where the probe of this host with ``device`` is kept."""
-    return machine_folder(machine_name(device)) / PROBE
-
-
 def keep_probe(machine: Machine) -> Path:
     """Keep ``machine`` as what is known of this host with its device."""
     return _keep(machine_folder(machine.name) / PROBE, machine.to_json())
@@ -162,6 +158,22 @@ def load_throughput(machine: str) -> Throughput:
         return replace(Throughput.from_dict(json.loads(text)), machine=machine)
     except (OSError, ValueError, TypeError, AttributeError):
         return Throughput(machine)
+
+
+def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:
+    """Change what runs on ``machine`` taught and keep it; another process changes it before or after, not meanwhile."""
+    with locked(machine_folder(machine.name) / CALIBRATION):
+        calibration = change(load_calibration(machine) or Calibration())
+        keep_calibration(machine, calibration)
+    return calibration
+
+
+def update_throughput(machine: str, change: Callable[[Throughput], Throughput]) -> Throughput:
+    """Change the table of group sizes of ``machine`` and keep it, one process at a time."""
+    with locked(machine_folder(machine) / THROUGHPUT):
+        table = change(load_throughput(machine))
+        keep_throughput(table)
+    return table
 
 
 def keep_throughput(table: Throughput) -> Path:
