@@ -15,16 +15,19 @@ PACKAGE = Path(__file__).parents[1] / "src" / "weft"
 BELOW = {
     "core": set(),
     "planner": {"core"},
+    "sched": {"planner", "core"},
     "ops": {"core"},
     "graph": {"ops", "core"},
     "nn": {"graph", "ops", "core"},
     "capture": {"nn", "graph", "ops", "core"},
-    "runtime": {"capture", "nn", "graph", "ops", "core"},
-    "weave": {"runtime", "capture", "nn", "graph", "ops", "core"},
-    "engine": {"weave", "runtime", "capture", "planner", "nn", "graph", "ops", "core"},
-    "cli": {"engine", "weave", "runtime", "capture", "planner", "nn", "graph", "ops", "core"},
+    "flow": {"nn", "graph", "ops", "core"},
+    "runtime": {"capture", "flow", "nn", "graph", "ops", "core"},
+    "weave": {"runtime", "capture", "flow", "nn", "graph", "ops", "core"},
+    "engine": {"weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
+    "serve": {"engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
+    "cli": {"serve", "engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
 }
-BRAIN = ("core", "planner")
+BRAIN = ("core", "planner", "sched")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -94,9 +97,7 @@ def test_the_brain_needs_the_standard_library_alone(layer):
             assert root == "weft" or root in sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
-STANDS_IN = (
-    PACKAGE / "ops" / "launch" / "triton_lang.py"
-)  # takes Triton where it is installed and copes where it is not
+STANDS_IN = PACKAGE / "ops" / "launch" / "triton_lang.py"  # uses Triton if installed
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)

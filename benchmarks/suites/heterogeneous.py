@@ -117,7 +117,7 @@ def seconds_to_weave(tasks: list[Task], graph: Graph, plan: Plan) -> float:
         return 0.0
     run = GroupRun(tasks, graph, plan, graph.device, merger_for(plan))
     for stack in run.stacks:
-        stack.train_step()  # what is built once is built, and kernels are compiled
+        stack.train_step(stack.source.example())  # what is built once is built, and kernels are compiled
     synchronize(graph.device)
     start = time.perf_counter()
     merged(run.stacks)

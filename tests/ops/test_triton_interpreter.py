@@ -12,7 +12,11 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (Path(__file__).with_name("interpreted"), ROOT / "tests" / "weave" / "interpreted")
+FOLDERS = (
+    Path(__file__).with_name("interpreted"),
+    Path(__file__).parent / "sampling" / "interpreted",
+    ROOT / "tests" / "weave" / "interpreted",
+)
 
 
 @pytest.mark.timeout(600)

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from weft.core.task import Task
-from weft.runtime.step.best_and_history import Recorder
-from weft.runtime.step.best_and_history_triton import record_triton
+from weft.runtime.step.best_and_history import Bookkeeper
+from weft.runtime.step.best_and_history_triton import note_triton, record_triton
 from weft.runtime.step.evaluation_triton import Scores
 from weft.runtime.step.state import State
 
@@ -39,17 +39,22 @@ def new_state(tasks: list[Task]) -> State:
 
 def check_record(watched: int | None, tasks: list[Task], seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    recorder = Recorder.of(tasks, 3, watched, torch.device("cpu"))
+    recorder = Bookkeeper.of(tasks, 3, watched, torch.device("cpu"))
     mine, plain = new_state(tasks), new_state(tasks)
     odd = torch.tensor([0.5, 0.5, 0.25, 0.75, 1.0, 0.0, math.nan, math.inf])
     for epoch in range(6):
         likely = 6 if epoch < 4 else 8
         rows = odd[torch.randint(0, likely, (len(tasks), 5), generator=random)]
         rows[:, 4] = odd[torch.randint(0, 7, (len(tasks),), generator=random)]
-        better = record_triton(mine, rows, 3, watched, recorder.rules)
+        better = record_triton(mine, rows, 3, watched, recorder.rules, epoch % 2)
         assert torch.equal(better, recorder.compare(plain, rows))
-        mine.steps.add_(1)
-        plain.steps.add_(1)
+        plain.steps.add_(epoch % 2)
+        plain.epoch.add_(1)
+    losses = torch.rand(len(tasks), generator=random)
+    mine.epoch.sub_(1)
+    note_triton(mine, losses, 3)
+    plain.history[:, 5, 0] = losses
+    plain.steps.add_(3)
     for name, tensor in plain.tensors().items():
         assert torch.equal(mine.tensors()[name].nan_to_num(-9), tensor.nan_to_num(-9)), name
 

@@ -35,7 +35,7 @@ def compiled(kernel, types, constants):
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_kernels_compile_for_hopper():
-    from weft.runtime.step.best_and_history_triton import _record_kernel
+    from weft.runtime.step.best_and_history_triton import _note_kernel, _record_kernel
     from weft.runtime.step.evaluation_triton import _score_kernel
 
     scores = {
@@ -43,10 +43,13 @@ def test_kernels_compile_for_hopper():
         "C": "i32", "N": "i32",
     }  # fmt: skip
     assert compiled(_score_kernel, scores, {"BM": 256, "BC": 8}).asm["ptx"]
-    pointers = dict.fromkeys(("rules", "clock", "end_at", "epoch_at"), "*i64")
+    pointers = dict.fromkeys(("rules", "clock", "epochs_done", "end_at", "epoch_at"), "*i64")
     record = {"rows": "*fp32", "history": "*fp32", **pointers, "score_at": "*fp32", "better_at": "*u8"}
-    record |= {"L": "i32", "M": "i32"}
+    record |= {"L": "i32", "M": "i32", "STEPS": "i32"}
     constants = {"LOSSES": 4, "WATCHED": 5, "BLOCK": 8}
     ordered = {name: (record | dict.fromkeys(constants, "constexpr"))[name] for name in _record_kernel.arg_names}
     plain = {name: kind for name, kind in ordered.items() if kind != "constexpr"}
     assert compiled(_record_kernel, plain, constants).asm["ptx"]
+    note = {"losses": "*fp32", "history": "*fp32", "clock": "*i64", "epochs_done": "*i64"}
+    note |= {"L": "i32", "M": "i32", "STEPS": "i32"}
+    assert compiled(_note_kernel, note, {}).asm["ptx"]

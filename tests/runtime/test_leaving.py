@@ -90,7 +90,7 @@ def test_members_that_are_ended_by_decision():
     run = start(tasks_of(graph, MEMBERS), graph)
     run.advance(4)
     before = kept(run.best_tensors(1))
-    run.end([1])
+    run.stop([1])
     after = run.advance(100)
     assert after[1].end == 4
     assert all(torch.equal(value, before[name]) for name, value in run.best_tensors(1).items())
@@ -101,7 +101,7 @@ def test_who_is_ended_between_evaluations_has_not_diverged():
     graph = tiny_graph()
     run = start(tasks_of(graph, [{"eval_every": 5}, {}], epochs=9), graph)
     run.advance(3)
-    run.end([0])
+    run.stop([0])
     seen = run.poll()
     assert seen[0].end == 3
     assert not seen[0].diverged

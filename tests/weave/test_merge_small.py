@@ -49,7 +49,7 @@ def woven_depths(layers: tuple[int, ...]) -> tuple[Woven, GroupRun]:
     with meta_means_gpu(), watched_launches(lambda *_: None):
         run = GroupRun(tasks, stand_in(graph), plan, META, Weaver())
         for stack in run.stacks:
-            stack.train_step()
+            stack.train_step(stack.source.example())
         return merged(run.stacks), run
 
 

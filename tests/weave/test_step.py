@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ def test_generated_kernels_train_a_group_under_the_interpreter():
 
 def woven_group():
     run = run_of([task("gcn", 2), task("sage", 3, seed=1), task("gat", 2, seed=2), task("gin", 4, seed=3)], "woven")
-    return run, weave([record(s.train_step, "s", s.state.tensors().values()) for s in run.stacks])
+    return run, weave(
+        [record(partial(s.train_step, s.source.example()), "s", s.state.tensors().values()) for s in run.stacks]
+    )
 
 
 @pytest.mark.parametrize("side_streams", [1, 2, 4])

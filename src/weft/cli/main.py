@@ -16,6 +16,7 @@ import typer
 from weft.cli.data import app as data
 from weft.cli.plan import plan
 from weft.cli.probe import probe
+from weft.cli.queue import app as queue
 from weft.cli.run import run
 from weft.core.errors import WeftError
 from weft.core.version import __version__
@@ -33,6 +34,7 @@ app.command()(run)
 app.command()(plan)
 app.command()(probe)
 app.add_typer(data, name="data")
+app.add_typer(queue, name="queue")
 
 
 def _show_version(wanted: bool) -> None:

@@ -45,6 +45,18 @@ def transform(x: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return ops.bias_act_dropout(ops.spmm(x.matrix, weight.transpose(-2, -1), weight=values), bias)
 
 
+def own_rows(x: Tensor, adj: Adjacency) -> Tensor:
+    """The rows of ``x [..., M, F]`` that are destinations too: all of them, or the first N of a block."""
+    return x if adj.num_rows == adj.num_cols else x.narrow(-2, 0, adj.num_rows)
+
+
+def transform_own(x: Features, weight: Tensor, adj: Adjacency, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b`` of the destinations alone, ``[..., N, O]``."""
+    if isinstance(x, Tensor):
+        return transform(own_rows(x, adj), weight, bias)
+    return own_rows(transform(x, weight, bias), adj)
+
+
 def as_dense(x: Features) -> Tensor:
     """``x`` with its zeros, for aggregators that do not commute with a linear map."""
     if isinstance(x, Tensor):

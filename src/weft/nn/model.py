@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,16 @@ from weft.nn.norm import NORMS
 from weft.ops import Adjacency
 
 MakeConv = Callable[[int, int, int], Conv]
+Blocks = Adjacency | Sequence[Adjacency]
+
+
+def blocks_of(adj: Blocks, layers: int) -> Sequence[Adjacency]:
+    """The adjacency of every layer; one that is given alone serves them all."""
+    if isinstance(adj, Adjacency):
+        return [adj] * layers
+    if len(adj) != layers:
+        raise InputError(f"{len(adj)} blocks were given for {layers} layers; give one per layer, or one for all")
+    return adj
 
 
 class GNN(nn.Module):
@@ -66,9 +76,11 @@ class GNN(nn.Module):
         self.input_dropout = Dropout(check_rate("input_dropout", input_dropout or 0.0))
         assign_sites(self)
 
-    def forward(self, x: Features, adj: Adjacency, first: Tensor | None = None) -> Tensor:
+    def forward(self, x: Features, adj: Blocks, first: Tensor | None = None) -> Tensor:
         """Logits ``[N, out_features]`` of ``x [N, in_features]`` over the plain adjacency.
 
+        ``adj`` is one adjacency for all layers, or a sequence with a block per layer: the rows of each are the columns
+        of the next, and the logits are those of the last one's rows.
         ``first`` is what :meth:`first_aggregate` gave for the same ``x`` and ``adj``.
         """
         if first is not None and self.input_dropout.p > 0.0:
@@ -78,13 +90,14 @@ class GNN(nn.Module):
             )
         check_features(type(self).__name__, x, self.in_features)
         x = self.input_dropout(x)
+        blocks = blocks_of(adj, len(self.convs))
         for place, conv in enumerate(self.convs):
             epilogue = self.epilogues[place] if place < len(self.epilogues) else None
-            x = conv(x, adj, first=first if place == 0 else None, epilogue=epilogue)
+            x = conv(x, blocks[place], first=first if place == 0 else None, epilogue=epilogue)
         return x
 
     @torch.no_grad()
-    def first_aggregate(self, x: Features, adj: Adjacency) -> Tensor | None:
+    def first_aggregate(self, x: Features, adj: Blocks) -> Tensor | None:
         """What the first layer aggregates of ``x``, to be computed once and given to every forward pass.
 
         None where it changes from step to step (input dropout, attention) or is better not written out
@@ -92,4 +105,4 @@ class GNN(nn.Module):
         """
         if self.input_dropout.p > 0.0 or not isinstance(x, Tensor):
             return None
-        return self.convs[0].aggregate(x, adj)
+        return self.convs[0].aggregate(x, blocks_of(adj, len(self.convs))[0])

@@ -19,6 +19,7 @@ from weft.ops.launch.backend import on_gpu
 from weft.ops.norm.batch_norm import batch_norm_act_dropout, normalise_act_dropout
 from weft.ops.norm.layer_norm import layer_norm_act_dropout
 from weft.ops.norm.layer_norm_triton import WIDEST
+from weft.ops.reduce import ONE_RANK, Reduce
 
 NORMS = (None, "batch", "layer")
 
@@ -50,6 +51,7 @@ class BatchNorm(Parametrised):
     """
 
     stacked = False
+    reduce: Reduce = ONE_RANK
     running_mean: Tensor
     running_var: Tensor
 
@@ -74,6 +76,8 @@ class BatchNorm(Parametrised):
         return self._train(x, weight, bias, b, then) if self.training else self._evaluate(x, weight, bias, b, then)
 
     def _train(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        if self.reduce.ranks > 1:
+            return self._train_over_ranks(x, weight, bias, b, then)
         if x.shape[-2] < 2:
             raise InputError(f"BatchNorm: x has {x.shape[-2]} nodes; training takes a variance over at least two")
         if on_gpu(x) and x.dim() == 2:
@@ -88,6 +92,17 @@ class BatchNorm(Parametrised):
         out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))
         self.running_mean.copy_(without_b + b.detach())
         return then(out)
+
+    def _train_over_ranks(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        """Statistics over the rows of all ranks."""
+        rows = self.reduce.sum(x.new_tensor(float(x.shape[-2]), dtype=weight.dtype))
+        x, bias = x.to(weight.dtype), bias if b is None else torch.add(bias, b, alpha=0.0)  # see _train
+        mean = self.reduce.sum(x.sum(-2)) / rows
+        var = self.reduce.sum((x - mean).square().sum(-2)) / rows
+        keep, take = 1.0 - self.momentum, self.momentum
+        self.running_mean.mul_(keep).add_(mean.detach() if b is None else mean.detach() + b.detach(), alpha=take)
+        self.running_var.mul_(keep).add_(var.detach() * (take * rows / (rows - 1).clamp(min=1)))
+        return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
 
     def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
@@ -120,6 +135,8 @@ class LayerNorm(Parametrised):
     deviation (PyG's default mode). ``x [N, F]``, ``b [F]`` the bias of the layer before.
     """
 
+    reduce: Reduce = ONE_RANK
+
     def __init__(self, features: int, eps: float = 1e-5, mode: str = "node") -> None:
         super().__init__()
         self.features, self.eps = check_count("features", features), eps
@@ -134,8 +151,13 @@ class LayerNorm(Parametrised):
         x = x if b is None else x + b
         if self.mode == "node":
             return then(F.layer_norm(x, (self.features,), self.weight, self.bias, self.eps))
-        centred = x - x.mean()
-        deviation = centred.square().mean().sqrt() + self.eps
+        if self.reduce.ranks > 1:
+            count = self.reduce.sum(x.new_tensor(float(x.shape[-2] * x.shape[-1])))
+            centred = x - self.reduce.sum(x.sum()) / count
+            deviation = (self.reduce.sum(centred.square().sum()) / count).sqrt() + self.eps
+        else:
+            centred = x - x.mean()
+            deviation = centred.square().mean().sqrt() + self.eps
         return then(torch.addcmul(self.bias, centred / deviation, self.weight))
 
     def extra_repr(self) -> str:

@@ -174,7 +174,7 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     """What the storages that a run keeps are."""
     graph = run.graph
     named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
-    held = (graph.x, *run._inputs._features.values(), *run._inputs._firsts.values())
+    held = (graph.x, *run.held_inputs())
     named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
     for stack in run.stacks:
         named += [("state", t) for t in stack.state.tensors().values()]

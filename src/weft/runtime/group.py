@@ -26,10 +26,12 @@ from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
-from weft.runtime.step.best_and_history import wanted
-from weft.runtime.step.inputs import Inputs
+from weft.runtime.step.best_and_history import evaluates_at
+from weft.runtime.step.inputs import Inputs, MakeSource
 from weft.runtime.step.members import CannotStack, MemberSlot
+from weft.runtime.step.source import FullGraph
 from weft.runtime.step.stack import Stack
+from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class GroupRun:
     """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says who stacks with whom; tasks that turn out not to fit into one stack train side by
-    side in stacks of their own, with a note. ``epoch``: how many epochs the group has trained.
+    side in stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` says
+    where the batches of its steps come from: the whole graph, unless given.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class GroupRun:
         plan: Plan,
         device: torch.device,
         merger: StepMerger | None = None,
+        make_source: MakeSource = FullGraph,
     ) -> None:
         self.merger = merger
         self.tasks, self.plan, self.device = tuple(tasks), plan, device
@@ -109,7 +113,7 @@ class GroupRun:
         self._notes: list[str] = []
         if plan.row_order == "clustered" and device.type == "cuda":
             self._order_rows()
-        self._inputs = Inputs(self.graph)
+        self._inputs = Inputs(self.graph, make_source)
         self.epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self._own_random: dict[int, OwnGenerator] = {}
@@ -127,6 +131,8 @@ class GroupRun:
         self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
+        self._stepped: list[SteppedEpoch] | None = None  # where an epoch has several batches
+        self.step_in_epoch = 0  # steps done of the epoch that is under way
 
     # ---- putting it together -------------------------------------------------------------------------
 
@@ -166,7 +172,12 @@ class GroupRun:
     @property
     def notes(self) -> list[str]:
         """Remarks for the user so far."""
-        return self._notes + [note for stack in self.stacks for note in stack.notes]
+        stepped = [note for epoch in self._stepped or () for note in epoch.notes]
+        return self._notes + stepped + [note for stack in self.stacks for note in stack.notes]
+
+    def held_inputs(self) -> tuple[Any, ...]:
+        """Features and first aggregations that are kept for all steps."""
+        return self._inputs.held()
 
     # ---- one epoch -----------------------------------------------------------------------------------
 
@@ -243,17 +254,22 @@ class GroupRun:
     @property
     def started(self) -> bool:
         """Whether the step has been prepared (and recorded, where the plan says so)."""
-        return self._with_evaluation is not None
+        return self._with_evaluation is not None or self._stepped is not None
 
     @property
     def recorded(self) -> bool:
         """Whether an epoch is a replay of a recording."""
+        if self._stepped is not None:
+            return any(epoch.recorded for epoch in self._stepped)
         return any(
             replay is not None and replay.recorded for replay in (self._with_evaluation, self._without_evaluation)
         )
 
     def prepare(self) -> None:
         """Record the step where the plan says so; the state is as before."""
+        if not all_constant(self.stacks):
+            self._stepped = stepped_epochs(self.stacks, self.plan.replay, self._of_its_own)
+            return
         self.merge_steps()
         self._compile()
         too_much = False
@@ -303,17 +319,28 @@ class GroupRun:
         first = self.epoch
         last = min(first + epochs, self._last_epoch())
         while self.epoch < last and not (self.epoch > first and stop()):
-            self._one_epoch()
+            if not self._one_epoch(stop):
+                break
         return self.poll(first)
 
     def _last_epoch(self) -> int:
         return max((member.task.epochs for member in self.present), default=0)
 
-    def _one_epoch(self) -> None:
-        plan_options = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
-        evaluated = any(wanted(self.epoch, wish) for wish in plan_options)
-        self.epoch += 1
-        (self._with_evaluation if evaluated else self._without_evaluation)()
+    def _one_epoch(self, stop: Callable[[], bool] = bool) -> bool:
+        """Train one epoch, or what is left of it; whether it came to its end before ``stop()`` said so."""
+        rules = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
+        evaluated = any(evaluates_at(self.epoch, rule) for rule in rules)
+        if self._stepped is None:
+            self.epoch += 1
+            (self._with_evaluation if evaluated else self._without_evaluation)()
+            return True
+        self.step_in_epoch = train_epoch(self._stepped, self.epoch, self.step_in_epoch, stop)
+        if self.step_in_epoch < self._stepped[0].source.steps_per_epoch:
+            return False
+        for one in self._stepped:
+            one.end(evaluated)
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        return True
 
     def train_epoch(self) -> None:
         """One epoch without an evaluation, as it is recorded: for benchmarks."""
@@ -343,7 +370,7 @@ class GroupRun:
 
     # ---- leaving -------------------------------------------------------------------------------------
 
-    def end(self, members: Iterable[int]) -> None:
+    def stop(self, members: Iterable[int]) -> None:
         """Members (places among the tasks) whose training ends here: what follows does not count for them."""
         for index in members:
             member = self.members[index]
@@ -366,13 +393,13 @@ class GroupRun:
                     member.left, member.row = stack.state.row(member.row), None
             self._repack(stack, staying)
         if leaving:
-            self._with_evaluation = self._without_evaluation = self.merged = None
+            self._with_evaluation = self._without_evaluation = self.merged = self._stepped = None
 
     def _repack(self, stack: Stack, staying: list[Member]) -> None:
         if not staying:
             self.stacks.remove(stack)
             return
-        stack.keep([member.row for member in staying])
+        stack.select([member.row for member in staying])
         self._built.clear()
         for row, member in enumerate(staying):
             member.row = row
@@ -384,6 +411,7 @@ class GroupRun:
         saved: dict[str, Tensor] = {
             "present": torch.tensor([member.row is not None for member in self.members]),
             "epoch": torch.tensor(self.epoch),
+            "step": torch.tensor(self.step_in_epoch),
         }
         for member in self.members:
             saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
@@ -393,6 +421,7 @@ class GroupRun:
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from the ``tensors()`` of a group of equal tasks, members that had left included."""
+        saved = _with_epochs(saved)
         present = saved.get("present", torch.zeros(0))
         if present.numel() != len(self.members):
             raise SpecError(
@@ -406,6 +435,7 @@ class GroupRun:
             self._restore_member(member, saved)
         restore_generators(saved, self.device)
         self.epoch = int(saved["epoch"])
+        self.step_in_epoch = int(saved.get("step", torch.zeros(())))
 
     def _restore_member(self, member: Member, saved: Mapping[str, Tensor]) -> None:
         own = {name: saved[f"{member.index}.{name}"] for name in member.stack.state.tensors()}
@@ -467,7 +497,7 @@ class _Seen:
     @classmethod
     def of_left(cls, member: Member, first: int) -> _Seen:
         left = member.left
-        epoch, losses = int(left["clock"][1]), sum(name.endswith("loss") for name in member.stack.columns)
+        epoch, losses = int(left["epoch"]), sum(name.endswith("loss") for name in member.stack.columns)
         rows = [left["history"][first:epoch].tolist()]
         return cls(rows, [int(left["end"])], [int(left["best_epoch"])], [float(left["best_score"])], losses)
 
@@ -475,10 +505,20 @@ class _Seen:
         """What one member has come to; rows past its end do not count."""
         end = self.ends[row]
         rows = self.rows[row][: max(end - first, 0)]
-        evaluated = wanted(end - 1, (0, task.eval_every, task.epochs))  # else only the training loss was written down
+        evaluated = evaluates_at(
+            end - 1, (0, task.eval_every, task.epochs)
+        )  # else only the training loss was written down
         last = rows[-1] if rows and first + len(rows) == end else []
         diverged = not all(map(isfinite, last[: self.losses if evaluated else 1]))
         return MemberUpdate(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)
+
+
+def _with_epochs(saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint from before steps and epochs were two numbers: there every step was an epoch."""
+    clocks = {name.removesuffix(".clock"): clock for name, clock in saved.items() if name.endswith(".clock")}
+    found = {f"{member}.epoch": clock[1].clone() for member, clock in clocks.items()}
+    found |= {f"{member}.epoch_loss": torch.zeros(()) for member in clocks}
+    return found | dict(saved)
 
 
 def _check_shapes(member: Member, saved: Mapping[str, Tensor]) -> None:

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weft.weave import copies as multi_copies
-from weft.weave import two_phase_ops  # noqa: F401 (registers the operators that the rules write)
+from weft.weave import copies, two_phase_ops  # noqa: F401  they register the operators that are written down
 from weft.weave.graph import Node
 
 weft, aten = torch.ops.weft, torch.ops.aten
@@ -94,7 +93,7 @@ def _cat(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
 
 
 def _suits_clone(args: tuple[Any, ...], out: Tensor) -> bool:
-    return out.is_contiguous() and out.dim() <= multi_copies.DIMENSIONS
+    return out.is_contiguous() and out.dim() <= copies.DIMENSIONS
 
 
 def _suits_cat(args: tuple[Any, ...], out: Tensor) -> bool:

@@ -42,7 +42,7 @@ class WovenStep:
         if side_streams is None:
             side_streams = SIDE_STREAMS if _is_small(stacks) else 0
         self.side_streams = side_streams
-        self._apart = self._losses(lambda: [stack.train_step() for stack in stacks])
+        self._apart = self._losses(lambda: [_train(stack) for stack in stacks])
         self.woven: Woven = merged(stacks, walks)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
@@ -98,6 +98,10 @@ def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
         return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
 
 
+def _train(stack: Stack) -> Tensor:
+    return stack.train_step(stack.source.example())
+
+
 def _is_small(stacks: Sequence[Stack]) -> bool:
     return stacks[0].graph.num_edges < FILLS_DEVICE
 
@@ -106,4 +110,4 @@ def _recorded(stack: Stack, apart: bool) -> Captured:
     """The recording of a stack's step."""
     names = [task.label for task in stack.tasks]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return record(stack.train_step, name, stack.state.tensors().values(), apart=apart, has_run=True)
+    return record(lambda: _train(stack), name, stack.state.tensors().values(), apart=apart, has_run=True)

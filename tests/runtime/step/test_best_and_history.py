@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.core.task import Task
-from weft.runtime.step.best_and_history import Recorder
+from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.state import State
 
 EPOCHS, COLUMNS = 8, 4  # loss, val_loss, train metric, val metric
@@ -33,8 +33,10 @@ def replayed(record, tasks, tables, steps):
         state.flat.fill_(epoch)
         state.buffers["b"].fill_(-epoch)
         if epoch in steps:
-            record(state, torch.tensor(table))
-        state.steps.add_(1)
+            record(state, torch.tensor(table), 1)
+        else:
+            state.steps.add_(1)
+            state.epoch.add_(1)
     return state.tensors()
 
 
@@ -46,20 +48,20 @@ def replayed(record, tasks, tables, steps):
 )
 def test_host_and_device_agree_and_members_do_not_see_each_other(members, watched, steps):
     tasks, tables = [task for task, _ in members], [table for _, table in members]
-    recorder = Recorder.of(tasks, 2, watched, CPU)
+    recorder = Bookkeeper.of(tasks, 2, watched, CPU)
     on_host = replayed(recorder.on_host, tasks, tables, steps)
     on_device = replayed(recorder.on_device, tasks, tables, steps)
     for name, tensor in on_host.items():
         assert torch.equal(tensor.nan_to_num(-9), on_device[name].nan_to_num(-9)), name
     for row, (task, table) in enumerate(members):
-        alone = replayed(Recorder.of([task], 2, watched, CPU).on_host, [task], [table], steps)
+        alone = replayed(Bookkeeper.of([task], 2, watched, CPU).on_host, [task], [table], steps)
         for name, tensor in alone.items():
             assert torch.equal(tensor[0].nan_to_num(-9), on_host[name][row].nan_to_num(-9)), name
 
 
 def test_by_hand():
     task = Task(graph="g", patience=3, epochs=EPOCHS)
-    recorder = Recorder.of([task], 2, 3, CPU)
+    recorder = Bookkeeper.of([task], 2, 3, CPU)
     scores = [0.2, 0.6, 0.6, 0.5, 0.5, 0.9, 0.9, 0.9]
     state = replayed(recorder.on_host, [task], [[(1.0, 1.0, 0.0, s) for s in scores]], range(EPOCHS))
     assert state["best_epoch"].tolist() == [1]
@@ -71,7 +73,7 @@ def test_by_hand():
 def test_evaluations_that_a_member_does_not_want_count_for_others_alone():
     tasks = [Task(graph="g", epochs=EPOCHS), Task(graph="g", epochs=5, eval_every=4)]
     tables = [[(1.0, 1.0, 0.0, 0.1 * epoch) for epoch in range(EPOCHS)]] * 2
-    state = replayed(Recorder.of(tasks, 2, 3, CPU), tasks, tables, range(EPOCHS))
+    state = replayed(Bookkeeper.of(tasks, 2, 3, CPU), tasks, tables, range(EPOCHS))
     assert state["best_epoch"].tolist() == [7, 4], "its last epoch is always evaluated"
     measured = ~state["history"][1, :, 3].isnan()
     assert measured.tolist() == [False, False, False, True, True, False, False, True]

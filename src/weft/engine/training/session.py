@@ -144,7 +144,7 @@ class Session:
     def _end_members(self) -> None:
         """Stop who is to stop, and take the ended ones out of the step where that pays."""
         stopped = self._endings.decide(self.group.epoch, self.tracks)
-        self.group.end(index for index, track in enumerate(self.tracks) if track in stopped)
+        self.group.stop(index for index, track in enumerate(self.tracks) if track in stopped)
         present = self.group.present
         ended = [member.index for member in present if not self.tracks[member.index].running]
         if self._time_to_leave(len(ended), len(present)):

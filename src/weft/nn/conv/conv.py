@@ -7,7 +7,7 @@ from torch import Tensor
 from weft.nn.checks import check_count
 from weft.nn.ending import Ending
 from weft.nn.epilogue import Epilogue
-from weft.nn.features import Features, check_features, transform
+from weft.nn.features import Features, check_features, transform_own
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.ops import Adjacency
 
@@ -42,7 +42,7 @@ class Conv(Parametrised):
         ``epilogue`` takes the result and the bias, so that norm, activation and dropout cost no pass more.
         """
         check_features(type(self).__name__, x, self.in_features)
-        residual = None if self.weight_residual is None else transform(x, self.weight_residual)
+        residual = None if self.weight_residual is None else transform_own(x, self.weight_residual, adj)
         return self.propagate(x, adj, first, Ending(self.bias, epilogue, residual))
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:

@@ -8,9 +8,10 @@ from torch import Tensor
 from weft import ops
 from weft.nn.conv.attention import AttentionConv
 from weft.nn.ending import Ending
-from weft.nn.features import Features, transform
+from weft.nn.features import Features, own_rows, transform
 from weft.nn.initial import ZEROS, glorot
 from weft.ops import Adjacency
+from weft.ops.attention.gat_packed import take_apart
 
 
 class GATConv(AttentionConv):
@@ -49,9 +50,12 @@ class GATConv(AttentionConv):
         """
         packed = transform(x, self._weight_with_scores())
         rate, clock = self.dropout.draw(packed.device)
-        out = ops.graph_attention_packed(
-            adj.with_self_loops(), packed, self.heads, self.slope, rate, clock, self.dropout.site
-        )
+        looped, dropout = adj.with_self_loops(), (rate, clock, self.dropout.site)
+        if adj.num_rows == adj.num_cols:
+            out = ops.graph_attention_packed(looped, packed, self.heads, self.slope, *dropout)
+        else:
+            z, a_src, a_dst = take_apart(packed, self.heads)
+            out = ops.graph_attention(looped, z, a_src, own_rows(a_dst, adj), self.slope, *dropout)
         return self.finish(out, ending)
 
     def _weight_with_scores(self) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from weft import ops
 from weft.nn.conv.attention import AttentionConv
 from weft.nn.ending import Ending
-from weft.nn.features import Features, transform
+from weft.nn.features import Features, own_rows, transform, transform_own
 from weft.nn.initial import ZEROS, glorot, kaiming
 from weft.ops import Adjacency
 
@@ -47,9 +47,11 @@ class GATv2Conv(AttentionConv):
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """Two products (one product of both would have to be copied apart), then the fused attention."""
-        z = q = transform(x, self.weight_src, self.bias_src)
-        if not self.share_weights:
-            q = transform(x, self.weight_dst, self.bias_dst)
+        z = transform(x, self.weight_src, self.bias_src)
+        if self.share_weights:
+            q = own_rows(z, adj)
+        else:
+            q = transform_own(x, self.weight_dst, adj, self.bias_dst)
         rate, clock = self.dropout.draw(z.device)
         out = ops.graph_attention_v2(
             adj.with_self_loops(),

@@ -10,7 +10,7 @@ from weft.nn.checks import check_count
 from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.ending import Ending
 from weft.nn.epilogue import Epilogue
-from weft.nn.features import Features, transform
+from weft.nn.features import Features, own_rows, transform
 from weft.nn.initial import Initial, kaiming
 from weft.nn.normalisation import with_identity, without_weights
 from weft.ops import Adjacency
@@ -50,7 +50,7 @@ class GINConv(Conv):
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """The first product comes before the aggregation where its result is the narrower side."""
         if first is not None:
-            summed = first if self.eps is None else self._weigh_self(first, x)
+            summed = first if self.eps is None else self._weigh_self(first, own_rows(x, adj))
             inner = Ending(self.bias_in, self.inner).linear(summed, self.weight_in)
         elif isinstance(x, Tensor) and aggregates_first(self.in_features, self.hidden, self.constant_input):
             inner = Ending(self.bias_in, self.inner).linear(self._sum(x, adj), self.weight_in)
@@ -66,7 +66,7 @@ class GINConv(Conv):
         """``(A + (1 + eps) I) x``; with eps fixed at 0 the own row is one edge more, not a pass more."""
         if self.eps is None and self.initial_eps == 0.0:
             return ops.spmm(with_identity(adj), x)
-        return self._weigh_self(ops.spmm(without_weights(adj), x), x)
+        return self._weigh_self(ops.spmm(without_weights(adj), x), own_rows(x, adj))
 
     def _weigh_self(self, neighbours: Tensor, x: Tensor) -> Tensor:
         if self.eps is None:

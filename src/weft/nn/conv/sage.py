@@ -9,7 +9,7 @@ from weft import ops
 from weft.nn.checks import check_choice
 from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.ending import Ending
-from weft.nn.features import Features, as_dense, transform
+from weft.nn.features import Features, as_dense, own_rows, transform, transform_own
 from weft.nn.initial import kaiming
 from weft.nn.normalisation import without_weights
 from weft.ops import Adjacency
@@ -51,14 +51,23 @@ class SAGEConv(Conv):
             return ending.linear(first, torch.cat([self.weight_neighbour, self.weight_self], -1))
         if not isinstance(x, Tensor):
             return self._propagate_sparse(x, adj, ending)
+        if adj.num_rows != adj.num_cols:
+            return self._propagate_block(x, adj, ending)
         if self._aggregates_first(x):
             own, x = ops.linear_keep_input(x, self.weight_self)
             return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
         neighbours, x = ops.linear_keep_input(x, self.weight_neighbour)
         return ending.linear(x, self.weight_self, self._reduce(neighbours, adj))
 
+    def _propagate_block(self, x: Tensor, adj: Adjacency, ending: Ending) -> Tensor:
+        """Over a block the own rows are fewer than the neighbours'."""
+        if self._aggregates_first(x):
+            own = transform(own_rows(x, adj), self.weight_self)
+            return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
+        return ending.linear(own_rows(x, adj), self.weight_self, self._reduce(transform(x, self.weight_neighbour), adj))
+
     def _propagate_sparse(self, x: Features, adj: Adjacency, ending: Ending) -> Tensor:
-        own = transform(x, self.weight_self)
+        own = transform_own(x, self.weight_self, adj)
         if self._aggregates_first(x):
             return ending.linear(self._reduce(as_dense(x), adj), self.weight_neighbour, own)
         return ending.apply(self._reduce(transform(x, self.weight_neighbour), adj), own)
@@ -68,7 +77,7 @@ class SAGEConv(Conv):
 
         Side by side they need one product; apart, they need two and their sum.
         """
-        return torch.cat([self._reduce(x, adj), x], -1)
+        return torch.cat([self._reduce(x, adj), own_rows(x, adj)], -1)
 
     def _aggregates_first(self, x: Features) -> bool:
         if self.aggregator == "max":

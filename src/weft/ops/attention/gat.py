@@ -28,6 +28,7 @@ from weft.ops import cpu
 from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
@@ -232,6 +233,7 @@ def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, sit
     return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0)
 
 
+@supplied_by_adjacency
 def graph_attention(
     adj: Adjacency,
     x: Tensor,

@@ -17,6 +17,7 @@ from weft.core.errors import InputError
 from weft.ops.attention.gat import attend, attend_backward
 from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
@@ -120,6 +121,7 @@ def _backward_vmap(
     return _backward_op(*lead, slope, rate, clock, site, walk, back), 0
 
 
+@supplied_by_adjacency
 def graph_attention_packed(
     adj: Adjacency,
     packed: Tensor,

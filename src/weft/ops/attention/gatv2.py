@@ -19,6 +19,7 @@ from weft.ops import cpu
 from weft.ops.attention.gat import coefficient_mask
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr_backward, pack_csr_by_length, unpack_csr
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
@@ -157,6 +158,7 @@ def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope
     return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0)
 
 
+@supplied_by_adjacency
 def graph_attention_v2(
     adj: Adjacency,
     x_src: Tensor,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops
 
 INT32_LIMIT = 2**31
@@ -31,6 +32,9 @@ class Adjacency:
     ``indptr [N+1]``, ``indices [E]`` int32, ``weight [E]``, ``row_scale [N]``, ``col_scale [M]``.
     ``symmetric`` says that the *structure and the weights* equal their transpose.
     ``perm [E]`` is set on a transpose only: where each of its edges stands in the original order.
+
+    A rectangular matrix is a block: its rows are the first N of its M columns (destinations come first among the
+    sources). ``source_scale [M]`` is GCN's ``D^-1/2`` of every source there: a block does not know their degrees.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Adjacency:
         col_scale: Tensor | None = None,
         symmetric: bool = False,
         perm: Tensor | Callable[[], Tensor] | None = None,
+        source_scale: Tensor | None = None,
     ) -> None:
+        self.source_scale = source_scale
         self.indptr = indptr
         self.indices = indices
         self.num_cols = indptr.numel() - 1 if num_cols is None else num_cols
@@ -99,6 +105,7 @@ class Adjacency:
                 ("row_scale", self.row_scale),
                 ("col_scale", self.col_scale),
                 ("perm", self.perm),
+                ("source_scale", self.source_scale),
             )
         }
         return Adjacency(
@@ -122,6 +129,7 @@ class Adjacency:
             col_scale=col_scale,
             symmetric=self.symmetric and weight is self.weight,
             perm=self.perm,
+            source_scale=self.source_scale,
         )
         other._structure, other.nodes = self.structure, self.nodes
         return other
@@ -209,6 +217,14 @@ class Adjacency:
 
     def _normalise_gcn(self) -> Adjacency:
         looped = self.with_self_loops()
+        if self.num_rows != self.num_cols:
+            if self.source_scale is None:
+                raise InputError(
+                    f"gcn: a block of {self.num_rows} rows and {self.num_cols} columns does not know the degrees of "
+                    "its sources; give it source_scale [columns], D^-1/2 of each"
+                )
+            scale = self.source_scale
+            return looped.scaled(weight=looped.weight, row_scale=scale[: self.num_rows], col_scale=scale)
         if looped.weight is None:
             degree = looped.degrees().to(torch.float32)
         else:

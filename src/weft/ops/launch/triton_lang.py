@@ -31,11 +31,25 @@ else:
     tl: Any = SimpleNamespace(float32="float32", float64="float64")  # type: ignore[no-redef]
 
 
-def jit(fn: Any) -> Any:
+def jit(fn: Any, **options: Any) -> Any:
     """Triton's ``jit``; launches of the kernel can be intercepted (``hooks.py``)."""
-    return hooked(_jit(fn))
+    return hooked(_jit(fn, **options) if have_triton() else InertKernel(fn))
 
 
-triton = SimpleNamespace(jit=jit)
+def jit_any_size(*names: str) -> Any:
+    """``triton.jit`` of a kernel that is not compiled again for other values of the arguments ``names``.
 
-__all__ = ["InertKernel", "tl", "triton"]
+    Triton compiles a version of its own for sizes that are 1 or divisible by 16, and for pointers aligned to 16 bytes.
+    Sizes of sampled batches change with every batch, and a new version would stop training for a second.
+    """
+    return lambda fn: jit(fn, do_not_specialize=names)
+
+
+def cdiv(count: int, size: int) -> int:
+    """Tiles of ``size`` that hold ``count``."""
+    return -(-count // size)
+
+
+triton = SimpleNamespace(jit=jit, cdiv=cdiv)
+
+__all__ = ["InertKernel", "jit_any_size", "tl", "triton"]

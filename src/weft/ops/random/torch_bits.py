@@ -34,15 +34,17 @@ def signed64(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shift_right(value: Tensor, bits: int) -> Tensor:
+def shift_right(value: Tensor, bits: int) -> Tensor:
+    """An unsigned right shift of int64 numbers."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _splitmix(value: Tensor) -> Tensor:
+def splitmix(value: Tensor) -> Tensor:
+    """One round of SplitMix64 on int64 numbers read as unsigned."""
     value = value + signed64(GOLDEN64)
-    value = (value ^ _shift_right(value, 30)) * signed64(MIX64_A)
-    value = (value ^ _shift_right(value, 27)) * signed64(MIX64_B)
-    return value ^ _shift_right(value, 31)
+    value = (value ^ shift_right(value, 30)) * signed64(MIX64_A)
+    value = (value ^ shift_right(value, 27)) * signed64(MIX64_B)
+    return value ^ shift_right(value, 31)
 
 
 def _finalise32(value: Tensor) -> Tensor:
@@ -55,14 +57,14 @@ def _finalise32(value: Tensor) -> Tensor:
 
 def mix_key(clock: Tensor, site: int) -> Tensor:
     """Key ``[...]`` int64 of a clock ``[..., 2]`` = (seed, step) at a site."""
-    return _splitmix(_splitmix(_splitmix(clock[..., 0]) + clock[..., 1]) + site)
+    return splitmix(splitmix(splitmix(clock[..., 0]) + clock[..., 1]) + site)
 
 
 def random_bits(key: Tensor, elements: Tensor) -> Tensor:
     """32 random bits for each element as int64 in [0, 2^32). ``key`` broadcasts against ``elements``."""
-    low, high = elements & LOW32, _shift_right(elements, 32)
+    low, high = elements & LOW32, shift_right(elements, 32)
     mixed = _finalise32(low ^ (key & LOW32))
-    return _finalise32((mixed + _shift_right(key, 32) + high * GOLDEN32) & LOW32)
+    return _finalise32((mixed + shift_right(key, 32) + high * GOLDEN32) & LOW32)
 
 
 def row_elements(rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:

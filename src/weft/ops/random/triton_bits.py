@@ -6,7 +6,8 @@ from weft.ops.launch.triton_lang import tl, triton
 
 
 @triton.jit
-def _splitmix(value):
+def splitmix(value):
+    """One round of SplitMix64 on a uint64."""
     value += 0x9E3779B97F4A7C15
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
@@ -27,7 +28,7 @@ def mix_key(clock, site):
     """64-bit key of the (seed, step) pair at ``clock``."""
     seed = tl.load(clock).to(tl.uint64, bitcast=True)
     step = tl.load(clock + 1).to(tl.uint64, bitcast=True)
-    return _splitmix(_splitmix(_splitmix(seed) + step) + site)
+    return splitmix(splitmix(splitmix(seed) + step) + site)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.segments import segment_softmax, segment_sum
 from weft.ops.launch.backend import accumulate_dtype, use_triton
@@ -90,6 +91,7 @@ def _backward_vmap(info, in_dims, grad, out, walk):
     return _edge_softmax_backward_op(grad, out, walk), 0
 
 
+@supplied_by_adjacency
 def edge_softmax(adj: Adjacency, scores: Tensor) -> Tensor:
     """Softmax of ``scores [..., E, heads]`` (CSR order) over the in-edges of every row."""
     if scores.dim() < 2 or scores.shape[-2] != adj.num_edges:

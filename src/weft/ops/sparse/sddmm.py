@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.sddmm_triton import sddmm_triton
@@ -81,6 +82,7 @@ def _sddmm_vmap(info, in_dims, a, b, heads, walk, back):
     return edge_dot(a, b, heads, walk, back), 0
 
 
+@supplied_by_adjacency
 def sddmm(adj: Adjacency, a: Tensor, b: Tensor, heads: int = 1) -> Tensor:
     """Dot products ``[..., E, heads]`` of ``a [..., N, heads*D]`` at each edge's destination and
     ``b [..., M, heads*D]`` at its source, in CSR order. Differentiable in both."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.sparse.sddmm import edge_dot
@@ -108,6 +109,7 @@ def _under_tasks(weight: Tensor, x: Tensor) -> Tensor:
     return weight.reshape(weight.shape[0], *shared, *weight.shape[1:])
 
 
+@supplied_by_adjacency
 def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     """Aggregate the rows of ``x [..., M, F]`` over the in-edges of every row: ``[..., N, F]``.
 

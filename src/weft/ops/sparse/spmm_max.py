@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.ops import cpu
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.csr.segments import scatter_extreme
 from weft.ops.launch.backend import accumulate_dtype, use_triton
@@ -118,6 +119,7 @@ def _backward_vmap(info, in_dims, grad, winner, weight, walk, back):
     return _spmm_max_backward_op(grad, winner, weight, walk, back), 0
 
 
+@supplied_by_adjacency
 def spmm_max(adj: Adjacency, x: Tensor) -> Tensor:
     """Maximum over the in-edges of ``adj.weight * x [..., M, F]``: ``[..., N, F]``, differentiable in x."""
     return _spmm_max_op(x, adj.weight, pack_csr(adj), pack_csr_backward(adj))[0]

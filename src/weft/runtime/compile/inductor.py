@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -28,6 +29,7 @@ from weft.runtime.compile.fold_constants import fold_constants
 from weft.runtime.compile.module_state import ForbidHostReads, HostReads, ModuleStateCheck
 from weft.runtime.device.torch_rng import generator_states, restore_generators
 from weft.runtime.step.parameters import Layout
+from weft.runtime.step.source import Batch
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import put_back
 
@@ -49,8 +51,10 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
     near = NEAR[stack.tasks[0].precision]
     try:
         with _as_it_was(stack):
-            train = _compiled(stack, stack.gradients, near)
-            infer = _compiled(stack, _without_gradients(stack.logits), near) if evaluated else stack.infer
+            batch = _constant_batch(stack)
+            train = _of_any_batch(_compiled(stack, partial(stack.gradients, batch=batch), near))
+            logits = _without_gradients(partial(stack.logits, batch=batch))
+            infer = _of_any_batch(_compiled(stack, logits, near)) if evaluated else stack.infer
     except (InputError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -58,6 +62,17 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
         told = "it asks its data for numbers on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(told) from error
     stack.differentiate, stack.infer = train, infer
+
+
+def _constant_batch(stack: Stack) -> Batch:
+    if not stack.source.constant:
+        raise InputError("its batches differ from step to step, and a compiled step has its tensors in fixed places")
+    return stack.source.example()
+
+
+def _of_any_batch(function: Function) -> Callable[[Tensor, Batch], Any]:
+    """A function of weights as one of weights and a batch, which is always the one that it was compiled for."""
+    return lambda flat, batch: function(flat)
 
 
 def _compiled(stack: Stack, function: Function, near: float) -> Function:

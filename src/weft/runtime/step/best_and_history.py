@@ -1,4 +1,4 @@
-"""Book-keeping after an evaluation: the history, the best weights so far, and whether to stop.
+"""Book-keeping at the end of an epoch: the history, the best weights so far, and whether to stop.
 
 Two ways to the same state: by comparisons on the device, which a recording can replay, and on the host,
 which is quicker where the state lies there anyway (a tensor operation costs more than the arithmetic).
@@ -17,17 +17,17 @@ from torch import Tensor
 
 from weft.core.task import Task
 from weft.ops.launch.backend import on_gpu, use_triton
-from weft.runtime.step.best_and_history_triton import record_triton
+from weft.runtime.step.best_and_history_triton import note_triton, record_triton
 from weft.runtime.step.state import State
 
 NEVER = 1 << 40  # epochs of patience where there is no limit
 
 
 @dataclass(frozen=True)
-class Recorder:
+class Bookkeeper:
     """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
     of the validation metric (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
-    in: patience in epochs, epochs between evaluations, epochs in all; ``wishes`` is the same on the host.
+    in: patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
 
     A group evaluates when one of its members wants it; for the others only the training loss is written down.
     """
@@ -35,31 +35,35 @@ class Recorder:
     losses: int
     watched: int | None
     rules: Tensor
-    plan_options: tuple[tuple[int, int, int], ...]
+    host_rules: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Recorder:
-        """The recorder of a stack of ``tasks``."""
-        plan_options = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
-        return cls(losses, watched, torch.tensor(plan_options, device=device), plan_options)
+    def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Bookkeeper:
+        """The bookkeeper of a stack of ``tasks``."""
+        host_rules = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
+        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules)
 
-    def __call__(self, state: State, rows: Tensor) -> None:
-        """Record ``rows [T, M]`` for the epoch that the state's clock shows."""
+    def __call__(self, state: State, rows: Tensor, steps: int) -> None:
+        """Record ``rows [T, M]`` for the epoch that is under way, which ends here, and count ``steps`` more steps."""
         if on_gpu(rows) or rows.is_meta:
-            self.on_device(state, rows)
+            self.on_device(state, rows, steps)
         else:
-            self.on_host(state, rows)
+            self.on_host(state, rows, steps)
 
-    def loss_alone(self, state: State, losses: Tensor) -> None:
-        """Record the training losses ``[T]`` of an epoch without an evaluation."""
-        state.history[:, :, 0].index_copy_(1, state.step, losses[:, None])
+    def loss_alone(self, state: State, losses: Tensor, steps: int) -> None:
+        """Record the training losses ``[T]`` of an epoch without an evaluation, and count it."""
+        if use_triton(losses):
+            note_triton(state, losses, steps)
+            return
+        state.history[:, :, 0].index_copy_(1, state.first_epoch, losses[:, None])
+        _count(state, steps)
 
     # ---- on the host ---------------------------------------------------------------------------------
 
-    def on_host(self, state: State, rows: Tensor) -> None:
+    def on_host(self, state: State, rows: Tensor, steps: int) -> None:
         """With Python's numbers."""
-        step, values = int(state.step), rows.tolist()
-        wants = [wanted(step, wish) for wish in self.plan_options]
+        step, values = int(state.first_epoch), rows.tolist()
+        wants = [evaluates_at(step, wish) for wish in self.host_rules]
         if all(wants):
             state.history[:, step] = rows
         else:
@@ -68,6 +72,7 @@ class Recorder:
         for member, (end, best_epoch, best_score) in enumerate(standing):
             if wants[member] and step < end:
                 self._judge(state, member, step, values[member], best_epoch, best_score)
+        _count(state, steps)
 
     def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
         """All training losses, and everything else of those who want it."""
@@ -85,7 +90,7 @@ class Recorder:
         if healthy and (self.watched is None or score > best_score):
             best_epoch = step
             self._keep(state, member, step, score)
-        if not healthy or step - best_epoch >= self.plan_options[member][0]:
+        if not healthy or step - best_epoch >= self.host_rules[member][0]:
             state.end[member] = step + 1
 
     def _keep(self, state: State, member: int, step: int, score: float) -> None:
@@ -99,12 +104,13 @@ class Recorder:
 
     # ---- on the device -------------------------------------------------------------------------------
 
-    def on_device(self, state: State, rows: Tensor) -> None:
+    def on_device(self, state: State, rows: Tensor, steps: int) -> None:
         """With tensors alone."""
         if use_triton(rows):
-            better = record_triton(state, rows, self.losses, self.watched, self.rules)
+            better = record_triton(state, rows, self.losses, self.watched, self.rules, steps)
         else:
             better = self.compare(state, rows)
+            _count(state, steps)
         torch.where(better[:, None], state.flat, state.best_flat, out=state.best_flat)
         for name, buffer in state.buffers.items():
             chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
@@ -112,12 +118,12 @@ class Recorder:
 
     def compare(self, state: State, rows: Tensor) -> Tensor:
         """Write the rows and find the best and the end; returns who is at their best so far, ``[T]`` bool."""
-        step = state.steps
+        step = state.epoch
         patience, every, epochs = self.rules.unbind(1)
         wants = ((step + 1) % every == 0) | (step + 1 == epochs)
         written = torch.where(wants[:, None], rows, torch.nan)
         written[:, 0] = rows[:, 0]
-        state.history.index_copy_(1, state.step, written.unsqueeze(1))
+        state.history.index_copy_(1, state.first_epoch, written.unsqueeze(1))
         running = wants & (step < state.end)
         healthy = rows[:, : self.losses].isfinite().all(1)
         better = running & healthy
@@ -131,7 +137,14 @@ class Recorder:
         return better
 
 
-def wanted(step: int, wish: tuple[int, int, int]) -> bool:
+def evaluates_at(step: int, wish: tuple[int, int, int]) -> bool:
     """Whether a member wants to be evaluated after epoch ``step`` (counted from 0)."""
     _, every, epochs = wish
     return (step + 1) % every == 0 or step + 1 == epochs
+
+
+def _count(state: State, steps: int) -> None:
+    """One epoch and ``steps`` steps more."""
+    state.epoch.add_(1)
+    if steps:
+        state.steps.add_(steps)

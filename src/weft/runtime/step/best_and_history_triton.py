@@ -1,4 +1,4 @@
-"""Triton kernel of ``record.py``: all comparisons of the book-keeping in one launch instead of twenty.
+"""Triton kernels of ``best_and_history.py``: the book-keeping of an epoch in one launch instead of twenty.
 
 Shapes: T members, L epochs, M columns of history.
 """
@@ -15,15 +15,15 @@ from weft.runtime.step.state import State
 
 @triton.jit
 def _record_kernel(
-    rows, rules, history, clock, end_at, score_at, epoch_at, better_at, L, M,
+    rows, rules, history, clock, epochs_done, end_at, score_at, epoch_at, better_at, L, M, STEPS,
     LOSSES: tl.constexpr, WATCHED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a member."""
+    """One program per member."""
     member = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < M
     value = tl.load(rows + member * M + column, mask=inside, other=0.0)
-    step = tl.load(clock + 2 * member + 1)
+    step = tl.load(epochs_done + member)  # the epoch that ends here, counted from 0
     end, best_epoch = tl.load(end_at + member), tl.load(epoch_at + member)
     patience = tl.load(rules + 3 * member)
     every, epochs = tl.load(rules + 3 * member + 1), tl.load(rules + 3 * member + 2)
@@ -43,16 +43,39 @@ def _record_kernel(
     over = (unhealthy > 0) | (step - best_epoch >= patience)
     tl.store(end_at + member, tl.where(running & over, step + 1, end))
     tl.store(better_at + member, better.to(tl.uint8))
+    tl.store(epochs_done + member, step + 1)
+    tl.store(clock + 2 * member + 1, tl.load(clock + 2 * member + 1) + STEPS)
 
 
-def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor) -> Tensor:
-    """Record ``rows [T, M]`` by the ``rules [T, 3]``; returns who is at their best so far, ``[T]`` bool."""
+@triton.jit
+def _note_kernel(losses, history, clock, epochs_done, L, M, STEPS):
+    """One program per member."""
+    member = tl.program_id(0).to(tl.int64)
+    epoch = tl.load(epochs_done + member)
+    tl.store(history + (member * L + epoch) * M, tl.load(losses + member))
+    tl.store(epochs_done + member, epoch + 1)
+    tl.store(clock + 2 * member + 1, tl.load(clock + 2 * member + 1) + STEPS)
+
+
+def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor, steps: int) -> Tensor:
+    """Record ``rows [T, M]`` by the ``rules [T, 3]``, count the epoch and its last ``steps``.
+
+    Returns who is at their best so far, ``[T]`` bool.
+    """
     rows = rows.contiguous()
     members, columns = rows.shape
     better = torch.empty(members, dtype=torch.uint8, device=rows.device)
     _record_kernel[(members,)](
-        rows, rules, state.history, state.clock, state.end, state.best_score, state.best_epoch, better,
-        state.history.shape[1], columns, LOSSES=losses, WATCHED=-1 if watched is None else watched,
+        rows, rules, state.history, state.clock, state.epoch, state.end, state.best_score, state.best_epoch, better,
+        state.history.shape[1], columns, steps, LOSSES=losses, WATCHED=-1 if watched is None else watched,
         BLOCK=next_power_of_2(columns), num_warps=1,
     )  # fmt: skip
-    return better.view(torch.bool)  # the same byte, no pass more
+    return better.view(torch.bool)  # the same byte, without a copy
+
+
+def note_triton(state: State, losses: Tensor, steps: int) -> None:
+    """Record the training losses ``[T]`` alone, and count the epoch and its last ``steps``."""
+    length, columns = state.history.shape[1:]
+    _note_kernel[(losses.numel(),)](
+        losses.contiguous(), state.history, state.clock, state.epoch, length, columns, steps, num_warps=1
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,17 @@ from weft.nn.build import MODELS
 from weft.ops.launch.backend import on_gpu
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
+from weft.runtime.step.source import Batch
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.counted_dropout import CountedDropout
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
 
 class Forward:
-    """``forward(flat [T, P], training) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
+    """``forward(flat [T, P], training, batch) -> logits [T, N, C]``, with the clocks and buffers of an attached state.
 
-    ``call`` runs the model on the graph; ``dtype`` is the type of weights and activations. The graph and its
-    features are the same for all members, so they stay outside of ``vmap`` and are never copied T times.
+    ``call(batch)`` runs the model on a batch; ``dtype`` is the type of weights and activations. The batch is
+    the same for all members, so it stays outside of ``vmap`` and is never copied T times.
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
     (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
@@ -32,7 +34,7 @@ class Forward:
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, call: Callable[[], Tensor], dtype: torch.dtype = torch.float32
+        self, model: nn.Module, layout: Layout, call: Callable[[Batch], Tensor], dtype: torch.dtype = torch.float32
     ) -> None:
         self._layout, self.call, self._dtype = layout, call, dtype
         self._set_mode = mode_switch(model)
@@ -48,19 +50,22 @@ class Forward:
             self._clock = state.clock[0]
             self._bind(self._clock, [rate[0] for rate in rates], self._row)
 
-    def __call__(self, flat: Tensor, training: bool) -> Tensor:
+    def __call__(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         if flat.shape[0] == 1:
-            return self.one(flat.view(-1), training)[None]  # a view: taking row 0 would have a backward of its own
+            return self.one(flat.view(-1), training, batch)[
+                None
+            ]  # a view: taking row 0 would have a backward of its own
         self._set_mode(training)
         weights = self._layout.copies(flat.to(self._dtype))
-        return torch.vmap(self._one)(weights, self._state.clock, self._rates, self._state.buffers)
+        one = partial(self._one, batch=batch)
+        return torch.vmap(one)(weights, self._state.clock, self._rates, self._state.buffers)
 
-    def one(self, flat: Tensor, training: bool) -> Tensor:
+    def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
         self._set_mode(training)
         self._slots.fill(self._views(flat))
-        logits = self._called(self._clock)
+        logits = self._called(self._clock, batch)
         self._buffers.collect(self._row)
         return logits
 
@@ -73,23 +78,25 @@ class Forward:
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self._layout.views(flat.to(self._dtype))
 
-    def _called(self, clock: Tensor) -> Tensor:
+    def _called(self, clock: Tensor, batch: Batch) -> Tensor:
         """What the model gives; torch's dropout and tall products in it are Weft's where it is a user's."""
         if self._built_in:
-            return self.call()
+            return self.call(batch)
         products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
         with CountedDropout(clock, self._first_site), products:
-            return self.call()
+            return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.fill(clock, rates)
         self._buffers.fill(buffers)
 
-    def _one(self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor]) -> Tensor:
+    def _one(
+        self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor], batch: Batch
+    ) -> Tensor:
         """One member, as ``vmap`` sees it; its buffers change in place, and so do those of all members."""
         self._slots.fill(weights)
         self._bind(clock, rates, buffers)
-        logits = self._called(clock)
+        logits = self._called(clock, batch)
         self._buffers.collect(buffers)
         return logits
 

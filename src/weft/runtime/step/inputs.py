@@ -16,8 +16,7 @@ from weft.core.errors import SpecError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-
-Features = Tensor | SparseFeatures
+from weft.runtime.step.source import Batch, Features, FullGraph, Source
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
@@ -48,21 +47,23 @@ def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | N
         return model.first_aggregate(x, adj)
 
 
-def bind(model: nn.Module, graph: Graph, x: Features, first: Tensor | None = None) -> Callable[[], Tensor]:
-    """A function without arguments that runs ``model`` on the graph with the features ``x``."""
+def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
+    """A function that runs ``model`` on a batch, with the arguments that its ``forward`` takes."""
     names = list(_parameters(model))
     if len(names) < 2 or _is_star(model, names[1]):
-        return lambda: model(x)
+        return lambda batch: model(batch.x)
     if names[1] == "edge_index":
-        keywords: dict[str, Any] = {}
-        if "edge_weight" in names and graph.edge_weight is not None:
-            keywords["edge_weight"] = graph.edge_weight
-        edge_index = graph.edge_index()
-        return lambda: model(x, edge_index, **keywords)
-    adj = graph.adj
-    if first is not None:
-        return lambda: model(x, adj, first=first)
-    return lambda: model(x, adj)
+        weighted = "edge_weight" in names
+        return lambda batch: _call_with_edges(model, batch, weighted)
+    if "first" in names:
+        return lambda batch: model(batch.x, batch.blocks, first=batch.first)
+    return lambda batch: model(batch.x, batch.blocks)
+
+
+def _call_with_edges(model: nn.Module, batch: Batch, weighted: bool) -> Tensor:
+    if weighted and batch.edge_weight is not None:
+        return model(batch.x, batch.edge_index, edge_weight=batch.edge_weight)
+    return model(batch.x, batch.edge_index)
 
 
 def takes_edge_index(model: nn.Module) -> bool:
@@ -95,11 +96,18 @@ def _is_star(model: nn.Module, name: str) -> bool:
     return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Inputs:
-    """The features of a graph as its tasks are fed them, and first aggregations of them: each made once a group."""
+MakeSource = Callable[[Graph, Features, Tensor | None], Source]
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+
+class Inputs:
+    """What the tasks of a group are fed: features, first aggregations of them and sources, each made once per group.
+
+    ``make_source(graph, x, first)`` says where batches come from; the whole graph, unless given.
+    """
+
+    def __init__(self, graph: Graph, make_source: MakeSource = FullGraph) -> None:
+        self.graph, self._make_source = graph, make_source
+        self._sources: dict[tuple[int, int], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
@@ -111,6 +119,17 @@ class Inputs:
             x = cast_features(x, dtype)
             self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
         return self._features[key]
+
+    def source(self, x: Features, first: Tensor | None = None) -> Source:
+        """The source of batches with the features ``x``; stacks that are fed the same share it, and so its batches."""
+        key = (id(x), id(first))
+        if key not in self._sources:
+            self._sources[key] = self._make_source(self.graph, x, first)
+        return self._sources[key]
+
+    def held(self) -> tuple[Any, ...]:
+        """Everything that is kept for all steps."""
+        return (*self._features.values(), *self._firsts.values())
 
     def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
         """The model's first aggregation of ``x``; models of one ``name`` (None: nobody else's) have the same."""

@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from weft.core.errors import SpecError, WeftError
 from weft.core.task import MODELS, Task
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.nn.norm import BatchNorm
+from weft.nn.norm import BatchNorm, LayerNorm
+from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward
-from weft.runtime.step.inputs import Features, Inputs, bind, check_logits, takes_edge_index
+from weft.runtime.step.inputs import Inputs, bind, check_logits, takes_edge_index
 from weft.runtime.step.parameters import Layout, Slots, layout_of
+from weft.runtime.step.source import Batch, Features, Source
 from weft.runtime.step.state import State
 from weft.runtime.step.zero_padding import Padding, obstacle, widths_of
 from weft.runtime.user_modules.build import build_model
@@ -58,12 +60,13 @@ class Members:
             _check_attributes(models)  # before any of them is told to run for all
         rates = self._take_rates(models)
         _set_stacked(self._model, len(tasks) > 1)
-        call = self._bound(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
+        self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
+        _set_reduce(self._model, self.source.reduce)
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
-        self.forward = Forward(self._model, self.layout, call, DTYPES[self._task.precision])
+        self.forward = Forward(self._model, self.layout, bind(self._model), DTYPES[self._task.precision])
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
 
     @property
@@ -90,7 +93,7 @@ class Members:
         """Let the model read the clocks and buffers of ``state``, and everybody's dropout rates."""
         self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """Go on with the seats in ``rows`` alone."""
         self.slots = [self.slots[row] for row in rows]
 
@@ -115,7 +118,7 @@ class Members:
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), _told(task, self._graph.name):
-            bind(model.eval(), self._graph, self._features(dense))()
+            bind(model.eval())(self._inputs.source(self._features(dense)).example())
 
     def _features(self, dense: bool) -> Features:
         return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
@@ -179,45 +182,45 @@ class Members:
             raise error
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
-    def _bound(self, dense: bool) -> Callable[[], Tensor]:
-        """The model that runs, on its graph."""
+    def _source(self, dense: bool) -> Source:
+        """Where the batches of the model that runs come from."""
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
             first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
-        return bind(self._model, self._graph, x, first)
+        return self._inputs.source(x, first)
 
-    def try_out(self, state: State, loss: Callable[[Tensor], Tensor]) -> None:
+    def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
         """Call the model once, so that misfits show before training; where it is a user's, also for all at once."""
         try:
             self._alone(state, 0)
         except SpecError as error:
             self._note_dense(error)
-            self.forward.call = self._bound(dense=True)
+            self.source = self._source(dense=True)
             self._alone(state, 0)
         if state.members > 1 and self._task.model not in MODELS:
             self._try_together(state, loss)
 
     def _alone(self, state: State, row: int) -> Tensor:
         """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
-        task = self.slots[row].task
+        task, batch = self.slots[row].task, self.source.example()
         with torch.no_grad(), _told(task, self._graph.name):
-            self.forward.attach(state.keep([row]), [rate[None] for rate in self.slots[row].rates])
+            self.forward.attach(state.select([row]), [rate[None] for rate in self.slots[row].rates])
             try:
-                logits = self.forward.one(state.flat[row], training=False)
+                logits = self.forward.one(state.flat[row], training=False, batch=batch)
             finally:
                 self.attach(state)
-        check_logits(task.label, self._model, logits, self._graph.num_nodes, self._graph.num_classes)
+        check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes)
         return logits
 
-    def _try_together(self, state: State, loss: Callable[[Tensor], Tensor]) -> None:
+    def _try_together(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
         """:class:`CannotStack` where a user's module does not take all members at once, or takes them wrongly."""
         before = {name: buffer.clone() for name, buffer in state.buffers.items()}
         try:
-            leaf = state.flat.detach().requires_grad_()
-            torch.autograd.grad(loss(self.forward(leaf, training=True)).sum(), leaf)
+            leaf, batch = state.flat.detach().requires_grad_(), self.source.example()
+            torch.autograd.grad(loss(self.forward(leaf, training=True, batch=batch), batch).sum(), leaf)
             _copy_into(state.buffers, before)
             with torch.no_grad():
-                together = self.forward(state.flat, training=False)
+                together = self.forward(state.flat, training=False, batch=batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -276,6 +279,7 @@ def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
     """The model as its owner made it: drawing from torch's generator, at rates that are also plain numbers."""
     detach_clock(model)
     _set_stacked(model, False)
+    _set_reduce(model, ONE_RANK)
     modules = [module for module in drawing_modules(model) if RATE in module._buffers]
     for module, rate in zip(modules, rates, strict=True):
         if hasattr(module, "p") and float(rate) == 0.0:
@@ -287,6 +291,12 @@ def _set_stacked(model: nn.Module, stacked: bool) -> None:
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.stacked = stacked
+
+
+def _set_reduce(model: nn.Module, reduce: Reduce) -> None:
+    for module in model.modules():
+        if isinstance(module, (BatchNorm, LayerNorm)):
+            module.reduce = reduce
 
 
 def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:

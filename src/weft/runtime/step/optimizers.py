@@ -2,7 +2,7 @@
 
 ``hyper [8]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled,
 and Adam's two bias corrections ``1 - beta^t``. The step looks its rows up by its own counter.
-Shapes: T members, L epochs, P parameters.
+Shapes: T members, P parameters.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from weft.runtime.step.parameters import Layout
 from weft.runtime.step.schedules import learning_rates
 
 
-def hyper_table(task: Task) -> Tensor:
-    """The numbers of every epoch ``[epochs, 8]``, worked out in double precision."""
+def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
+    """The numbers of every step ``[epochs * steps_per_epoch, 8]``, worked out in double precision."""
     beta1, beta2 = task.betas
     if task.optimizer == "sgd":
         beta1, beta2 = task.momentum, 0.0
+    rates = learning_rates(task, steps_per_epoch)
     fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
-    rows = [[lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(learning_rates(task))]
+    rows = [[lr, *fixed, 1 - beta1 ** (t + 1), 1 - beta2 ** (t + 1)] for t, lr in enumerate(rates)]
     return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
 
 
@@ -37,25 +38,27 @@ def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mas
     param.sub_(velocity * lr)
 
 
-def stacked_table(tasks: Sequence[Task], length: int) -> Tensor:
-    """The tables of ``tasks`` side by side ``[T, length, 8]``.
+def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int = 1) -> Tensor:
+    """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch, 8]``; ``length`` counts epochs.
 
     A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
     """
     still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    table = still.expand(len(tasks), length, 8).clone()
+    table = still.expand(len(tasks), length * steps_per_epoch, 8).clone()
     for row, task in zip(table, tasks, strict=True):
-        row[: task.epochs] = hyper_table(task)
+        row[: task.epochs * steps_per_epoch] = hyper_table(task, steps_per_epoch)
     return table
 
 
 class Optimizer:
     """The update of the flat buffers of T members in one call; all of them SGD, or all Adam or AdamW."""
 
-    def __init__(self, tasks: Sequence[Task], layout: Layout, length: int, device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], layout: Layout, length: int, device: torch.device, steps_per_epoch: int = 1
+    ) -> None:
         self._sgd = tasks[0].optimizer == "sgd"
         self.moments = 1 if self._sgd else 2
-        self._table = stacked_table(tasks, length).to(device)
+        self._table = stacked_table(tasks, length, steps_per_epoch).to(device)
         mask = layout.decay_mask() if any(task.weight_decay for task in tasks) else None
         self._mask = None if mask is None else mask.to(device)
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, worked out for every epoch before the first one.
+"""Learning-rate schedules, worked out for every step before the first one.
 
 The step looks its rate up by its own counter, so that a replayed step needs nothing from the host.
 """
@@ -39,9 +39,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rates(task: Task) -> list[float]:
-    """The rate of every epoch: ``warmup`` epochs rising to ``lr``, then the schedule over the rest."""
+def learning_rates(task: Task, steps_per_epoch: int = 1) -> list[float]:
+    """The rate of every step: ``warmup`` epochs rising to ``lr``, then the schedule over the rest."""
     factor = SCHEDULES[task.schedule]
-    rest = task.epochs - task.warmup
-    rising = [task.lr * (epoch + 1) / task.warmup for epoch in range(task.warmup)]
-    return rising + [task.lr * factor(epoch / rest) for epoch in range(rest)]
+    warmup, rest = task.warmup * steps_per_epoch, (task.epochs - task.warmup) * steps_per_epoch
+    rising = [task.lr * (step + 1) / warmup for step in range(warmup)]
+    return rising + [task.lr * factor(step / rest) for step in range(rest)]

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from weft.core.task import MODELS, Task
-from weft.runtime.step.best_and_history import Recorder
+from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.objectives import metric_name, objective_of_stack
 from weft.runtime.step.optimizers import Optimizer
+from weft.runtime.step.source import Batch, Source
 from weft.runtime.step.state import State
 
 
@@ -41,23 +42,25 @@ class Stack:
         self._length = max([length, *(task.epochs for task in tasks)])
         self.metric = metric_name(tasks[0], self.graph.multilabel)
         objective = objective_of_stack(tasks, self.graph.multilabel, self.device)
-        self._evaluation = Evaluation(self.graph, objective, self.metric)
-        self.columns = ["loss", *self._evaluation.columns]
         self.members = Members(tasks, inputs, first_once)
+        about = {"classes": self.graph.num_classes, "multilabel": self.graph.multilabel}
+        self._evaluation = Evaluation(self.members.source, objective, self.metric, **about)
+        self.columns = ["loss", *self._evaluation.columns]
         flat, buffers = self.members.initial()
         moments = 1 if tasks[0].optimizer == "sgd" else 2
         seeds, epochs = [task.seed for task in tasks], [task.epochs for task in tasks]
         self._wire(State.new(flat, buffers, moments, seeds, epochs, len(self.columns), self._length))
-        self.members.try_out(self.state, self._loss_of_one)
+        self.members.try_out(self.state, self._loss)
 
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
         self.objective = objective_of_stack(self.tasks, self.graph.multilabel, self.device)
-        self._optimizer = Optimizer(self.tasks, self.members.layout, self._length, self.device)
+        steps = self.source.steps_per_epoch
+        self._optimizer = Optimizer(self.tasks, self.members.layout, self._length, self.device, steps)
         splits = self._evaluation.splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
-        self._record = Recorder.of(self.tasks, 1 + len(splits), watched, self.device)
+        self._book = Bookkeeper.of(self.tasks, 1 + len(splits), watched, self.device)
         self.forward = self.members.forward
         self.members.attach(state)
         self.as_written()
@@ -67,6 +70,11 @@ class Stack:
     def tasks(self) -> tuple[Task, ...]:
         """The tasks of the members, row by row."""
         return self.members.tasks
+
+    @property
+    def source(self) -> Source:
+        """Where its batches come from."""
+        return self.members.source
 
     @property
     def notes(self) -> list[str]:
@@ -82,59 +90,74 @@ class Stack:
         """Differentiate and evaluate by the functions of this class, until a compiler makes something of them."""
         self.differentiate, self.infer = self.gradients, self.logits
 
-    def _loss_of_one(self, logits: Tensor) -> Tensor:
-        return self.objective.loss(logits, self.graph.y, self.graph.train)
+    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
+        losses = self.objective.loss(logits, batch.y, batch.rows)
+        return losses if self.source.reduce.ranks == 1 else losses * batch.share
 
     # ---- one epoch -----------------------------------------------------------------------------------
 
     def __call__(self) -> None:
-        """Train one epoch, evaluate the weights it left and write the outcome down; all in place."""
-        self.evaluate(self.train_step())
+        """One epoch of a constant source: train, evaluate the weights that this left, write the outcome down."""
+        self.evaluate(self.train_step(self.source.example()))
 
     def without_evaluation(self) -> None:
-        """Train one epoch; only its training losses are written down."""
-        self.note(self.train_step())
+        """One epoch of a constant source; only its training losses are written down."""
+        self.note(self.train_step(self.source.example()))
 
-    def evaluate(self, losses: Tensor) -> None:
-        """What follows a step with ``losses [T]``: evaluate the weights it left and write the outcome down."""
+    def train_on(self, batch: Batch) -> None:
+        """One of several steps of an epoch: train, and count the step and its part of the epoch's loss."""
+        losses = self.train_step(batch)
+        one_rank = self.source.reduce.ranks == 1  # else the losses are this batch's part already
+        self.state.epoch_loss.add_(losses * batch.share if one_rank else losses)
+        self.state.steps.add_(1)
+
+    def end_epoch(self, evaluated: bool) -> None:
+        """After the last of several steps: write down the epoch's mean loss, with an evaluation or without."""
+        losses = self.state.epoch_loss.clone()
+        self.state.epoch_loss.zero_()
+        (self.evaluate if evaluated else self.note)(losses, steps=0)
+
+    def evaluate(self, losses: Tensor, steps: int = 1) -> None:
+        """End an epoch with ``losses [T]``: evaluate the weights, write the outcome down, count ``steps``."""
         with torch.no_grad():
-            measured = self._evaluation(self.infer(self.state.flat))
-            self._record(self.state, torch.cat([losses[:, None], measured], 1))
-        self.state.steps.add_(1)
+            logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch))
+            rows = torch.cat([losses[:, None], self._evaluation(logits)], 1)
+            self._book(self.state, rows, steps)
 
-    def note(self, losses: Tensor) -> None:
-        """What follows a step with ``losses [T]`` that is not evaluated: write them down."""
-        self._record.loss_alone(self.state, losses)
-        self.state.steps.add_(1)
+    def note(self, losses: Tensor, steps: int = 1) -> None:
+        """End an epoch with ``losses [T]`` that is not evaluated: write them down, count ``steps``."""
+        self._book.loss_alone(self.state, losses, steps)
 
-    def train_step(self) -> Tensor:
+    def train_step(self, batch: Batch) -> Tensor:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
         state = self.state
-        losses, grad = self.differentiate(state.flat)
+        losses, grad = self.differentiate(state.flat, batch)
         self._optimizer.update(state.flat, grad, state.moments, state.step)
         return losses
 
-    def gradients(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+    def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms take note.
 
         What is differentiated is their sum, in which each has a slope of 1: a member that is no longer a number does
         not touch its neighbours. The ones are at hand, so neither the sum nor its gradient is computed.
         """
         leaf = flat.detach().requires_grad_()
-        losses = self._loss_of_one(self.forward(leaf, training=True))
+        losses = self._loss(self.forward(leaf, training=True, batch=batch), batch)
         (grad,) = torch.autograd.grad(losses, leaf, self._ones)
-        return losses.detach(), grad
+        reduce = self.source.reduce
+        return reduce.sum(losses.detach()), reduce.sum(grad)
 
-    def logits(self, flat: Tensor) -> Tensor:
-        """What the members say of every node ``[T, N, C]`` with the weights ``flat [T, P]``, as in evaluation."""
-        return self.forward(flat, training=False)
+    def logits(self, flat: Tensor, batch: Batch) -> Tensor:
+        """What the members say of the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
+        return self.forward(flat, training=False, batch=batch)
 
     # ---- leaving -------------------------------------------------------------------------------------
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int]) -> None:
         """Go on with the members in ``rows`` alone, in new places: a recording of the step is void after this."""
-        self.members.keep(rows)
-        self._wire(self.state.keep(rows))
+        self.members.select(rows)
+        self._wire(self.state.select(rows))
 
 
 def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:

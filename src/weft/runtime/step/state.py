@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-PLAIN = ("flat", "clock", "best_flat", "best_score", "best_epoch", "end", "history")
+PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
 
 
 @dataclass
 class State:
     """A stack of tasks in training, one row of every tensor a member.
 
-    ``flat [T, P]`` weights, ``moments`` of the optimizer ``[T, P]`` each, ``clock [T, 2]`` int64 (seed, epochs
-    done), ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
+    ``flat [T, P]`` weights, ``moments`` of the optimizer ``[T, P]`` each, ``clock [T, 2]`` int64 (seed, steps
+    done), ``epoch [T]`` int64 epochs done, ``epoch_loss [T]`` the mean training loss over the steps of the epoch under
+    way, ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
     ``best_epoch [T]`` (counted from 0, -1: none yet), ``end [T]`` (epochs that count: fewer than planned once
     training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured.
     """
@@ -28,6 +29,8 @@ class State:
     flat: Tensor
     moments: tuple[Tensor, ...]
     clock: Tensor
+    epoch: Tensor
+    epoch_loss: Tensor
     best_flat: Tensor
     best_score: Tensor
     best_epoch: Tensor
@@ -56,6 +59,8 @@ class State:
             flat=flat,
             moments=tuple(torch.zeros_like(flat) for _ in range(moments)),
             clock=torch.tensor([[seed, 0] for seed in seeds], device=device),
+            epoch=torch.zeros(members, dtype=torch.int64, device=device),
+            epoch_loss=torch.zeros(members, device=device),
             best_flat=flat.clone(),
             best_score=torch.full((members,), -torch.inf, device=device),
             best_epoch=torch.full((members,), -1, device=device),
@@ -66,8 +71,9 @@ class State:
         )
 
     def __post_init__(self) -> None:
-        self.steps = self.clock[:, 1]  # epochs done [T], a view; the members of a stack keep step
+        self.steps = self.clock[:, 1]  # steps done [T], a view; the members of a stack keep step
         self.step = self.clock[:1, 1]  # the same, [1]
+        self.first_epoch = self.epoch[:1]  # epochs done, [1]
 
     @property
     def members(self) -> int:
@@ -95,7 +101,7 @@ class State:
         """What belongs to one member, on the host, by the names of :meth:`tensors`."""
         return {name: tensor[index].detach().cpu().clone() for name, tensor in self.tensors().items()}
 
-    def keep(self, rows: Sequence[int]) -> State:
+    def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
         kept = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}

@@ -1,0 +1,233 @@
+"""Neighbour sampling and row gathering: the default GPU sampler against the reservoir's and the paper's, and the CPU.
+
+One hop of 200,000 seeds gives a CSR of global ids; three hops [15, 10, 5] include compaction to local ids. GPU cells
+run as they are launched and replayed from a CUDA graph; samples are compared with the torch reference before that.
+
+    python -m benchmarks.suites.sampling --out sampling.json
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.graphs import make_graph
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.timing import record_graph, time_until
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows import gather_rows_cpu
+from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
+from weft.ops.sampling.hop import HopSample
+from weft.ops.sampling.paper_triton import sample_paper_triton
+from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.sample_triton import sample_triton
+
+SAMPLERS = {
+    "default": (sample_triton, sample_torch),
+    "paper": (sample_paper_triton, sample_reservoir_torch),
+    "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
+}
+FANOUTS = [15, 10, 5]
+SETS = 4  # of seeds, used in turn, so that their neighbours are not always in the cache
+CHECKED_SEEDS, CHECKED_DEGREE = 1000, 300  # the reference of the reservoir takes one step per neighbour
+ROW_FLOATS = 100  # 400 bytes
+
+
+def on_gpu(recorder: Recorder) -> None:
+    """Skip the cell on a machine without a GPU."""
+    if recorder.device.type != "cuda":
+        raise NotHere("needs a GPU")
+
+
+def seed_sets(adj: Adjacency, count: int) -> list[Tensor]:
+    """Sets of ``count`` different nodes each, int32."""
+    count = min(count, adj.num_rows)
+    random = torch.Generator(adj.device).manual_seed(0)
+    return [
+        torch.randperm(adj.num_rows, generator=random, device=adj.device)[:count].to(torch.int32) for _ in range(SETS)
+    ]
+
+
+def timed(calls: list[Callable[[], Any]], device: torch.device, seconds: float) -> dict[str, float]:
+    """Milliseconds of one call: launched one by one, and replayed from one CUDA graph."""
+
+    def together() -> list[Any]:
+        return [call() for call in calls]
+
+    launched = time_until(together, device, warmup=3, repeats=50, seconds=seconds, least=5).scaled(1 / len(calls))
+    graph, _ = record_graph(together)
+    replayed = time_until(graph.replay, device, warmup=3, repeats=50, seconds=seconds, least=5).scaled(1 / len(calls))
+    return {"ms": round(replayed.ms, 4), "launched_ms": round(launched.ms, 4), "timing": replayed.to_dict()}
+
+
+def check(adj: Adjacency, name: str, fanout: int, clock: Tensor) -> None:
+    """Raise if a sampler differs from its reference on nodes of moderate degree."""
+    sampler, reference = SAMPLERS[name]
+    nodes = (adj.degrees() <= CHECKED_DEGREE).nonzero().squeeze(1)[:CHECKED_SEEDS].to(torch.int32)
+    mine = sampler(adj.indptr, adj.indices, nodes, fanout, clock).trimmed()
+    theirs = reference(adj.indptr, adj.indices, nodes, fanout, clock)
+    if not (torch.equal(mine.indptr, theirs.indptr) and torch.equal(mine.sources, theirs.sources)):
+        raise RuntimeError(f"the {name} sampler differs from its reference")
+
+
+def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Namespace) -> dict[str, Any]:
+    """Time of one hop and edges per second."""
+    on_gpu(recorder)
+    clock, sampler = make_clock(0, 0, 0, adj.device), SAMPLERS[name][0]
+    check(adj, name, fanout, clock)
+    seeds = seed_sets(adj, args.seeds)
+
+    def call(nodes: Tensor) -> HopSample:
+        return sampler(adj.indptr, adj.indices, nodes, fanout, clock)
+
+    edges = sum(int(call(nodes).indptr[-1]) for nodes in seeds) / len(seeds)
+    found = timed([partial(call, nodes) for nodes in seeds], adj.device, args.cell_seconds)
+    return {**found, "edges": edges, "giga_edges_s": round(edges / found["ms"] / 1e6, 3)}
+
+
+def three_hops(recorder: Recorder, adj: Adjacency, count: int, args: Namespace) -> dict[str, Any]:
+    """Time of three hops with compaction, nothing read back."""
+    on_gpu(recorder)
+    clock, compactor = make_clock(0, 0, 0, adj.device), Compactor(adj.num_rows, adj.device)
+    seeds = seed_sets(adj, count)
+
+    def call(nodes: Tensor) -> Any:
+        return sample_hops_triton(adj.indptr, adj.indices, nodes, FANOUTS, clock, compactor)
+
+    last = call(seeds[0])[-1]
+    found = timed([partial(call, nodes) for nodes in seeds], adj.device, args.cell_seconds)
+    return {**found, "input_nodes": int(last.num_nodes), "last_hop_edges": int(last.indptr[-1])}
+
+
+def gather(recorder: Recorder, num_nodes: int, place: str, args: Namespace) -> dict[str, Any]:
+    """GB/s of 400-byte rows from pinned host memory, from device memory, or by the CPU."""
+    device = recorder.device
+    if place != "cpu":
+        on_gpu(recorder)
+    pinned = place.startswith("pinned")
+    x = torch.empty(num_nodes, ROW_FLOATS, pin_memory=pinned, device=device if place == "device" else "cpu")
+    x[:] = torch.arange(num_nodes, device=x.device)[:, None]
+    count, where = min(args.rows, num_nodes), torch.device("cpu") if place == "cpu" else device
+    ids = torch.randperm(num_nodes, device=where)[:count].to(torch.int32)
+    out = torch.empty(count, ROW_FLOATS, device=where)
+    run = partial(gather_rows_cpu if place == "cpu" else gather_rows_triton, x, ids, out)
+    if place == "pinned, not aligned":
+        run = partial(run, launch=GatherLaunch(64, 64))
+    timing = time_until(run, where, warmup=2, repeats=20, seconds=args.cell_seconds, least=3)
+    if not torch.equal(out[:, -1].long(), ids.long()):
+        raise RuntimeError("wrong rows were gathered")
+    return {
+        "ms": round(timing.ms, 4),
+        "gb_s": round(count * ROW_FLOATS * 4 / timing.ms / 1e6, 2),
+        "timing": timing.to_dict(),
+    }
+
+
+def cpu_batches(adj: Adjacency, workers: int, args: Namespace) -> dict[str, Any]:
+    """Batches of 1,024 seeds per second by ``workers`` threads, each making whole batches."""
+    order = torch.randperm(adj.num_rows, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    samplers = [CpuSampler(adj.indptr, adj.indices) for _ in range(workers)]
+    sizes = [[0, 0] for _ in range(workers)]
+
+    def batch(sampler: CpuSampler, number: int) -> tuple[int, int]:
+        first = number * 1024 % max(adj.num_rows - 1024, 1)
+        sampler.begin(order[first : first + 1024], make_clock(0, 0, number))
+        edges = sum(sampler.hop(fanout, hop)[0].edges.numel() for hop, fanout in enumerate(FANOUTS))
+        return edges, sampler.nodes.numel()
+
+    def work(place: int) -> None:
+        for number in range(place, args.batches, workers):
+            edges, nodes = batch(samplers[place], number)
+            sizes[place][0] += edges
+            sizes[place][1] += nodes
+
+    for sampler in samplers:
+        batch(sampler, 0)  # compiles, and fills the pools of arrays
+    threads = [Thread(target=work, args=(place,)) for place in range(workers)]
+    start = perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = perf_counter() - start
+    edges, nodes = (sum(parts) for parts in zip(*sizes, strict=True))
+    return {"ms": round(seconds / args.batches * 1e3, 3), "mega_edges_s": round(edges / seconds / 1e6, 2),
+            "input_nodes": nodes // args.batches}  # fmt: skip
+
+
+def on_cpu(adj: Adjacency) -> Adjacency:
+    """The structure in host memory."""
+    return Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
+
+
+def run(recorder: Recorder, args: Namespace) -> None:
+    """All cells of one shape."""
+    adj = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale).adj)
+    if adj is None:
+        return
+    recorder.say(
+        f"{args.shape}: {adj.num_rows:,} nodes, {adj.num_edges:,} edges, degree up to {int(adj.degrees().max()):,}"
+    )
+    for fanout in (int(text) for text in listed(args.fanouts)):
+        for name in SAMPLERS:
+            key = {"work": "one hop", "seeds": args.seeds, "fanout": fanout, "side": name}
+            recorder.cell(key, partial(one_hop, recorder, adj, name, fanout, args))
+    for count in (1024, 8192):
+        key = {"work": "three hops", "seeds": count, "fanout": "15,10,5", "side": "default"}
+        recorder.cell(key, partial(three_hops, recorder, adj, count, args))
+    for place in ("pinned", "pinned, not aligned", "device", "cpu"):
+        key = {"work": "gather", "rows": args.rows, "side": place}
+        recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
+    host = on_cpu(adj)
+    for workers in dict.fromkeys((1, torch.get_num_threads())):
+        key = {"work": "three hops", "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
+        recorder.cell(key, partial(cpu_batches, host, workers, args))
+
+
+def print_report(recorder: Recorder) -> None:
+    """The table."""
+    header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "G edges/s", "GB/s", "input nodes"]
+    rows = [
+        [c["work"], c["side"], c.get("seeds", c.get("rows")), c.get("fanout"), c.get("ms"), c.get("launched_ms"),
+         c.get("giga_edges_s") or (c["mega_edges_s"] / 1e3 if "mega_edges_s" in c else None), c.get("gb_s"),
+         c.get("input_nodes")]
+        for c in recorder.cells if c["status"] == "ok"
+    ]  # fmt: skip
+    print_table(header, rows)
+    recorder.save()
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="products")
+    parser.add_argument("--fanouts", default="10,15,30")
+    parser.add_argument("--seeds", type=int, default=200_000, help="of one hop")
+    parser.add_argument("--rows", type=int, default=734_000, help="to gather")
+    parser.add_argument("--batches", type=int, default=32, help="of 1,024 seeds, sampled by the CPU")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph, to try this out")
+    parser.add_argument("--cell-seconds", type=float, default=0.5, help="timed seconds of one variant")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the cells and print the table."""
+    args = arguments()
+    recorder = Recorder("sampling", args)
+    run(recorder, args)
+    print_report(recorder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""``weft queue simulate``: compare scheduling policies on a queue of tasks, without a device."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.core.errors import SpecError
+from weft.core.units import parse_bytes, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from weft.sched.queue_state import QueuedTask
+    from weft.sched.simulation import Simulation
+
+app = typer.Typer(
+    help="Simulate queues of tasks that share a device.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
+
+
+@app.callback()
+def _queue() -> None:
+    pass
+
+
+@app.command()
+def simulate(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="sequential, mps, pipeswitch, base, lmcf, bmc or backfill; repeat to compare.",
+            show_default="all",
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A queue of CoGNN: gcn, sage, gat, gin or mix.", show_default="a random queue"
+        ),
+    ] = None,
+    tasks: Annotated[int, typer.Option(metavar="N", help="Length of the random queue.")] = 100,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the random queue.")] = 0,
+    gap: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Mean time between arrivals; 0: all arrive at once.")
+    ] = 0.0,
+    budget: Annotated[str, typer.Option(metavar="BYTES", help="Memory of the device for all tasks.")] = "26GiB",
+    workers: Annotated[int, typer.Option(metavar="K", help="Groups that may run at once.")] = 2,
+    machine: Annotated[
+        str, typer.Option(metavar="NAME", help="Machine that costs are estimated for: v100-32g, h200, ...")
+    ] = "v100-32g",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Gantt charts of the policies.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Figures and groups as JSON on stdout.")] = False,
+) -> None:
+    """Run scheduling policies over a queue of trainings and print their figures.
+
+    Needs no GPU: costs are estimates by rule of thumb. JCT is the time from arrival to end, wait that from arrival to
+    start; late counts tasks that end after their deadline or latency target.
+    """
+    _check(plot, gap)
+    waiting = _tasks(queue, tasks, seed, gap, machine)
+    runs = _simulate(policy or [], waiting, budget, workers)
+    print(_json(runs) if json else _table(runs, len(waiting)))
+    if plot is not None:
+        _write(runs, plot)
+
+
+def _check(plot: Path | None, gap: float) -> None:
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise SpecError(f"--plot {plot}: the name must end in .svg")
+    if not 0 <= gap < float("inf"):
+        raise SpecError(f"--gap {gap} must be a number of seconds, 0 or more")
+
+
+def _tasks(queue: str | None, count: int, seed: int, gap: float, machine: str) -> list[QueuedTask]:
+    from weft.planner.machine_profiles import profile
+    from weft.sched.synthetic_queue import Mixture, paper_queue, random_queue
+
+    if queue is not None:
+        return paper_queue(queue, profile(machine))
+    return random_queue(count, seed, profile(machine), Mixture(gap_seconds=gap))
+
+
+def _simulate(names: list[str], tasks: list[QueuedTask], budget: str, workers: int) -> list[Simulation]:
+    from weft.sched.policies import POLICIES, find_policy
+    from weft.sched.queue_state import DeviceState
+    from weft.sched.simulator import simulate
+
+    device = DeviceState("device", parse_bytes(budget), workers=workers)
+    chosen = {name.lower(): find_policy(name) for name in names or POLICIES}
+    return [simulate(policy, tasks, [device], name=name) for name, policy in chosen.items()]
+
+
+def _json(runs: list[Simulation]) -> str:
+    return jsonlib.dumps({"simulations": [run.to_dict() for run in runs]}, allow_nan=False)
+
+
+def _table(runs: list[Simulation], count: int) -> str:
+    rows = [COLUMNS, *(_row(run) for run in runs)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    lines = ["  ".join(_aligned(cell, widths[i], i) for i, cell in enumerate(row)).rstrip() for row in rows]
+    return "\n".join([f"{count} tasks, budget {show_bytes(runs[0].budget_bytes)}", *lines])
+
+
+def _aligned(cell: str, width: int, place: int) -> str:
+    return cell.rjust(width) if place else cell.ljust(width)
+
+
+def _row(run: Simulation) -> tuple[str, ...]:
+    figures = run.metrics()
+    times = (figures.makespan, figures.mean_jct, figures.p95_jct, figures.mean_queuing, figures.p95_queuing)
+    ends = (f"{figures.utilisation:.0%}", show_bytes(figures.peak_bytes), str(figures.refused), str(figures.late))
+    return (run.policy, *map(show_seconds, times), *ends)
+
+
+def _write(runs: list[Simulation], path: Path) -> None:
+    from weft.sched.gantt import gantt_svg
+
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(gantt_svg(runs) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"--plot {path}: cannot be written ({error.strerror}); choose another place") from None

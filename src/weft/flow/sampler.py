@@ -1,0 +1,250 @@
+"""NeighbourSampler: from seeds to the blocks of a batch, on the CPU or the GPU, with the same result.
+
+Shapes: N nodes, E edges, S seeds, M nodes of a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace as replaced
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.flow.batch import MiniBatch, Subgraph
+from weft.flow.block import Block
+from weft.flow.device import exact_device
+from weft.flow.hops import CpuHops, Hop, HopSampler, TorchHops, TritonHops
+from weft.graph.data.graph import Graph
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.compact_triton import DeviceHop
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sampling.hop import FULL, check_fanout, check_seeds
+from weft.ops.sampling.paper_triton import sample_paper_triton
+from weft.ops.sampling.reference import sample_reservoir_torch
+from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT, sample_triton
+
+BACKENDS = ("auto", "cpu", "gpu", "paper", "reservoir")
+DIRECTIONS = ("in", "out")
+DEGREES = ("sampled", "full")
+
+
+class NeighbourSampler:
+    """Samples neighbours hop by hop.
+
+    ``fanouts[0]`` is the number of neighbours of each seed, ``fanouts[1]`` of each node found then, and so on (PyG's
+    order); -1 takes all. ``replace`` draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without
+    replacement with these odds. ``direction="in"`` follows edges to their sources, "out" to their destinations.
+
+    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN) and
+    "reservoir" are kept for comparison and draw other samples of the same distribution.
+
+    ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
+    :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
+
+    ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
+    (uniform sampling with fan-outs up to 1,024).
+
+    A batch depends on (seed, epoch, batch) and its seeds alone. Any thread may call :meth:`sample`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fanouts: Sequence[int],
+        replace: bool = False,
+        weight: Tensor | None = None,
+        direction: str = "in",
+        backend: str = "auto",
+        *,
+        seed: int = 0,
+        degrees: str = "sampled",
+        subgraph: bool = False,
+        threads: int = 1,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check_choice("backend", backend, BACKENDS)
+        _check_choice("direction", direction, DIRECTIONS)
+        _check_choice("degrees", degrees, DEGREES)
+        _check_fanouts(fanouts, replace, weight)
+        if weight is not None and weight.numel() != graph.num_edges:
+            raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
+        self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
+        self.direction, self.subgraph, self.threads = direction, subgraph, threads
+        self.device = graph.device if device is None else exact_device(device)
+        self.backend = _resolve(backend, self.device, replace, weight)
+        _check_place(graph, self.device, _is_plain(fanouts) and weight is None and direction == "in" and not subgraph)
+        self.adj = graph.adj if direction == "in" else graph.adj.transposed()
+        self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
+        self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
+        self._relation = None if graph.relation is None else self._reordered(graph.relation)
+        self._full = self._reachable(*_full_degrees(self.adj)) if degrees == "full" else None
+        self._idle: dict[int, list[HopSampler]] = {}
+        self._lock = threading.Lock()
+
+    def _reordered(self, values: Tensor) -> Tensor:
+        """Numbers per edge of the graph in the order of the matrix that is sampled."""
+        return values if self.direction == "in" else values[self.adj.perm.long()]
+
+    def _reachable(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Numbers per node where the device of the batches can read them."""
+        return values if self.adj.device == self.device else tuple(value.pin_memory() for value in values)
+
+    def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
+        """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
+        seeds = check_seeds(seeds, self.graph.num_nodes).to(self.device)
+        clock = make_clock(self.seed, epoch, batch, self.device)
+        hops = self._run(seeds, clock)
+        if self.subgraph:
+            return self._local_graph(hops, seeds, epoch, batch)
+        blocks = [self._block(hop) for hop in reversed(hops)]
+        return MiniBatch(tuple(blocks), hops[-1].nodes, seeds, epoch, batch)
+
+    def sample_padded(self, seeds: Tensor, clock: Tensor) -> list[DeviceHop]:
+        """The hops of a batch on the GPU, padded to their capacity, seeds outwards, with nothing read back.
+
+        For steps that are captured as a CUDA graph: shapes depend on the number of seeds alone, and a replay samples
+        for what ``seeds [S]`` int32 (valid ids) and ``clock [3]`` then hold. Needs uniform sampling and fan-outs from
+        1 to 1,024.
+        """
+        with self._hop_sampler() as sampler:
+            if not isinstance(sampler, TritonHops):
+                raise InputError(f"backend={self.backend!r} with fan-outs {list(self.fanouts)} has no padded batches")
+            return sampler.padded(seeds, self.fanouts, clock)
+
+    def _run(self, seeds: Tensor, clock: Tensor) -> list[Hop]:
+        with self._hop_sampler() as sampler:
+            return sampler(seeds, self.fanouts, clock, "new" if self.subgraph else "all")
+
+    @contextmanager
+    def _hop_sampler(self) -> Iterator[HopSampler]:
+        """A hop sampler that nobody else uses meanwhile: it keeps a table with one entry per node."""
+        # The work of one CUDA stream is in order, so an idle table may be used again there, not on another stream.
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        with self._lock:
+            idle = self._idle.setdefault(stream, [])
+            sampler = idle.pop() if idle else None
+        sampler = sampler or self._make_hops()
+        yield sampler
+        with self._lock:  # after an error the table is in an unknown state and is dropped
+            idle.append(sampler)
+
+    def _make_hops(self) -> HopSampler:
+        arrays = (self.adj.indptr, self.adj.indices)
+        if self.backend == "cpu":
+            return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
+        if self.backend in ("paper", "reservoir"):
+            return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
+        if self._weight is None and not self.subgraph and _is_plain(self.fanouts):
+            return TritonHops(*arrays, replace=self.replace, edges=self._needs_edges, device=self.device)
+        return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
+
+    @property
+    def _needs_edges(self) -> bool:
+        return self._edge_weight is not None or self._relation is not None
+
+    def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
+        edges = hop.edges
+        if edges is None:
+            return {"edges": None, "weight": None, "relation": None}
+        values = {"weight": self._edge_weight, "relation": self._relation}
+        found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
+        return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
+
+    def _block(self, hop: Hop) -> Block:
+        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop))
+        if self._full is None:
+            return block
+        scale, degree = self._full
+        rows = hop.nodes[: block.num_dst]
+        return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
+
+    def _local_graph(self, hops: list[Hop], seeds: Tensor, epoch: int, batch: int) -> Subgraph:
+        pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
+        parts = [self._per_edge(hop) for hop in hops]
+        joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, epoch=epoch, batch=batch)
+
+
+def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{name}={value!r} must be one of {', '.join(known)}")
+
+
+def _check_fanouts(fanouts: Sequence[int], replace: bool, weight: Tensor | None) -> None:
+    if len(fanouts) == 0:
+        raise InputError("fanouts=[] must hold one number per layer, such as [15, 10, 5]")
+    for fanout in fanouts:
+        check_fanout(fanout, replace, weight is not None)
+
+
+def _is_plain(fanouts: Sequence[int]) -> bool:
+    """Whether every hop can be sampled by the GPU's own kernel, nothing read back."""
+    return all(fanout != FULL and fanout <= LARGEST_FANOUT for fanout in fanouts)
+
+
+def _check_place(graph: Graph, device: torch.device, plain: bool) -> None:
+    """A GPU reads a graph on it, or for plain sampling one in pinned memory; a CPU one in its memory."""
+    if graph.device.type == device.type:
+        return
+    if device.type == "cpu" or not graph.adj.indices.is_pinned():
+        raise InputError(f"{device} cannot sample a graph on {graph.device}; move it with graph.to() or pin its memory")
+    if not plain:
+        raise InputError(
+            "a GPU samples a graph in host memory only uniformly, along in-edges, as blocks and with fan-outs from 1 "
+            f"to {LARGEST_FANOUT}; move the graph with graph.to({str(device)!r})"
+        )
+
+
+def _values_at(values: Tensor, ids: Tensor) -> Tensor:
+    """``values[ids]``, also when a GPU has the ids and pinned host memory the values."""
+    if values.device == ids.device:
+        return values[ids.long()]
+    return gather_rows_triton(values[:, None], ids)[:, 0]
+
+
+def _resolve(backend: str, device: torch.device, replace: bool, weight: Tensor | None) -> str:
+    """The backend that serves the device, or an InputError that says what to change."""
+    on_gpu = device.type == "cuda"
+    if backend in ("paper", "reservoir") and (replace or weight is not None):
+        raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
+    if backend == "auto":
+        return "gpu" if on_gpu else "cpu"
+    if (backend == "gpu") != on_gpu and backend in ("cpu", "gpu"):
+        raise InputError(f"backend={backend!r} cannot make batches on {device}; use 'auto' or another device")
+    return backend
+
+
+def _comparison_sampler(name: str, device: torch.device):
+    """The kernel of that name, or its reference where there is no GPU."""
+    if device.type != "cuda":
+        return sample_reservoir_torch
+    return sample_paper_triton if name == "paper" else sample_reservoir_triton
+
+
+def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
+    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops."""
+    rows, ones = adj.rows(), torch.ones(adj.num_edges, device=adj.device)
+    value = torch.where(rows == adj.indices, 0.0, ones if adj.weight is None else adj.weight.to(torch.float32))
+    total = torch.ones(adj.num_rows, device=adj.device).index_add_(0, rows, value)
+    scale = total.clamp(min=0).rsqrt()
+    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.degrees()
+
+
+def _pairs(hop: Hop, direction: str) -> Tensor:
+    """Edges ``[2, P]`` of a hop, sources above destinations."""
+    rows = torch.arange(hop.first, hop.first + hop.indptr.numel() - 1, device=hop.indptr.device)
+    rows = torch.repeat_interleave(rows, hop.indptr.diff().long(), output_size=hop.indices.numel())
+    found = [hop.indices.long(), rows]
+    return torch.stack(found if direction == "in" else found[::-1])
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat([part for part in parts if part is not None])

@@ -1,0 +1,40 @@
+"""Reductions over rows: the identity where all rows are on this rank, collectives where they are spread over ranks.
+
+Losses, metrics and norms over nodes go through a :class:`Reduce`. ``dist`` supplies one that communicates; nothing
+else asks whether a run is distributed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Reduce(Protocol):
+    """What a reduction over the rows of all ranks needs."""
+
+    ranks: int
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of every rank's ``value``, differentiable."""
+
+    def gather(self, rows: Tensor, dim: int) -> Tensor:
+        """Every rank's ``rows`` concatenated along ``dim``, in the order of the ranks; not differentiable."""
+
+
+class OneRank:
+    """All rows are here."""
+
+    ranks = 1
+
+    def sum(self, value: Tensor) -> Tensor:
+        """``value`` itself."""
+        return value
+
+    def gather(self, rows: Tensor, dim: int) -> Tensor:
+        """``rows`` themselves."""
+        return rows
+
+
+ONE_RANK = OneRank()

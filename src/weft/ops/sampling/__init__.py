@@ -1,0 +1,1 @@
+"""Neighbour sampling of one hop, relabelling of what was sampled, and gathering of feature rows."""

@@ -1,0 +1,135 @@
+"""Neighbour sampling of one hop in plain torch: the meaning of every sampler, on any device.
+
+Uniform sampling without replacement is Floyd's algorithm: for ``j = d - k, ..., d - 1`` draw ``t`` from ``[0, j]``
+(both ends included) and take ``t``, or ``j`` if ``t`` was taken before. It makes k draws whatever the degree d, and
+every subset of k neighbours is equally likely.
+
+Shapes: N nodes, E edges, S seeds, K fan-out, P sampled edges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.sampling.draws import draw_below, draw_exponential, hop_key, node_streams
+from weft.ops.sampling.hop import FULL, HopSample, Relabelled, check_fanout
+
+
+def sample_torch(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanout: int,
+    clock: Tensor,
+    hop: int = 0,
+    *,
+    replace: bool = False,
+    weight: Tensor | None = None,
+) -> HopSample:
+    """Sample ``min(fanout, degree)`` in-neighbours of every seed.
+
+    ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``seeds [S]``, ``clock [3]`` = (seed, epoch, batch),
+    ``weight [E]`` not negative (neighbours of weight 0 are never picked). ``replace`` draws ``fanout`` neighbours
+    independently; a fan-out of -1 takes all of them.
+    """
+    check_fanout(fanout, replace, weight is not None)
+    seeds = seeds.long()
+    start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
+    streams = node_streams(hop_key(clock, hop), seeds)
+    if fanout == FULL:
+        edges, counts = _all_edges(start, degree)[1], degree
+    elif weight is not None:
+        edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
+    else:
+        offsets, taken = (_with_replacement if replace else _floyd)(degree, fanout, streams)
+        edges, counts = (start[:, None] + offsets)[taken], taken.sum(1)
+    return HopSample(_offsets(counts), indices[edges], edges)
+
+
+def _offsets(counts: Tensor) -> Tensor:
+    """``indptr [S+1]`` int32 of rows with so many entries."""
+    indptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=counts.device)
+    indptr[1:] = counts.cumsum(0)
+    return indptr
+
+
+def _all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
+    """``(row, edge)`` of all in-edges of the rows, both int64."""
+    row = torch.repeat_interleave(torch.arange(degree.numel(), device=degree.device), degree)
+    first = degree.cumsum(0) - degree
+    return row, torch.arange(row.numel(), device=row.device) + (start - first)[row]
+
+
+def _with_replacement(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
+    columns = torch.arange(fanout, device=degree.device)
+    offsets = draw_below(streams[:, None], columns, degree[:, None])
+    return offsets, (degree > 0)[:, None].expand(-1, fanout)
+
+
+def _floyd(degree: Tensor, fanout: int, streams: Tensor) -> tuple[Tensor, Tensor]:
+    columns = torch.arange(fanout, device=degree.device)
+    chosen = torch.full((degree.numel(), fanout), -1, dtype=torch.int64, device=degree.device)
+    for slot in range(fanout):
+        last = (degree - fanout + slot).clamp(min=0)
+        draw = draw_below(streams, slot, last + 1)
+        repeated = (chosen == draw[:, None]).any(1)
+        chosen[:, slot] = torch.where(repeated, last, draw)
+    all_fit = (degree <= fanout)[:, None]
+    return torch.where(all_fit, columns, chosen), columns < degree[:, None]
+
+
+def _lightest_keys(
+    start: Tensor, degree: Tensor, fanout: int, streams: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``(edges, counts)`` of the neighbours with the smallest exponential keys ``E / weight``, in the order of edges.
+
+    The smallest key belongs to neighbour i with probability ``weight_i / sum``, and the next smallest likewise among
+    the rest: sampling without replacement with probabilities proportional to the weights.
+    """
+    row, edge = _all_edges(start, degree)
+    weights = weight[edge].to(torch.float64)
+    keys = draw_exponential(streams[row], edge - start[row]) / weights
+    keys = torch.where(weights > 0, keys, torch.inf)
+    order = torch.sort(keys, stable=True).indices
+    order = order[torch.sort(row[order], stable=True).indices]  # rows together, keys ascending in each
+    rank = torch.arange(row.numel(), device=row.device) - (degree.cumsum(0) - degree)[row]
+    picked = torch.zeros_like(row, dtype=torch.bool)
+    picked[order] = (rank < fanout) & torch.isfinite(keys[order])
+    return edge[picked], torch.bincount(row[picked], minlength=degree.numel())
+
+
+def sample_reservoir_torch(
+    indptr: Tensor, indices: Tensor, seeds: Tensor, fanout: int, clock: Tensor, hop: int = 0
+) -> HopSample:
+    """Uniform sampling without replacement by a reservoir, O(degree): what the two kernels of the paper compute.
+
+    Slot s starts with neighbour s; neighbour ``i >= K`` draws a number from ``[0, i]`` and claims that slot if it is
+    below K. The last neighbour to claim a slot keeps it.
+    """
+    check_fanout(fanout)
+    seeds = seeds.long()
+    start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
+    streams = node_streams(hop_key(clock, hop), seeds)
+    columns = torch.arange(fanout, device=seeds.device)
+    chosen = columns.repeat(seeds.numel(), 1)
+    for neighbour in range(fanout, int(degree.max()) if degree.numel() else 0):
+        bound = torch.tensor(neighbour + 1, device=seeds.device)
+        claimed = (draw_below(streams, neighbour, bound)[:, None] == columns) & (degree > neighbour)[:, None]
+        chosen[claimed] = neighbour
+    taken = columns < degree[:, None]
+    edges = (start[:, None] + chosen)[taken]
+    return HopSample(_offsets(taken.sum(1)), indices[edges], edges)
+
+
+def relabel_torch(seeds: Tensor, sources: Tensor) -> Relabelled:
+    """Number the nodes of one hop: seeds ``[S]`` first, then new ones of ``sources [P]`` by first appearance."""
+    together = torch.cat([seeds, sources]).to(torch.int32)
+    values, inverse = torch.unique(together, return_inverse=True)
+    first = torch.full((values.numel(),), together.numel(), dtype=torch.int64, device=together.device)
+    places = torch.arange(together.numel(), device=together.device)
+    first.scatter_reduce_(0, inverse, places, "amin")
+    new = (first[inverse] == places) & (places >= seeds.numel())
+    kept = new | (places < seeds.numel())  # a seed keeps its row even if it is repeated
+    local = kept.cumsum(0) - 1
+    return Relabelled(together[kept], local[first[inverse[seeds.numel() :]]].to(torch.int32))

@@ -1,0 +1,101 @@
+"""The reservoir sampler that TurboGNN is compared with: O(degree) per node, atomics in global memory.
+
+It follows the uniform row-wise kernel of DGL: one warp per row walks all in-edges of the row, and an edge that draws a
+slot below K claims it with an atomic maximum on the result in global memory. Consecutive rows go to consecutive warps
+whatever their degrees. A program here is one warp. The draws are Weft's counter-based ones, so the result equals
+:func:`weft.ops.sampling.reference.sample_reservoir_torch` bit for bit.
+
+Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
+from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
+from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
+from weft.ops.sampling.sample_triton import count_picks
+
+
+@dataclass(frozen=True)
+class ReservoirLaunch:
+    """Edges that a warp looks at together, and rows that it handles one after another."""
+
+    block_edges: int = 64
+    rows_per_program: int = 4
+
+
+@triton.jit
+def row_bounds(indptr, rows, row, there):
+    """``(node, start, degree)`` of a row; a row that does not exist has degree 0."""
+    node = tl.load(rows + row, mask=there, other=0).to(tl.int64)
+    start = tl.load(indptr + node, mask=there, other=0).to(tl.int64)
+    degree = (tl.load(indptr + node + 1, mask=there, other=0).to(tl.int64) - start).to(tl.int32)
+    return node, start, degree
+
+
+@triton.jit
+def reservoir_in_global_memory(
+    key, node, start, degree, begin, indices, sources, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One row: slots live in ``sources`` and are claimed there; picks replace them at the end."""
+    slot = tl.arange(0, KP)
+    filled = slot < tl.minimum(degree, K)
+    tl.store(sources + begin + slot, slot, mask=filled)
+    if degree > K:
+        tl.debug_barrier()
+        stream = node_streams(key, node)
+        for first in range(K, degree, BLOCK):
+            neighbour = first + tl.arange(0, BLOCK)
+            draw = draw_below(stream, neighbour, neighbour + 1)
+            claims = (neighbour < degree) & (draw < K)
+            tl.atomic_max(sources + begin + draw, neighbour, mask=claims, sem="relaxed")
+        tl.debug_barrier()
+    chosen = tl.load(sources + begin + slot, mask=filled, other=0, volatile=True)
+    tl.debug_barrier()
+    tl.store(sources + begin + slot, tl.load(indices + start + chosen, mask=filled, other=0), mask=filled)
+
+
+@jit_any_size("num_rows", "hop")
+def _reservoir_kernel(
+    indptr, indices, rows, num_rows, clock, hop, out_indptr, sources,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, TASKS: tl.constexpr,
+):  # fmt: skip
+    key = hop_key(clock, hop)
+    for task in range(TASKS):
+        row = tl.program_id(0) * TASKS + task
+        if row < num_rows:
+            node, start, degree = row_bounds(indptr, rows, row, row < num_rows)
+            begin = tl.load(out_indptr + row)
+            reservoir_in_global_memory(key, node, start, degree, begin, indices, sources, K, KP, BLOCK)
+
+
+def sample_reservoir_triton(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanout: int,
+    clock: Tensor,
+    hop: int = 0,
+    *,
+    launch: ReservoirLaunch | None = None,
+) -> HopSample:
+    """Sample ``min(fanout, degree)`` in-neighbours of ``seeds [S]`` int32; sizes stay on the device."""
+    check_fanout(fanout)
+    check_slots(seeds.numel(), fanout)
+    launch = launch or ReservoirLaunch()
+    everyone = torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
+    out_indptr = count_picks(indptr, seeds, everyone, fanout, replace=False)
+    sources = torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
+    if seeds.numel():
+        grid = (triton.cdiv(seeds.numel(), launch.rows_per_program),)
+        _reservoir_kernel[grid](
+            indptr, indices, seeds, seeds.numel(), clock, hop, out_indptr, sources,
+            fanout, next_power_of_2(fanout), launch.block_edges, launch.rows_per_program, num_warps=1,
+        )  # fmt: skip
+    return HopSample(out_indptr, sources)

@@ -1,0 +1,181 @@
+"""Neighbour sampling on the GPU in O(K) per node: exact, without atomics, its cost independent of the degree.
+
+Each thread runs Floyd's algorithm for one row: a tile is ``[K, rows]`` with rows along the threads, so all picks of a
+row are in one thread's registers and comparing a draw with the earlier picks needs no communication. The result equals
+:func:`weft.ops.sampling.reference.sample_torch` bit for bit.
+
+No size is read back: arrays have room for ``S * K`` picks and ``indptr[-1]`` on the device tells how many there are.
+The graph's arrays may lie in pinned host memory.
+
+Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
+from weft.ops.sampling.draws_triton import draw_below, hop_key, node_streams
+from weft.ops.sampling.hop import FULL, HopSample, check_fanout, check_slots
+from weft.ops.sampling.reference import sample_torch
+
+LARGEST_FANOUT = 1024  # picks of a row that fit into registers; beyond, the reference runs on the device
+
+
+@dataclass(frozen=True)
+class SampleLaunch:
+    """Rows per program and warps of the sampling kernel."""
+
+    block_rows: int
+    num_warps: int
+
+
+def choose_launch(fanout: int) -> SampleLaunch:
+    """One row per thread while its picks fit into registers, fewer rows for large fan-outs."""
+    width = next_power_of_2(fanout)
+    if width <= 32:
+        return SampleLaunch(128, 4)
+    return SampleLaunch(max(1, 4096 // width), 4)
+
+
+@jit_any_size("num_rows", "capacity")
+def _count_kernel(
+    indptr, rows, num_rows, counts, capacity, K: tl.constexpr, REPLACE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """``counts[row + 1]``: picks of every row, 0 beyond the rows that exist."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < tl.minimum(tl.load(num_rows).to(tl.int32), capacity)
+    node = tl.load(rows + row, mask=there, other=0).to(tl.int64)
+    start = tl.load(indptr + node, mask=there, other=0)
+    degree = tl.load(indptr + node + 1, mask=there, other=0) - start
+    count = tl.where(degree > 0, K, 0) if REPLACE else tl.minimum(degree, K)
+    tl.store(counts + row + 1, count.to(tl.int32), mask=row < capacity)
+    tl.store(counts + row, 0, mask=row == 0)
+
+
+@triton.jit
+def _floyd_step(chosen, slot, streams, degree, j, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Fill slot ``j``: a draw from ``[0, d - K + j]``, or that end itself if the draw was taken before."""
+    last = tl.maximum(degree - K + j, 0)
+    draw = draw_below(streams, tl.full([BLOCK], j, tl.int32), last + 1)
+    repeated = tl.max((chosen == draw[None, :]).to(tl.int32), 0) > 0
+    return tl.where(slot == j, tl.where(repeated, last, draw)[None, :], chosen)
+
+
+@triton.jit
+def _pick(streams, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, REPLACE: tl.constexpr):
+    """Offsets ``[KP, BLOCK]`` of the picks; those beyond a row's count are meaningless."""
+    slot = tl.arange(0, KP)[:, None]
+    if REPLACE:
+        return draw_below(streams[None, :], slot, degree[None, :])
+    chosen = tl.full([KP, BLOCK], -1, tl.int32)
+    if KP <= 32:
+        # Unrolled, a slot number is known at compile time and writing it is a move, not a selection.
+        for j in tl.static_range(K):
+            chosen = _floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
+    else:
+        for j in range(K):
+            chosen = _floyd_step(chosen, slot, streams, degree, j, K, BLOCK)
+    return tl.where(degree[None, :] <= K, slot, chosen)
+
+
+@jit_any_size("num_rows", "capacity", "hop", "table_offset")
+def _sample_kernel(
+    indptr, indices, rows, num_rows, capacity, clock, hop, out_indptr, sources, edges, table, table_offset,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, REPLACE: tl.constexpr, EDGES: tl.constexpr,
+    MARK: tl.constexpr,
+):  # fmt: skip
+    """Pick and write; MARK also records in ``table`` the first slot at which every neighbour appears."""
+    count = tl.minimum(tl.load(num_rows).to(tl.int32), capacity)
+    if tl.program_id(0) * BLOCK >= count:
+        return
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < count
+    node = tl.load(rows + row, mask=there, other=0).to(tl.int64)
+    start = tl.load(indptr + node, mask=there, other=0).to(tl.int64)
+    degree = (tl.load(indptr + node + 1, mask=there, other=0).to(tl.int64) - start).to(tl.int32)
+    begin = tl.load(out_indptr + row, mask=there, other=0)
+    offset = _pick(node_streams(hop_key(clock, hop), node), degree, K, KP, BLOCK, REPLACE)
+    slot = tl.arange(0, KP)[:, None]
+    picks = tl.where(degree > 0, K, 0) if REPLACE else tl.minimum(degree, K)
+    valid = there[None, :] & (slot < picks[None, :])
+    edge = start[None, :] + offset
+    source = tl.load(indices + edge, mask=valid, other=0)
+    place = begin[None, :] + slot
+    tl.store(sources + place, source, mask=valid)
+    if EDGES:
+        tl.store(edges + place, edge, mask=valid)
+    if MARK:
+        tl.atomic_min(table + source, place + table_offset, mask=valid, sem="relaxed")
+
+
+def count_picks(indptr: Tensor, rows: Tensor, num_rows: Tensor, fanout: int, replace: bool) -> Tensor:
+    """``indptr [S+1]`` int32 of the sample of ``rows [S]``, of which the first ``num_rows [1]`` (on the device) exist."""
+    capacity, block = rows.numel(), 256
+    counts = torch.empty(capacity + 1, dtype=torch.int32, device=rows.device)
+    if capacity == 0:
+        return counts.zero_()
+    grid = (triton.cdiv(capacity, block),)
+    _count_kernel[grid](indptr, rows, num_rows, counts, capacity, fanout, replace, block)
+    return counts.cumsum(0, dtype=torch.int32)
+
+
+def launch_sample(
+    indptr: Tensor,
+    indices: Tensor,
+    rows: Tensor,
+    num_rows: Tensor,
+    fanout: int,
+    clock: Tensor,
+    hop: int,
+    *,
+    replace: bool = False,
+    edges: bool = False,
+    table: Tensor | None = None,
+    table_offset: int = 0,
+    launch: SampleLaunch | None = None,
+) -> HopSample:
+    """Sample the first ``num_rows [1]`` of ``rows [S]``; ``table [N]`` int32 takes the first slot of each neighbour."""
+    check_slots(rows.numel(), fanout)
+    launch = launch or choose_launch(fanout)
+    out_indptr = count_picks(indptr, rows, num_rows, fanout, replace)
+    sources = torch.empty(rows.numel() * fanout, dtype=torch.int32, device=rows.device)
+    where = torch.empty(sources.numel() if edges else 1, dtype=torch.int64, device=rows.device)
+    if rows.numel():
+        grid = (triton.cdiv(rows.numel(), launch.block_rows),)
+        _sample_kernel[grid](
+            indptr, indices, rows, num_rows, rows.numel(), clock, hop, out_indptr, sources, where,
+            out_indptr if table is None else table, table_offset,
+            fanout, next_power_of_2(fanout), launch.block_rows, replace, edges, table is not None,
+            num_warps=launch.num_warps,
+        )  # fmt: skip
+    return HopSample(out_indptr, sources, where if edges else None)
+
+
+def sample_triton(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    fanout: int,
+    clock: Tensor,
+    hop: int = 0,
+    *,
+    replace: bool = False,
+    weight: Tensor | None = None,
+    edges: bool = False,
+    launch: SampleLaunch | None = None,
+) -> HopSample:
+    """As :func:`sample_torch`, on the GPU. ``seeds [S]`` int32 and ``clock [3]`` lie there.
+
+    Weighted sampling, all neighbours and fan-outs above 1024 run the reference on the device, which reads sizes back.
+    """
+    check_fanout(fanout, replace, weight is not None)
+    if weight is not None or fanout == FULL or fanout > LARGEST_FANOUT:
+        return sample_torch(indptr, indices, seeds, fanout, clock, hop, replace=replace, weight=weight)
+    everyone = torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
+    options = {"replace": replace, "edges": edges, "launch": launch}
+    return launch_sample(indptr, indices, seeds, everyone, fanout, clock, hop, **options)

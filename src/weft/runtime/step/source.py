@@ -1,0 +1,154 @@
+"""Batch and Source: what a training step is a function of, beside the state.
+
+A step takes ``(state, batch)``. A source says how many steps an epoch has and yields their batches: the whole graph is
+one constant batch; a sampled graph yields blocks; a shard yields its own rows.
+
+Shapes: M rows of the input, N rows of the logits, B rows that the loss is over, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.reduce import ONE_RANK, Reduce
+
+Features = Tensor | SparseFeatures
+Infer = Callable[["Batch"], Tensor]
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The input of one step.
+
+    ``x [M, F]`` dense or sparse; ``blocks``: one adjacency for all layers, or one per layer; ``y [N]`` (or ``[N, C]``)
+    labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
+    rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
+    ``shape``: batches of equal shape can replay one recording of the step (None: never recorded); ``varies``: the
+    fields in which they differ.
+    """
+
+    x: Features
+    blocks: Adjacency | Sequence[Adjacency]
+    y: Tensor
+    rows: Tensor
+    share: Tensor
+    first: Tensor | None = None
+    shape: Hashable = None
+    varies: tuple[str, ...] = ("rows", "share")
+
+    @cached_property
+    def edge_index(self) -> Tensor:
+        """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""
+        adj = self._only_block()
+        return torch.stack([adj.indices.long(), adj.rows().long()])
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """Weights of the edges ``[E]``, in the same order."""
+        return self._only_block().weight
+
+    def _only_block(self) -> Adjacency:
+        if isinstance(self.blocks, Adjacency):
+            return self.blocks
+        raise InputError(
+            f"a model that takes edge_index needs one subgraph for all layers; this batch has {len(self.blocks)} blocks"
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that another batch of this shape has other values in, in a fixed order."""
+        return [tensor for name in self.varies for tensor in _tensors_of(getattr(self, name))]
+
+    def static_copy(self) -> Batch:
+        """The same batch with memory of its own, for a recording that batches of its shape are copied into."""
+        return replace(self, **{name: _cloned(getattr(self, name)) for name in self.varies})
+
+    def copy_(self, other: Batch) -> None:
+        """Take over the values of ``other``, a batch of the same shape."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in _tensors_of(part)]
+    return [] if value is None else list(value.tensors())
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cloned(part) for part in value)
+    return None if value is None else value.clone()
+
+
+class Source(Protocol):
+    """Where the batches of a stack come from.
+
+    ``constant``: every step of every epoch has the same batch, :meth:`batches` yields it again and again, and so a
+    whole epoch with its evaluation can be recorded. ``rows``: where the nodes of the splits lie in what
+    :meth:`logits` gives, ``{"train": ..., "val": ..., "test": ...}``. ``reduce``: how rows on other ranks count in.
+    """
+
+    steps_per_epoch: int
+    constant: bool
+    reduce: Reduce
+
+    def batches(self, epoch: int, first: int = 0) -> Iterable[Batch]:
+        """The batches of ``epoch`` from step ``first`` on."""
+
+    def example(self) -> Batch:
+        """A batch to try a model on before the first epoch."""
+
+    def logits(self, infer: Infer) -> Tensor:
+        """Logits ``[T, N, C]`` for an evaluation; ``infer(batch)`` runs the members' models in evaluation mode."""
+
+    def rows(self, split: str) -> Tensor:
+        """The rows of :meth:`logits` that are the nodes of ``split``."""
+
+    def labels(self) -> Tensor:
+        """Labels of all rows of :meth:`logits`."""
+
+
+class FullGraph:
+    """The whole graph, every time: one step per epoch, one constant batch."""
+
+    steps_per_epoch, constant, reduce = 1, True, ONE_RANK
+
+    def __init__(self, graph: Graph, x: Features, first: Tensor | None = None) -> None:
+        self._graph = graph
+        share = torch.ones(1, device=graph.device)
+        self.batch = Batch(x, graph.adj, graph.y, graph.train, share, first, shape="full graph")
+
+    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """The one batch, unless it is behind already."""
+        if first == 0:
+            yield self.batch
+
+    def example(self) -> Batch:
+        """The batch itself."""
+        return self.batch
+
+    def logits(self, infer: Infer) -> Tensor:
+        """Of all nodes."""
+        return infer(self.batch)
+
+    def rows(self, split: str) -> Tensor:
+        """The ids of the split's nodes."""
+        found: Tensor = getattr(self._graph, split)
+        return found
+
+    def labels(self) -> Tensor:
+        """Of all nodes."""
+        return self._graph.y

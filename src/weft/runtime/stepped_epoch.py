@@ -1,0 +1,91 @@
+"""SteppedEpoch: an epoch of several steps, each on a batch of its own.
+
+On a GPU the step is recorded once per shape of batch, all recordings in one memory pool, and a batch is copied into the
+recording's own before it is replayed. Where the source is constant there is nothing of this: a whole epoch is one
+recording (:class:`weft.runtime.group.GroupRun`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from torch import Tensor
+
+from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.step.source import Batch, Source
+from weft.runtime.step.stack import Stack
+
+RunStack = Callable[[Stack, Callable[[], None]], None]
+
+
+class SteppedEpoch:
+    """Steps of ``stacks``, which share ``source``; ``run_stack(stack, step)`` makes a call on behalf of a stack."""
+
+    def __init__(self, source: Source, stacks: Sequence[Stack], record: bool, run_stack: RunStack) -> None:
+        self.source, self.stacks = source, list(stacks)
+        self._record, self._run_stack, self._pool = record, run_stack, None
+        self._recordings: dict[Hashable, tuple[Batch, Replay]] = {}
+        self.notes: list[str] = []
+
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replayed."""
+        return any(replay.recorded for _, replay in self._recordings.values())
+
+    def end(self, evaluated: bool) -> None:
+        """Write the epoch down, with an evaluation or without."""
+        for stack in self.stacks:
+            self._run_stack(stack, lambda stack=stack: stack.end_epoch(evaluated))  # type: ignore[misc]
+
+    def train_on(self, batch: Batch) -> None:
+        """One step of every stack."""
+        if not self._record or batch.shape is None:
+            self._step(batch)
+            return
+        if batch.shape not in self._recordings:
+            self._recordings[batch.shape] = self._recording(batch)
+        mine, replay = self._recordings[batch.shape]
+        if replay.recorded:
+            mine.copy_(batch)
+            replay()
+        else:
+            self._step(batch)
+
+    def _step(self, batch: Batch) -> None:
+        for stack in self.stacks:
+            self._run_stack(stack, lambda stack=stack: stack.train_on(batch))  # type: ignore[misc]
+
+    def _recording(self, batch: Batch) -> tuple[Batch, Replay]:
+        mine = batch.static_copy()
+        changed: list[Tensor] = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
+        replay = Replay(lambda: self._step(mine), changed, record=True, pool=self._pool)
+        if replay.recorded:
+            self._pool = replay.pool
+        elif replay.reason:
+            self.notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
+        return mine, replay
+
+
+def train_epoch(epochs: Sequence[SteppedEpoch], epoch: int, first: int, stop: Callable[[], bool]) -> int:
+    """Steps of ``epoch`` from ``first`` on, of all sources in lockstep, until ``stop()`` says so; steps done then."""
+    done = first
+    for batches in zip(*(one.source.batches(epoch, first) for one in epochs), strict=True):
+        for one, batch in zip(epochs, batches, strict=True):
+            one.train_on(batch)
+        done += 1
+        if done < epochs[0].source.steps_per_epoch and stop():
+            break
+    return done
+
+
+def stepped_epochs(stacks: Sequence[Stack], record: bool, run_stack: RunStack) -> list[SteppedEpoch]:
+    """One for every source of ``stacks``."""
+    by_source: dict[int, list[Stack]] = {}
+    for stack in stacks:
+        by_source.setdefault(id(stack.source), []).append(stack)
+    return [SteppedEpoch(some[0].source, some, record, run_stack) for some in by_source.values()]
+
+
+def all_constant(stacks: Sequence[Stack]) -> bool:
+    """Whether every stack has the same batch in every step."""
+    return all(stack.source.constant for stack in stacks)

@@ -1,0 +1,69 @@
+"""A group that runs in the simulator: how far it is, and when its next member ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from weft.sched.interference import Interference
+from weft.sched.policies.device_plan import slowdown_limit
+from weft.sched.queue_state import GroupStart, QueuedTask, RunningGroup
+
+ROUNDING = 1e-9
+
+
+@dataclass
+class LiveGroup:
+    """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds."""
+
+    id: str
+    plan: GroupStart
+    worker: int
+    start: float
+    left: list[QueuedTask]  # longest first
+    model: Interference
+    progress: float = 0.0
+    rate: float = 1.0
+    demand: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left.sort(key=lambda task: -task.seconds)
+        self._update_demand()
+
+    def _update_demand(self) -> None:
+        fused = self.model.fused_work if len(self.plan.members) > 1 else 1.0
+        self.demand = math.fsum(task.utilisation for task in self.left) * fused
+
+    @property
+    def seconds_to_next_end(self) -> float:
+        """Until the shortest remaining member ends, at the present rate."""
+        return max(self.left[-1].seconds - self.progress, 0.0) / self.rate
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.progress += seconds * self.rate
+
+    def ended(self) -> list[QueuedTask]:
+        """The members that end now, removed."""
+        done: list[QueuedTask] = []
+        while self.left and self.left[-1].seconds - self.progress <= ROUNDING * max(1.0, self.left[-1].seconds):
+            done.append(self.left.pop())
+        if done:
+            self._update_demand()
+        return done
+
+    def state(self, now: float) -> RunningGroup:
+        """What a policy sees of it."""
+        first = self.left[0]
+        return RunningGroup(
+            id=self.id,
+            device=self.plan.device,
+            members=tuple(task.id for task in self.left),
+            bytes=self.plan.bytes,
+            utilisation=self.demand,
+            started=self.start,
+            ends=now + max(first.seconds - self.progress, 0.0) / self.rate,
+            graph=first.graph,
+            kind=first.kind,
+            slowdown_limit=slowdown_limit(first, now),
+        )

@@ -1,0 +1,168 @@
+"""Weft's default policy: continuous backfill by bytes and predicted seconds, without group barriers.
+
+Whenever a worker is free, tasks are considered in order of priority (raised by waiting), deadline, fair share and
+length. A task starts if it fits in memory, if sharing the device pays, and if it delays neither an inference task's
+answer nor the first task that waits for memory. Tasks that may be fused with it start in the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.sched.admission import SAFETY_THRESHOLD, refusals
+from weft.sched.interference import Interference
+from weft.sched.policies.candidate_order import CandidateOrder
+from weft.sched.policies.device_plan import DevicePlan, Footprint
+from weft.sched.policies.group_draft import GroupDraft
+from weft.sched.policies.policy import Tasks
+from weft.sched.queue_state import Decision, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.task_queue import TaskQueue
+
+REST = "waits behind tasks that are considered first"
+NO_WORKER = "waits for a free worker"
+
+
+@dataclass(frozen=True)
+class Backfill:
+    """Continuous backfill.
+
+    ``age_seconds``: waiting that raises a lane by one priority level. ``depth``: how many waiting tasks a decision
+    considers, which bounds its cost whatever the queue's length. ``join_at_least``: a group takes that many members if
+    there are so many; beyond, only while they do not fill the device (a task of a stack costs the same from 8 on).
+    ``max_members``: of a group.
+    """
+
+    safety: float = SAFETY_THRESHOLD
+    age_seconds: float = 600.0
+    depth: int = 32
+    join_at_least: int = 8
+    max_members: int = 256
+    model: Interference = field(default_factory=Interference)
+
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+        """Start what fits and pays now."""
+        queue = TaskQueue.of(tasks, running)
+        return _Pass(self, queue, running, machine).decide()
+
+
+class _Pass:
+    """One decision in the making."""
+
+    def __init__(
+        self, policy: Backfill, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState
+    ) -> None:
+        self.policy, self.queue, self.machine = policy, queue, machine
+        self.refuse = refusals(queue, machine, policy.safety)
+        self.plans = [DevicePlan.of(d, running, machine.now, policy.model) for d in machine.devices]
+        self.graphs = {(group.device, group.graph) for group in running if group.graph}
+        self.order = CandidateOrder(queue, machine, policy.age_seconds)
+        self.starts: list[GroupStart] = []
+        self.wait: dict[str, str] = {}
+        self.reserved = False
+
+    def decide(self) -> Decision:
+        if not any(plan.has_worker(inference=True) for plan in self.plans):
+            return self._decision(NO_WORKER)
+        critical = self._critical_task()
+        for task in self.order:
+            if not self._any_worker(task) and not self.queue.inference:
+                return self._decision(NO_WORKER)
+            if task.id not in self.refuse and task.id not in self.wait:
+                self._consider(task, "is next")
+                self._consider_critical(critical)
+                critical = None
+            if len(self.wait) >= self.policy.depth:
+                break
+        return self._decision(REST)
+
+    def _consider_critical(self, task: QueuedTask | None) -> None:
+        """Consider the critical task once, after the task that is next by order."""
+        if task is not None and task.id not in self.wait and not self.order.is_taken(task.id):
+            why = "is the longest, and the rest of the queue only just fills the device beside it"
+            self._consider(task, why, critical=True)
+
+    def _decision(self, rest: str) -> Decision:
+        return Decision(tuple(self.starts), self.wait, self.refuse, rest=rest)
+
+    def _any_worker(self, task: QueuedTask) -> bool:
+        return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
+
+    def _consider(self, task: QueuedTask, why: str, critical: bool = False) -> None:
+        """Start ``task`` with what joins it, or note why it waits; a critical task need not gain from sharing."""
+        draft = GroupDraft(self.policy.safety, self.policy.model)
+        draft.add(task)
+        alone = draft.footprint(self.machine.now)
+        reasons = []
+        for plan in self._devices(task):
+            reason = plan.refuses(alone)
+            if not reason and (critical or plan.gains_from(alone)):
+                self._start(draft, plan, why)
+                return
+            reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
+        self.wait[task.id] = reasons[0]
+        self._reserve(alone)
+
+    def _devices(self, task: QueuedTask) -> list[DevicePlan]:
+        """Devices that hold the task's graph first, then the least busy, then those with the most free memory."""
+        if len(self.plans) == 1:
+            return self.plans
+        holds = {plan.device.name: (plan.device.name, task.graph) in self.graphs for plan in self.plans}
+        return sorted(self.plans, key=lambda plan: (not holds[plan.device.name], plan.demand, -plan.free))
+
+    def _start(self, draft: GroupDraft, plan: DevicePlan, why: str) -> None:
+        self._join(draft, plan)
+        group, members = draft.footprint(self.machine.now), draft.members
+        joined = f"; fused with {len(members) - 1} tasks of the same kind" if len(members) > 1 else ""
+        beside = f"; beside {len(plan.occupants)} running on {plan.device.name}" if plan.occupants else ""
+        plan.start(group)
+        for member in members:
+            self.order.take(member)
+        names, reason = tuple(member.id for member in members), why + joined + beside
+        self.starts.append(GroupStart(plan.device.name, names, group.bytes, group.seconds, group.demand, reason))
+        self.graphs.add((plan.device.name, members[0].graph))
+
+    def _join(self, draft: GroupDraft, plan: DevicePlan) -> None:
+        """Add the queued tasks that can be fused with the first member here, shortest first."""
+        first = draft.members[0]
+        for name in self.queue.by_join[first.join_key] if first.joinable else ():
+            if name == first.id or name in self.refuse or self.order.is_taken(name):
+                continue
+            if len(draft.members) >= self.policy.max_members or not self._may_join(self.queue[name], draft, plan):
+                return
+            draft.add(self.queue[name])
+
+    def _may_join(self, task: QueuedTask, draft: GroupDraft, plan: DevicePlan) -> bool:
+        group = draft.with_one_more(task, self.machine.now)
+        wanted = len(draft.members) < self.policy.join_at_least or group.demand + plan.demand <= 1.0
+        return wanted and task.kind == draft.members[0].kind and not plan.refuses(group)
+
+    def _reserve(self, group: Footprint) -> None:
+        """Keep memory for the first task that lacks it, on the device that has it earliest."""
+        if self.reserved or any(group.bytes <= plan.free for plan in self.plans):
+            return
+        times = [(plan.fits_from(group.bytes), place) for place, plan in enumerate(self.plans)]
+        known = [(time, place) for time, place in times if time is not None]
+        if known:
+            time, place = min(known)
+            self.plans[place].reserve(group.bytes, time)
+            self.reserved = True
+
+    def _critical_task(self) -> QueuedTask | None:
+        """The longest task, if it must start now for the queue to end early.
+
+        Alone it leaves a share of the device idle, ``(1 - utilisation) * seconds``. Once the rest of the queue is no
+        more than that, starting the task later makes the queue end later.
+        """
+        if not self.queue.longest_first:
+            return None
+        longest = self.queue[self.queue.longest_first[0]]
+        if longest.id in self.refuse or any(priority > longest.priority for _, priority, _ in self.queue.lanes):
+            return None
+        running = sum(min(plan.demand, 1.0) * self._busy_for(plan) for plan in self.plans)
+        rest = (self.queue.ready_work - longest.work + running) / len(self.plans)
+        idle = (1.0 - longest.utilisation) * longest.seconds
+        return longest if idle >= rest else None
+
+    def _busy_for(self, plan: DevicePlan) -> float:
+        return max((one.ends - self.machine.now for one in plan.occupants), default=0.0)

@@ -1,0 +1,24 @@
+"""CoGNN's Base policy: first in, first out, packed greedily into task groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.sched.admission import SAFETY_THRESHOLD
+from weft.sched.policies.group_barrier import start_groups
+from weft.sched.policies.policy import Tasks
+from weft.sched.queue_state import Decision, MachineState, RunningGroup
+from weft.sched.task_queue import TaskQueue
+
+
+@dataclass(frozen=True)
+class Base:
+    """Tasks in order of arrival, as many per group as memory and workers allow; one group after another."""
+
+    safety: float = SAFETY_THRESHOLD
+
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+        """Start the next task group when nothing runs."""
+        queue = TaskQueue.of(tasks, running)
+        return start_groups(queue, running, machine, queue.by_arrival, self.safety)

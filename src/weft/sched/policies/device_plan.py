@@ -1,0 +1,141 @@
+"""What one device can still take while a decision is being made: workers, bytes, latency targets, a reservation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from weft.sched.admission import lacks_bytes
+from weft.sched.interference import Interference
+from weft.sched.queue_state import DeviceState, QueuedTask, RunningGroup
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a group would take: bytes with the safety margin, seconds alone, demand, and whether it is inference."""
+
+    bytes: int
+    seconds: float
+    demand: float
+    inference: bool = False
+    slowdown_limit: float | None = None
+
+
+@dataclass
+class _Occupant:
+    bytes: int
+    demand: float
+    ends: float
+    inference: bool
+    slowdown_limit: float | None
+
+
+@dataclass
+class DevicePlan:
+    """The groups on a device, running or about to start, and what is set aside for the first task that waits."""
+
+    device: DeviceState
+    now: float
+    model: Interference
+    occupants: list[_Occupant] = field(default_factory=list)
+    free: int = 0
+    reserved_from: float | None = None
+    reserved_spare: int = 0
+
+    @classmethod
+    def of(cls, device: DeviceState, running: Sequence[RunningGroup], now: float, model: Interference) -> DevicePlan:
+        """The plan before anything new starts."""
+        here = [group for group in running if group.device == device.name]
+        occupants = [
+            _Occupant(g.bytes, g.utilisation, g.ends, g.kind == "inference", g.slowdown_limit) for g in here
+        ]  # fmt: skip
+        return cls(device, now, model, occupants, device.task_bytes - sum(one.bytes for one in occupants))
+
+    @property
+    def demand(self) -> float:
+        """The demand of all groups on the device."""
+        return sum(one.demand for one in self.occupants)
+
+    def has_worker(self, inference: bool) -> bool:
+        """Whether a worker is free for a group of that kind."""
+        if len(self.occupants) >= self.device.workers:
+            return False
+        trainings = sum(not one.inference for one in self.occupants)
+        return inference or trainings < self.device.workers - self.device.inference_workers
+
+    def refuses(self, group: Footprint) -> str:
+        """Why ``group`` cannot start here now; empty if it can."""
+        if not self.has_worker(group.inference):
+            return f"waits for a free worker of {self.device.name}"
+        if group.bytes > self.free:
+            return lacks_bytes(group.bytes, self.free, self.device.name)
+        return self._delays_reservation(group) or self._harms_latency(group)
+
+    def slowdown_of(self, group: Footprint) -> float:
+        """How much slower than alone ``group`` would run beside the others."""
+        return self.model.slowdown(group.demand, self.demand)
+
+    def gains_from(self, group: Footprint) -> bool:
+        """Whether sharing pays: more useful work per second, or little delay for a task that is comparatively short."""
+        if not self.occupants or group.inference:
+            return True
+        before = [one.demand for one in self.occupants]
+        if self.model.throughput([*before, group.demand]) >= GAIN * self.model.throughput(before):
+            return True
+        next_end = min(one.ends for one in self.occupants) - self.now
+        return group.seconds * group.demand * len(self.occupants) < next_end
+
+    def start(self, group: Footprint) -> None:
+        """Count ``group`` as running."""
+        ends = self._end_of(group)
+        if self.reserved_from is not None and ends > self.reserved_from:
+            self.reserved_spare -= group.bytes
+        self.free -= group.bytes
+        self.occupants.append(_Occupant(group.bytes, group.demand, ends, group.inference, group.slowdown_limit))
+
+    def fits_from(self, needed: int) -> float | None:
+        """When ``needed`` bytes are predicted to be free beside a free worker; None if the device is too small."""
+        free, workers = self.free, self.device.workers - len(self.occupants)
+        time = self.now
+        for one in sorted(self.occupants, key=lambda one: one.ends):
+            if needed <= free and workers > 0:
+                break
+            free, workers, time = free + one.bytes, workers + 1, max(one.ends, self.now)
+        return time if needed <= free else None
+
+    def reserve(self, needed: int, start: float) -> None:
+        """Keep ``needed`` bytes from ``start`` on: others may use them only if they end before."""
+        released = sum(one.bytes for one in self.occupants if one.ends <= start)
+        self.reserved_from, self.reserved_spare = start, self.free + released - needed
+
+    def _end_of(self, group: Footprint) -> float:
+        return self.now + group.seconds * self.slowdown_of(group)
+
+    def _delays_reservation(self, group: Footprint) -> str:
+        if (
+            self.reserved_from is None
+            or group.bytes <= self.reserved_spare
+            or self._end_of(group) <= self.reserved_from
+        ):
+            return ""
+        return f"would delay a task that waits for memory of {self.device.name}"
+
+    def _harms_latency(self, group: Footprint) -> str:
+        total = self.demand + group.demand
+        for one in self.occupants:
+            if one.slowdown_limit is not None:
+                now = self.model.slowdown(one.demand, self.demand - one.demand)
+                then = self.model.slowdown(one.demand, total - one.demand)
+                if then > max(one.slowdown_limit, now):
+                    return f"would make an inference task on {self.device.name} miss its latency target"
+        return ""
+
+
+GAIN = 1.02  # sharing must raise the throughput by this factor; estimates are not exact enough to act on less
+
+
+def slowdown_limit(task: QueuedTask, now: float) -> float | None:
+    """How much slower than alone an inference task may run from ``now`` on; None without a latency target."""
+    if task.latency_target is None:
+        return None
+    return max((task.must_end_by - now) / max(task.seconds, 1e-9), 1.0)

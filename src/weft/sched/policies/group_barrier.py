@@ -1,0 +1,70 @@
+"""What CoGNN's three policies share: pack the next task group in a given order, start it when the last one is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from weft.sched.admission import needed_bytes, refusals
+from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup
+from weft.sched.task_queue import TaskQueue
+
+
+class Pending:
+    """Tasks in scheduling order, of which the next can be inspected before it is taken."""
+
+    def __init__(self, tasks: Iterable[QueuedTask]) -> None:
+        self._tasks: Iterator[QueuedTask] = iter(tasks)
+        self.next: QueuedTask | None = next(self._tasks, None)
+
+    def take(self) -> QueuedTask:
+        """The next task, which is then removed."""
+        assert self.next is not None
+        taken, self.next = self.next, next(self._tasks, None)
+        return taken
+
+
+def next_group(pending: Pending, workers: int, memory: int, safety: float, strict: bool) -> list[QueuedTask]:
+    """The longest run of pending tasks that fits in ``memory`` and has at most ``workers`` tasks.
+
+    ``strict``: a second task may not fill the memory to the last byte (Algorithm 1 advances if the sum is >= MA).
+    """
+    group: list[QueuedTask] = []
+    taken = 0
+    while pending.next is not None and len(group) < workers:
+        taken += needed_bytes(pending.next.bytes, safety)
+        if taken > memory or (strict and group and taken >= memory):
+            break
+        group.append(pending.take())
+    return group
+
+
+def start_groups(
+    queue: TaskQueue,
+    running: Sequence[RunningGroup],
+    machine: MachineState,
+    order: Iterable[str],
+    safety: float,
+    strict: bool = False,
+) -> Decision:
+    """Start the next group of ``order`` on each device on which nothing runs."""
+    refuse = refusals(queue, machine, safety)
+    pending = Pending(queue[name] for name in order if name not in refuse)
+    busy = {group.device for group in running}
+    starts: list[GroupStart] = []
+    for device in machine.devices:
+        if device.name not in busy:
+            group = next_group(pending, device.workers, device.task_bytes, safety, strict)
+            starts += [_start(task, device, len(group), safety) for task in group]
+    return Decision(tuple(starts), refuse=refuse, rest=_rest(busy, machine))
+
+
+def _start(task: QueuedTask, device: DeviceState, size: int, safety: float) -> GroupStart:
+    why = "alone in its task group" if size == 1 else f"one of {size} tasks of the next task group"
+    needed = needed_bytes(task.bytes, safety)
+    return GroupStart(device.name, (task.id,), needed, task.seconds, task.utilisation, why)
+
+
+def _rest(busy: set[str], machine: MachineState) -> str:
+    if len(busy) == len(machine.devices):
+        return "waits until every task of the running task group is done"
+    return "is in a later task group"

@@ -1,0 +1,56 @@
+"""A fused group in the making: what it would take, updated member by member."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.sched.admission import needed_bytes
+from weft.sched.interference import Interference
+from weft.sched.policies.device_plan import Footprint, slowdown_limit
+from weft.sched.queue_state import QueuedTask
+
+
+@dataclass
+class GroupDraft:
+    """The members so far, and the sums that the group's footprint is made from."""
+
+    safety: float
+    model: Interference
+    members: list[QueuedTask] = field(default_factory=list)
+    shared_bytes: int = 0
+    own_bytes: int = 0
+    longest: float = 0.0
+    work: float = 0.0
+    utilisation: float = 0.0
+
+    def add(self, task: QueuedTask) -> None:
+        """Let ``task`` join."""
+        self.members.append(task)
+        self.shared_bytes = max(self.shared_bytes, task.shared_bytes)
+        self.own_bytes += task.bytes - task.shared_bytes
+        self.longest = max(self.longest, task.seconds)
+        self.work += task.work
+        self.utilisation += task.utilisation
+
+    def footprint(self, now: float) -> Footprint:
+        """What the group takes as it is."""
+        return self._footprint(self.shared_bytes + self.own_bytes, self.longest, self.work, self.utilisation, 0, now)
+
+    def with_one_more(self, task: QueuedTask, now: float) -> Footprint:
+        """What the group would take with ``task`` as well."""
+        total = max(self.shared_bytes, task.shared_bytes) + self.own_bytes + task.bytes - task.shared_bytes
+        longest, demand = max(self.longest, task.seconds), self.utilisation + task.utilisation
+        return self._footprint(total, longest, self.work + task.work, demand, 1, now)
+
+    def _footprint(
+        self, total: int, longest: float, work: float, utilisation: float, more: int, now: float
+    ) -> Footprint:
+        fused = self.model.fused_work if len(self.members) + more > 1 else 1.0
+        first = self.members[0]
+        return Footprint(
+            bytes=needed_bytes(total, self.safety),
+            seconds=max(longest, work * fused),
+            demand=utilisation * fused,
+            inference=first.kind == "inference",
+            slowdown_limit=slowdown_limit(first, now),
+        )

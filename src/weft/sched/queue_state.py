@@ -1,0 +1,285 @@
+"""The scheduler's input and output as plain data: queued tasks, running groups, devices, and the decision.
+
+Everything here is a frozen dataclass with ``to_dict`` and ``from_dict``, so that a decision can be logged, sent to
+another process, and replayed. Times are seconds on one clock; which clock is up to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from weft.core.errors import SpecError
+
+TASK_KINDS = ("training", "inference")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTask:
+    """A task that waits, with what is predicted of it.
+
+    ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
+    that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
+    keeps busy when alone. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
+    tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
+    """
+
+    id: str
+    bytes: int
+    seconds: float
+    graph: str = ""
+    join_key: str = ""
+    fusable: bool = True
+    shared_bytes: int = 0
+    utilisation: float = 1.0
+    arrival: float = 0.0
+    user: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    after: tuple[str, ...] = ()
+    kind: str = "training"
+    latency_target: float | None = None
+    attempts: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def work(self) -> float:
+        """Seconds of a fully used device."""
+        return self.seconds * self.utilisation
+
+    @property
+    def joinable(self) -> bool:
+        """Whether it may share a fused group: a task that has failed runs alone the next time."""
+        return self.fusable and bool(self.join_key) and self.attempts == 0
+
+    @property
+    def must_end_by(self) -> float:
+        """Its deadline, or when an inference task's answer is due; infinity without either."""
+        due = math.inf if self.deadline is None else self.deadline
+        return due if self.latency_target is None else min(due, self.arrival + self.latency_target)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "after": list(self.after)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QueuedTask:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        kept = _known(cls, data)
+        kept["after"] = tuple(kept.get("after", ()))
+        return cls(**kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGroup:
+    """A group that a worker runs: its members (task ids), the bytes it holds, and when it is predicted to end.
+
+    ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
+    """
+
+    id: str
+    device: str
+    members: tuple[str, ...]
+    bytes: int
+    utilisation: float = 1.0
+    started: float = 0.0
+    ends: float = 0.0
+    graph: str = ""
+    kind: str = "training"
+    slowdown_limit: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "members": list(self.members)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunningGroup:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        kept = _known(cls, data)
+        kept["members"] = tuple(kept["members"])
+        return cls(**kept)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device: its byte budget, the part of it that is reserved for the framework, and how many workers it has.
+
+    ``inference_workers`` of the workers are kept for inference tasks. ``started`` counts the tasks that were started
+    on the device so far.
+    """
+
+    name: str
+    budget_bytes: int
+    reserved_bytes: int = 0
+    workers: int = 2
+    inference_workers: int = 0
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SpecError(f"device {self.name!r}: workers={self.workers} must be at least 1")
+        if not 0 <= self.inference_workers < self.workers:
+            raise SpecError(
+                f"device {self.name!r}: inference_workers={self.inference_workers} must be at least 0 and below "
+                f"workers={self.workers}"
+            )
+        if not 0 <= self.reserved_bytes < self.budget_bytes:
+            raise SpecError(
+                f"device {self.name!r}: reserved_bytes={self.reserved_bytes} must be at least 0 and below "
+                f"budget_bytes={self.budget_bytes}"
+            )
+
+    @property
+    def task_bytes(self) -> int:
+        """What all groups together may take."""
+        return self.budget_bytes - self.reserved_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeviceState:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        return cls(**_known(cls, data))
+
+
+@dataclass(frozen=True, slots=True)
+class UserShare:
+    """What a user has had: device-seconds in all, and when a task of each lane (by its name) was last started."""
+
+    user: str
+    device_seconds: float = 0.0
+    last_start: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"user": self.user, "device_seconds": self.device_seconds, "last_start": dict(self.last_start)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> UserShare:
+        """The inverse of :meth:`to_dict`."""
+        return cls(data["user"], float(data.get("device_seconds", 0.0)), dict(data.get("last_start", {})))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """The devices at the time ``now``, and what each user has had of them."""
+
+    devices: tuple[DeviceState, ...]
+    now: float = 0.0
+    users: tuple[UserShare, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [device.name for device in self.devices]
+        if not names or len(set(names)) != len(names):
+            raise SpecError(f"devices={names} must be at least one, each with a name of its own")
+
+    @property
+    def started(self) -> int:
+        """Tasks started so far on all devices."""
+        return sum(device.started for device in self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        devices, users = [d.to_dict() for d in self.devices], [u.to_dict() for u in self.users]
+        return {"devices": devices, "now": self.now, "users": users}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> MachineState:
+        """The inverse of :meth:`to_dict`."""
+        devices = tuple(DeviceState.from_dict(one) for one in data["devices"])
+        return cls(devices, float(data.get("now", 0.0)), tuple(UserShare.from_dict(u) for u in data.get("users", ())))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStart:
+    """A group to start: on which device, with how many bytes, which tasks, and why.
+
+    ``bytes`` include the safety threshold. ``seconds`` and ``utilisation`` are predicted for the group alone on the
+    device. ``warm``: whether the start costs nothing because a running worker takes the group.
+    """
+
+    device: str
+    members: tuple[str, ...]
+    bytes: int
+    seconds: float
+    utilisation: float
+    why: str
+    warm: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "members": list(self.members)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupStart:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        kept = _known(cls, data)
+        kept["members"] = tuple(kept["members"])
+        return cls(**kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now: groups to start, tasks that wait and why, tasks that can never run and why.
+
+    ``wait`` names the tasks that the policy looked at; every other queued task waits for the reason ``rest``.
+    ``preempt`` names running groups to pause; no policy fills it yet.
+    """
+
+    start: tuple[GroupStart, ...] = ()
+    wait: Mapping[str, str] = field(default_factory=dict)
+    refuse: Mapping[str, str] = field(default_factory=dict)
+    preempt: tuple[str, ...] = ()
+    rest: str = ""
+
+    def reason(self, task: str) -> str:
+        """Why ``task``, which is queued and was not started, is not running."""
+        return self.refuse.get(task) or self.wait.get(task) or self.rest
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        """The tasks that start now."""
+        return tuple(member for group in self.start for member in group.members)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        start = [group.to_dict() for group in self.start]
+        reasons = {"wait": dict(self.wait), "refuse": dict(self.refuse), "rest": self.rest}
+        return {"start": start, **reasons, "preempt": list(self.preempt)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Decision:
+        """The inverse of :meth:`to_dict`."""
+        start = tuple(GroupStart.from_dict(group) for group in data["start"])
+        return cls(start, dict(data["wait"]), dict(data["refuse"]), tuple(data["preempt"]), data["rest"])
+
+
+def _known(cls: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _check(task: QueuedTask) -> None:
+    if not task.id:
+        raise SpecError("a queued task has no id; give each task a name of its own")
+    if task.kind not in TASK_KINDS:
+        raise SpecError(f"task {task.id!r}: kind={task.kind!r} must be one of {', '.join(TASK_KINDS)}")
+    if task.bytes < 0 or not 0 <= task.shared_bytes <= task.bytes:
+        raise SpecError(f"task {task.id!r}: shared_bytes={task.shared_bytes} must be from 0 to bytes={task.bytes}")
+    if not 0 <= task.seconds < math.inf:
+        raise SpecError(f"task {task.id!r}: seconds={task.seconds} must be a number of at least 0")
+    if not 0 <= task.utilisation <= 1:
+        raise SpecError(f"task {task.id!r}: utilisation={task.utilisation} must be from 0 to 1")
+    if not math.isfinite(task.arrival):
+        raise SpecError(f"task {task.id!r}: arrival={task.arrival} must be a finite time")
+    if task.latency_target is not None and not 0 < task.latency_target < math.inf:
+        raise SpecError(f"task {task.id!r}: latency_target={task.latency_target} must be above 0 seconds")
+    if task.id in task.after:
+        raise SpecError(f"task {task.id!r}: after={list(task.after)} names the task itself; remove it")

@@ -1,0 +1,193 @@
+"""A discrete-event simulator: runs a policy over a queue in continuous time, without a device.
+
+Between two events every group advances at a constant rate, given by the interference model from the demands of the
+groups on its device. Events are arrivals and ends of tasks; after each the policy decides. A group holds its worker
+and its bytes until its last member ends. Equal input gives an equal result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.core.errors import SpecError, WeftError
+from weft.sched.interference import Interference
+from weft.sched.live_group import LiveGroup
+from weft.sched.policies.policy import Policy
+from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, UserShare
+from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.sched.task_queue import TaskQueue, lane_key, lane_name
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What the simulated device is like: how groups interfere, and what a cold start costs."""
+
+    interference: Interference = field(default_factory=Interference)
+    cold_start_seconds: float = 0.0
+
+
+def simulate(
+    policy: Policy,
+    tasks: Iterable[QueuedTask],
+    devices: Sequence[DeviceState],
+    conditions: Conditions | None = None,
+    name: str = "",
+) -> Simulation:
+    """Run ``policy`` over ``tasks`` until all are done or refused."""
+    return _Run(policy, list(tasks), devices, conditions or Conditions()).until_done(name or type(policy).__name__)
+
+
+class _Run:
+    """The state of a simulation."""
+
+    def __init__(
+        self, policy: Policy, tasks: list[QueuedTask], devices: Sequence[DeviceState], conditions: Conditions
+    ) -> None:
+        _check(tasks)
+        self.policy, self.conditions = policy, conditions
+        self.devices = {device.name: device for device in devices}
+        self.arrivals = sorted(tasks, key=lambda task: task.arrival)[::-1]  # the next one last
+        self.expected = {task.id for task in tasks}
+        self.held: dict[str, list[QueuedTask]] = {}  # tasks that arrive before something they depend on
+        self.queue = TaskQueue()
+        self.live: dict[str, list[LiveGroup]] = {device.name: [] for device in devices}
+        self.users: dict[str, UserShare] = {}
+        self.now = self.arrivals[-1].arrival if self.arrivals else 0.0
+        self.starts: dict[str, tuple[str, float]] = {}
+        self.runs: list[TaskRun] = []
+        self.groups: list[GroupRun] = []
+        self.refused: dict[str, str] = {}
+        self.busy_seconds, self.peak_bytes, self.decisions = 0.0, 0, 0
+
+    def until_done(self, name: str) -> Simulation:
+        while self.arrivals or self.queue or any(self.live.values()):
+            self._advance(self._seconds_to_next_event())
+            self._arrive()
+            self._end()
+            if self.queue:
+                self._decide()
+            self._update_rates()
+        budget = max(device.task_bytes for device in self.devices.values())
+        return Simulation(
+            name, tuple(self.runs), tuple(self.groups), self.refused, budget, len(self.devices),
+            self.busy_seconds, self.peak_bytes, self.decisions,
+        )  # fmt: skip
+
+    def _seconds_to_next_event(self) -> float:
+        seconds = max(self.arrivals[-1].arrival - self.now, 0.0) if self.arrivals else math.inf
+        for groups in self.live.values():
+            for group in groups:
+                seconds = min(seconds, group.seconds_to_next_end)
+        if seconds == math.inf:
+            stuck = next(iter(self.queue)).id
+            raise WeftError(
+                f"{type(self.policy).__name__} starts nothing although nothing runs and {len(self.queue)} tasks are "
+                f"queued (the first is {stuck!r}); this is a fault of the policy"
+            )
+        return seconds
+
+    def _advance(self, seconds: float) -> None:
+        self.now += seconds
+        for groups in self.live.values():
+            self.busy_seconds += seconds * min(math.fsum(group.demand for group in groups), 1.0)
+            for group in groups:
+                group.advance(seconds)
+
+    def _arrive(self) -> None:
+        while self.arrivals and self.arrivals[-1].arrival <= self.now:
+            self._admit(self.arrivals.pop())
+
+    def _admit(self, task: QueuedTask) -> None:
+        """Queue a task once everything it depends on has arrived."""
+        missing = next((name for name in task.after if name in self.expected), None)
+        if missing is not None:
+            self.held.setdefault(missing, []).append(task)
+            return
+        self.expected.discard(task.id)
+        lost = next((name for name in task.after if name in self.refused), None)
+        if lost is None:
+            self.queue.add(task)
+        else:
+            self.refused[task.id] = f"depends on {lost!r}, which can never run"
+        for waiting in self.held.pop(task.id, ()):
+            self._admit(waiting)
+
+    def _end(self) -> None:
+        for groups in self.live.values():
+            for group in list(groups):
+                for task in group.ended():
+                    self._end_task(task)
+                if not group.left:
+                    groups.remove(group)
+                    self._end_group(group)
+
+    def _end_task(self, task: QueuedTask) -> None:
+        group, start = self.starts.pop(task.id)
+        self.runs.append(TaskRun(task.id, group, task.arrival, start, self.now, task.must_end_by))
+        self.queue.finish(task.id)
+
+    def _end_group(self, group: LiveGroup) -> None:
+        plan = group.plan
+        self.groups.append(
+            GroupRun(group.id, plan.device, group.worker, plan.members, plan.bytes, group.start, self.now, plan.why)
+        )
+
+    def _decide(self) -> None:
+        running = [group.state(self.now) for groups in self.live.values() for group in groups]
+        machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
+        decision = self.policy.schedule(self.queue, running, machine)
+        self.decisions += 1
+        self._refuse(decision)
+        for start in decision.start:
+            self._start(start)
+
+    def _refuse(self, decision: Decision) -> None:
+        for name, reason in decision.refuse.items():
+            self.queue.drop(name)
+            self.refused[name] = reason
+
+    def _start(self, start: GroupStart) -> None:
+        tasks = [self.queue.take(name) for name in start.members]
+        device = self.devices[start.device]
+        self.devices[start.device] = replace(device, started=device.started + len(tasks))
+        groups = self.live[start.device]
+        used = {group.worker for group in groups}
+        worker = next(number for number in range(len(used) + 1) if number not in used)
+        setup = 0.0 if start.warm else -self.conditions.cold_start_seconds
+        name = f"{start.device}/{device.started}"
+        made = LiveGroup(name, start, worker, self.now, tasks, self._model, progress=setup)
+        groups.append(made)
+        self.peak_bytes = max(self.peak_bytes, sum(group.plan.bytes for group in groups))
+        for task in tasks:
+            self.starts[task.id] = (made.id, self.now)
+            self._count(task)
+
+    @property
+    def _model(self) -> Interference:
+        return self.conditions.interference
+
+    def _count(self, task: QueuedTask) -> None:
+        """Charge a started task to its user."""
+        share = self.users.get(task.user, UserShare(task.user))
+        last = {**share.last_start, lane_name(lane_key(task)): self.now}
+        self.users[task.user] = UserShare(task.user, share.device_seconds + task.work, last)
+
+    def _update_rates(self) -> None:
+        for name, groups in self.live.items():
+            total = math.fsum(group.demand for group in groups)
+            over = sum(group.plan.bytes for group in groups) > self.devices[name].task_bytes
+            for group in groups:
+                slowdown = self._model.slowdown(group.demand, max(total - group.demand, 0.0))
+                group.rate = 1.0 / (slowdown * (self._model.paging if over else 1.0))
+
+
+def _check(tasks: Sequence[QueuedTask]) -> None:
+    """Ids are distinct and dependencies do not form a circle."""
+    names = {task.id for task in tasks}
+    for task in tasks:
+        for name in task.after:
+            if name not in names:
+                raise SpecError(f"task {task.id!r}: after={name!r} is not in the queue; name a task that is")
+    TaskQueue.of(tasks)

@@ -1,0 +1,206 @@
+"""The queued tasks, indexed for the policies: each order a policy needs is kept up to date, never sorted anew.
+
+A policy reads the queue and changes nothing. The caller adds tasks, takes those that a decision starts or refuses, and
+reports those that are done, which releases the tasks that depend on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from weft.core.errors import SpecError
+from weft.sched.queue_state import QueuedTask, RunningGroup
+from weft.sched.sorted_tasks import SortedTasks
+
+LaneKey = tuple[str, int, bool]
+"""User, priority, and whether the tasks must end by a given time."""
+
+# A task of s seconds is passed by shorter ones of its lane that arrive up to PATIENCE * s later, and by none that
+# arrive after that: shortest first, without starvation.
+PATIENCE = 10.0
+
+
+class TaskQueue:
+    """Queued tasks by id and in the orders that policies use.
+
+    ``by_arrival``, ``by_bytes`` and ``longest_first`` hold the tasks that are ready, i.e. whose dependencies are done.
+    ``all_by_bytes`` holds the others as well. ``lanes``: the ready tasks of one user and priority, with and without a
+    time to end by, in the order of :func:`lane_order`. ``by_join``: the ready tasks that may be fused, by join key,
+    shortest first. ``inference``: the ready inference tasks, most urgent first. ``ready_work``: seconds of a fully used
+    device that the ready tasks take.
+    """
+
+    def __init__(self) -> None:
+        self.by_arrival, self.by_bytes, self.longest_first = SortedTasks(), SortedTasks(), SortedTasks()
+        self.all_by_bytes, self.inference = SortedTasks(), SortedTasks()
+        self.lanes: dict[LaneKey, SortedTasks] = {}
+        self.by_join: dict[str, SortedTasks] = {}
+        self.ready_work = 0.0
+        self._tasks: dict[str, QueuedTask] = {}
+        self._position: dict[str, int] = {}  # of every queued or running task
+        self._open_dependencies: dict[str, int] = {}
+        self._dependents: dict[str, list[str]] = {}
+        self._next_position = 0
+
+    @classmethod
+    def of(cls, tasks: Iterable[QueuedTask] | TaskQueue, running: Iterable[RunningGroup] = ()) -> TaskQueue:
+        """A queue of ``tasks``, in their order; a dependency counts as done if it is neither queued nor running."""
+        if isinstance(tasks, TaskQueue):
+            return tasks
+        queue, waiting = cls(), list(tasks)
+        for member in (member for group in running for member in group.members):
+            queue._enter(member)
+        for task in waiting:
+            queue._enter(task.id)
+        for task in waiting:
+            queue._insert(task)
+        queue._check_no_cycle()
+        return queue
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[QueuedTask]:
+        return iter(self._tasks.values())
+
+    def __contains__(self, task: str) -> bool:
+        return task in self._tasks
+
+    def __getitem__(self, task: str) -> QueuedTask:
+        return self._tasks[task]
+
+    def add(self, task: QueuedTask) -> None:
+        """Queue a task behind those that arrived at the same time."""
+        self._enter(task.id)
+        self._insert(task)
+
+    def take(self, task: str) -> QueuedTask:
+        """Remove a task from the queue because it starts; what depends on it keeps waiting."""
+        taken = self._tasks.pop(task)
+        if task in self._open_dependencies:
+            del self._open_dependencies[task]
+            for name in set(taken.after) & self._dependents.keys():
+                self._dependents[name].remove(task)
+        else:
+            self._unready(taken)
+        self.all_by_bytes.remove((float(taken.bytes),), self._position[task], task)
+        return taken
+
+    def drop(self, task: str) -> QueuedTask:
+        """Remove a queued task for good, without releasing what depends on it."""
+        dropped = self.take(task)
+        del self._position[task]
+        return dropped
+
+    def put_back(self, task: QueuedTask) -> None:
+        """Queue a task that was taken, at its former position."""
+        if task.id not in self._position or task.id in self._tasks:
+            raise SpecError(f"task {task.id!r} is not running; add it to the queue instead")
+        self._insert(task)
+
+    def finish(self, task: str) -> None:
+        """Report a taken task as done: what depends on it alone becomes ready."""
+        del self._position[task]
+        for name in self._dependents.pop(task, ()):
+            left = self._open_dependencies.get(name)
+            if left is None:
+                continue
+            self._open_dependencies[name] = left - 1
+            if left == 1:
+                del self._open_dependencies[name]
+                self._ready(self._tasks[name])
+
+    def position(self, task: str) -> int:
+        """Its place among all tasks ever queued, in order of submission."""
+        return self._position[task]
+
+    def blocked_by(self, task: str) -> tuple[str, ...]:
+        """The dependencies of a queued task that are not done."""
+        return tuple(name for name in self._tasks[task].after if name in self._position)
+
+    def blocked(self) -> Iterator[str]:
+        """The queued tasks that wait for others."""
+        return iter(self._open_dependencies)
+
+    def dependents(self, task: str) -> list[str]:
+        """The queued tasks that wait for ``task``, directly or through others, nearest first."""
+        found: dict[str, None] = {}
+        frontier = [task]
+        while frontier:
+            frontier = [n for one in frontier for n in self._dependents.get(one, ()) if n in self._tasks]
+            frontier = [name for name in dict.fromkeys(frontier) if name not in found]
+            found.update(dict.fromkeys(frontier))
+        return list(found)
+
+    def _enter(self, task: str) -> None:
+        if task in self._position:
+            raise SpecError(f"task {task!r} is queued or running already; give each task a name of its own")
+        self._position[task] = self._next_position
+        self._next_position += 1
+
+    def _insert(self, task: QueuedTask) -> None:
+        self._tasks[task.id] = task
+        self.all_by_bytes.add((float(task.bytes),), self._position[task.id], task.id)
+        open_names = [name for name in dict.fromkeys(task.after) if name in self._position]
+        for name in open_names:
+            self._dependents.setdefault(name, []).append(task.id)
+        if open_names:
+            self._open_dependencies[task.id] = len(open_names)
+        else:
+            self._ready(task)
+
+    def _ready(self, task: QueuedTask) -> None:
+        self.ready_work += task.work
+        for index, key in self._indices(task):
+            index.add(key, self._position[task.id], task.id)
+
+    def _unready(self, task: QueuedTask) -> None:
+        self.ready_work -= task.work
+        for index, key in self._indices(task):
+            index.remove(key, self._position[task.id], task.id)
+        self._drop_if_empty(task)
+
+    def _indices(self, task: QueuedTask) -> Iterator[tuple[SortedTasks, tuple[float, ...]]]:
+        yield self.by_arrival, (task.arrival,)
+        yield self.by_bytes, (float(task.bytes),)
+        yield self.longest_first, (-task.seconds,)
+        yield self.lanes.setdefault(lane_key(task), SortedTasks()), lane_order(task)
+        if task.kind == "inference":
+            yield self.inference, (task.must_end_by,)
+        if task.joinable:
+            yield self.by_join.setdefault(task.join_key, SortedTasks()), (task.seconds,)
+
+    def _drop_if_empty(self, task: QueuedTask) -> None:
+        if not self.lanes[lane_key(task)]:
+            del self.lanes[lane_key(task)]
+        if task.joinable and not self.by_join[task.join_key]:
+            del self.by_join[task.join_key]
+
+    def _check_no_cycle(self) -> None:
+        left = dict(self._open_dependencies)
+        done = [name for name in self._position if name not in left]
+        while done:
+            for name in self._dependents.get(done.pop(), ()):
+                left[name] -= 1
+                if left[name] == 0:
+                    del left[name]
+                    done.append(name)
+        if left:
+            names = ", ".join(map(repr, sorted(left)[:4]))
+            raise SpecError(f"tasks {names} wait for each other in a circle; remove one of their 'after' entries")
+
+
+def lane_key(task: QueuedTask) -> LaneKey:
+    """The lane that a task waits in."""
+    return (task.user, task.priority, task.must_end_by < math.inf)
+
+
+def lane_order(task: QueuedTask) -> tuple[float, ...]:
+    """The order within a lane: earliest end first; without one, by arrival and predicted seconds."""
+    return (task.must_end_by, task.arrival + PATIENCE * task.seconds)
+
+
+def lane_name(lane: LaneKey) -> str:
+    """The lane's name in :attr:`UserShare.last_start`: ``"0"``, or ``"0 due"`` for tasks with a time to end by."""
+    return f"{lane[1]} due" if lane[2] else str(lane[1])

@@ -1,0 +1,1 @@
+"""Serving a queue: the durable queue that worker processes share."""

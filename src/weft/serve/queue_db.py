@@ -1,0 +1,287 @@
+"""A durable queue of tasks in one SQLite file that several processes share.
+
+Every change of a task is one transaction, which also writes one event. Killing any process at any moment loses nothing
+that was acknowledged: the file holds either the state before or the state after.
+
+A worker claims planned tasks for a lease and sends heartbeats. If it dies, the lease runs out and the task is queued
+again, up to ``max_attempts`` claims. Reports carry the attempt, so that a worker that was taken for dead cannot
+complete a task that another one has.
+
+A :class:`QueueDB` belongs to the thread that opened it; open one per thread or process.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.serve.queue_file import open_file, transaction
+from weft.serve.task_states import (
+    ENDED,
+    STATES,
+    LostClaimError,
+    QueueError,
+    QueueEvent,
+    QueueTask,
+    check_change,
+)
+
+CLAIMABLE = """
+SELECT * FROM tasks WHERE state = 'planned' AND NOT EXISTS (
+    SELECT 1 FROM dependencies JOIN tasks AS needed ON needed.id = dependencies.needs
+    WHERE dependencies.task = tasks.id AND needed.state != 'done'
+) ORDER BY priority DESC, position LIMIT ?
+"""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A task to queue. The same ``key`` queues it only once; without an ``id`` it gets one."""
+
+    spec: Mapping[str, Any]
+    id: str | None = None
+    key: str | None = None
+    user: str = ""
+    priority: int = 0
+    after: tuple[str, ...] = ()
+    max_attempts: int = 3
+
+
+class QueueDB:
+    """The durable queue in ``path``."""
+
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = Path(path), clock
+        self._db = open_file(self.path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> QueueDB:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Submitting
+
+    def submit(self, submission: Submission) -> QueueTask:
+        """Queue a task, or return the one that was queued with the same key."""
+        return self.submit_many([submission])[0]
+
+    def submit_many(self, submissions: Iterable[Submission]) -> list[QueueTask]:
+        """Queue several tasks in one transaction: all of them or none."""
+        with transaction(self._db):
+            return [self._submit(submission) for submission in submissions]
+
+    def _submit(self, new: Submission) -> QueueTask:
+        known = self._by_key(new)
+        if known is not None:
+            return known
+        name, now = new.id or uuid.uuid4().hex[:12], self._clock()
+        self._check_new(new, name)
+        self._db.execute(
+            "INSERT INTO tasks (id, key, state, user, priority, spec, after, max_attempts, created, updated) "
+            "VALUES (?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
+            (name, new.key, new.user, new.priority, _json(new.spec), _json(new.after), new.max_attempts, now, now),
+        )
+        needs = [(name, needed) for needed in dict.fromkeys(new.after)]
+        self._db.executemany("INSERT INTO dependencies (task, needs) VALUES (?, ?)", needs)
+        self._emit(name, "queued", now, {})
+        return self.get(name)
+
+    def _by_key(self, new: Submission) -> QueueTask | None:
+        row = new.key and self._db.execute("SELECT * FROM tasks WHERE key = ?", (new.key,)).fetchone()
+        if not row:
+            return None
+        known = QueueTask.from_row(row)
+        if known.spec != json.loads(_json(new.spec)):
+            raise QueueError(f"key={new.key!r} was used for task {known.id!r} with another spec; choose another key")
+        return known
+
+    def _check_new(self, new: Submission, name: str) -> None:
+        if new.max_attempts < 1:
+            raise QueueError(f"task {name!r}: max_attempts={new.max_attempts} must be at least 1")
+        if self._find(name) is not None:
+            raise QueueError(f"task {name!r} is in the queue already; choose another id, or submit with a key")
+        for needed in new.after:
+            state = getattr(self._find(needed), "state", None)
+            if state is None or state in ("failed", "cancelled"):
+                raise QueueError(
+                    f"task {name!r}: after={needed!r} is {state or 'not in the queue'}; it will never be done"
+                )
+
+    # Changing
+
+    def plan(self, task: str, plan: Mapping[str, Any]) -> QueueTask:
+        """Attach a plan to a queued task, which can then be claimed."""
+        with transaction(self._db):
+            return self._change(self.get(task), "planned", plan=_json(plan))
+
+    def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
+        """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
+        with transaction(self._db):
+            rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
+            return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
+
+    def claim_task(self, task: str, worker: str, lease_seconds: float) -> QueueTask:
+        """One planned task by name, now running on ``worker``."""
+        with transaction(self._db):
+            return self._claim(self.get(task), worker, lease_seconds)
+
+    def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
+        lease, attempt = self._clock() + lease_seconds, task.attempts + 1
+        return self._change(task, "running", worker=worker, lease_until=lease, attempts=attempt)
+
+    def heartbeat(self, worker: str, lease_seconds: float) -> list[str]:
+        """Renew the leases of ``worker``; returns the tasks that it still holds, so it can stop the others."""
+        with transaction(self._db) as db:
+            lease = self._clock() + lease_seconds
+            where = "worker = ? AND state = 'running'"
+            db.execute(f"UPDATE tasks SET lease_until = ? WHERE {where}", (lease, worker))
+            return [row["id"] for row in db.execute(f"SELECT id FROM tasks WHERE {where} ORDER BY position", (worker,))]
+
+    def finish(self, task: str, worker: str, attempt: int, result: Mapping[str, Any]) -> QueueTask:
+        """Report a task as done, with its result."""
+        with transaction(self._db):
+            return self._change(self._held(task, worker, attempt), "done", result=_json(result), **_NO_WORKER)
+
+    def fail(self, task: str, worker: str, attempt: int, error: str, retry: bool = False) -> QueueTask:
+        """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left."""
+        with transaction(self._db):
+            return self._lost(self._held(task, worker, attempt), error, retry)
+
+    def requeue_expired(self) -> list[QueueTask]:
+        """Take running tasks from workers whose lease has run out; returns them in their new state."""
+        with transaction(self._db) as db:
+            rows = db.execute(
+                "SELECT * FROM tasks WHERE state = 'running' AND lease_until < ? ORDER BY position", (self._clock(),)
+            ).fetchall()
+            tasks = [QueueTask.from_row(row) for row in rows]
+            return [self._lost(task, f"worker {task.worker!r} sent no heartbeat", retry=True) for task in tasks]
+
+    def cancel(self, task: str) -> QueueTask:
+        """Cancel a task and fail what depends on it; a task that has ended stays as it is."""
+        with transaction(self._db):
+            found = self.get(task)
+            return found if found.state in ENDED else self._change(found, "cancelled", **_NO_WORKER)
+
+    def pause(self, task: str) -> QueueTask:
+        """Keep a task from running until it is resumed; a running one is taken from its worker."""
+        with transaction(self._db):
+            found = self.get(task)
+            attempts = found.max_attempts + (found.state == "running")  # a pause is not a failed attempt
+            return self._change(found, "paused", max_attempts=attempts, **_NO_WORKER)
+
+    def resume(self, task: str) -> QueueTask:
+        """Queue a paused task again."""
+        with transaction(self._db):
+            found = self.get(task)
+            if found.state != "paused":
+                raise QueueError(f"task {task!r} is {found.state}, not paused; only a paused task can be resumed")
+            return self._change(found, "queued")
+
+    def _held(self, task: str, worker: str, attempt: int) -> QueueTask:
+        found = self.get(task)
+        if (found.state, found.worker, found.attempts) != ("running", worker, attempt):
+            raise LostClaimError(
+                f"task {task!r} is {found.state} (attempt {found.attempts}), no longer attempt {attempt} on {worker!r}"
+                "; stop working on it"
+            )
+        return found
+
+    def _lost(self, task: QueueTask, error: str, retry: bool) -> QueueTask:
+        """End an attempt without a result."""
+        if retry and task.attempts < task.max_attempts:
+            return self._change(task, "queued", error=error, **_NO_WORKER)
+        return self._change(
+            task, "failed", error=f"{error} (attempt {task.attempts} of {task.max_attempts})", **_NO_WORKER
+        )
+
+    def _change(self, task: QueueTask, state: str, **columns: Any) -> QueueTask:
+        """Move ``task`` to ``state`` and write the event; what depends on a task that failed fails as well."""
+        check_change(task.id, task.state, state)
+        now = self._clock()
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(
+            f"UPDATE tasks SET state = ?, updated = ?{', ' if names else ''}{names} WHERE id = ?",
+            (state, now, *columns.values(), task.id),
+        )
+        told = {name: columns[name] for name in ("worker", "attempts", "error") if columns.get(name) is not None}
+        self._emit(task.id, state, now, told)
+        if state in ("failed", "cancelled"):
+            self._fail_dependents(task.id, state)
+        return self.get(task.id)
+
+    def _fail_dependents(self, task: str, state: str) -> None:
+        rows = self._db.execute("SELECT task FROM dependencies WHERE needs = ? ORDER BY task", (task,)).fetchall()
+        for row in rows:
+            dependent = self.get(row["task"])
+            if dependent.state not in ENDED:
+                self._change(dependent, "failed", error=f"depends on {task!r}, which was {state}")
+
+    def _emit(self, task: str, kind: str, now: float, data: Mapping[str, Any]) -> None:
+        self._db.execute(
+            "INSERT INTO events (task, kind, time, data) VALUES (?, ?, ?, ?)", (task, kind, now, _json(data))
+        )
+
+    # Reading
+
+    def get(self, task: str) -> QueueTask:
+        """One task; an error if there is none of that id."""
+        found = self._find(task)
+        if found is None:
+            raise QueueError(f"there is no task {task!r} in {self.path.name}; check the id")
+        return found
+
+    def _find(self, task: str) -> QueueTask | None:
+        row = self._db.execute("SELECT * FROM tasks WHERE id = ?", (task,)).fetchone()
+        return None if row is None else QueueTask.from_row(row)
+
+    def tasks(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> Sequence[QueueTask]:
+        """Tasks in order of submission; ``beyond`` is the position of the last one already read."""
+        if state is not None and state not in STATES:
+            raise QueueError(f"state={state!r} must be one of {', '.join(STATES)}")
+        wanted: list[tuple[str, Any]] = [("position > ?", beyond)]
+        wanted += [("state = ?", state)] if state is not None else []
+        wanted += [("user = ?", user)] if user is not None else []
+        where = " AND ".join(condition for condition, _ in wanted)
+        query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state."""
+        found = {
+            row["state"]: row["n"] for row in self._db.execute("SELECT state, count(*) AS n FROM tasks GROUP BY state")
+        }
+        return {state: found.get(state, 0) for state in STATES}
+
+    def events(self, since: int = 0, task: str | None = None, limit: int = 1000) -> Sequence[QueueEvent]:
+        """Events after the sequence number ``since``, in order: what a stream that was cut off reads on from."""
+        where, values = ("seq > ? AND task = ?", (since, task)) if task else ("seq > ?", (since,))
+        rows = self._db.execute(f"SELECT * FROM events WHERE {where} ORDER BY seq LIMIT ?", (*values, limit))
+        return [QueueEvent(r["seq"], r["task"], r["kind"], r["time"], json.loads(r["data"])) for r in rows]
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The connection, for retention and checks."""
+        return self._db
+
+
+_NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise QueueError(f"{str(value)[:80]!r} is not plain JSON data ({error}); numbers must be finite") from None

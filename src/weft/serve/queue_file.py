@@ -1,0 +1,103 @@
+"""The file of the durable queue: an SQLite database in WAL mode, its tables and indices, and its transactions."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft.core.errors import WeftError
+from weft.serve.task_states import QueueError
+
+VERSION = 1
+BUSY_SECONDS = 30.0
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS tasks (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    key TEXT UNIQUE,
+    state TEXT NOT NULL,
+    user TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    spec TEXT NOT NULL,
+    after TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    max_attempts INTEGER NOT NULL,
+    worker TEXT,
+    lease_until REAL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    plan TEXT,
+    result TEXT,
+    error TEXT
+);
+CREATE INDEX IF NOT EXISTS tasks_by_state ON tasks (state, priority DESC, position);
+CREATE INDEX IF NOT EXISTS tasks_by_user ON tasks (user, state, position);
+CREATE INDEX IF NOT EXISTS tasks_by_lease ON tasks (lease_until) WHERE state = 'running';
+CREATE INDEX IF NOT EXISTS tasks_by_update ON tasks (state, updated);
+CREATE TABLE IF NOT EXISTS dependencies (
+    task TEXT NOT NULL,
+    needs TEXT NOT NULL,
+    PRIMARY KEY (task, needs)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS dependencies_by_need ON dependencies (needs);
+CREATE TABLE IF NOT EXISTS events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    task TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    time REAL NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
+"""
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection to the queue in ``path``, which is made if it is not there."""
+    try:
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        _use_wal(connection)
+        connection.execute("PRAGMA synchronous=FULL")  # a commit is on the disk when it returns
+        _make_tables(connection, path)
+    except sqlite3.Error as error:
+        raise QueueError(f"{path}: cannot be used as a queue ({error}); name a file of Weft's or one to make") from None
+    return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to WAL; SQLite does not wait for its lock here if several processes open a new file at once."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
+def _make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > VERSION:
+        raise QueueError(f"{path}: has version {version}, this Weft knows up to {VERSION}; update Weft")
+    if version < VERSION:
+        connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing: commits at the end, takes everything back on an error."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise WeftError(f"the queue could not be written ({error}); nothing was changed") from error
+        raise

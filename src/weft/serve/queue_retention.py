@@ -1,0 +1,78 @@
+"""Keep the durable queue small and sound: export to JSON lines, delete what ended long ago, check the invariants."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TextIO
+
+from weft.serve.queue_db import QueueDB
+from weft.serve.queue_file import transaction
+from weft.serve.task_states import ENDED, NEXT_STATES
+
+BATCH = 1000
+
+
+def export_lines(queue: QueueDB, out: TextIO) -> int:
+    """Write every task, then every event, one JSON object per line; returns how many lines."""
+    count, last = 0, 0
+    while tasks := queue.tasks(limit=BATCH, beyond=last):
+        for task in tasks:
+            out.write(json.dumps({"task": task.to_dict()}) + "\n")
+        count, last = count + len(tasks), tasks[-1].position
+    last = 0
+    while events := queue.events(since=last, limit=BATCH):
+        for event in events:
+            out.write(json.dumps({"event": event.to_dict()}) + "\n")
+        count, last = count + len(events), events[-1].seq
+    return count
+
+
+def delete_ended(queue: QueueDB, before: float) -> int:
+    """Delete tasks that ended before the time ``before``, with their events; returns how many.
+
+    A task that something unfinished depends on is kept. Sequence numbers of deleted events are not used again.
+    """
+    marks = ", ".join("?" for _ in ENDED)
+    with transaction(queue.connection) as db:
+        rows = db.execute(
+            f"SELECT id FROM tasks WHERE state IN ({marks}) AND updated < ? AND NOT EXISTS ("
+            " SELECT 1 FROM dependencies JOIN tasks AS later ON later.id = dependencies.task"
+            f" WHERE dependencies.needs = tasks.id AND later.state NOT IN ({marks}))",
+            (*ENDED, before, *ENDED),
+        ).fetchall()
+        names = [(row["id"],) for row in rows]
+        db.executemany("DELETE FROM events WHERE task = ?", names)
+        db.executemany("DELETE FROM dependencies WHERE task = ?", names)
+        db.executemany("DELETE FROM tasks WHERE id = ?", names)
+    return len(names)
+
+
+def problems(queue: QueueDB) -> list[str]:
+    """What is wrong with the file, in sentences; empty if nothing is.
+
+    SQLite's own check, then per task: its events lead from queued to its state by allowed changes, it is done at most
+    once, it has a worker if and only if it runs, and it was not claimed too often.
+    """
+    found = [row[0] for row in queue.connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
+    last = 0
+    while tasks := queue.tasks(limit=BATCH, beyond=last):
+        last = tasks[-1].position
+        for task in tasks:
+            path = [event.kind for event in queue.events(task=task.id, limit=1_000_000)]
+            found += [f"task {task.id!r}: {message}" for message in _path_problems(path, task.state)]
+            if (task.worker is not None) != (task.state == "running"):
+                found.append(f"task {task.id!r} is {task.state} with worker={task.worker!r}")
+            if task.attempts > task.max_attempts:
+                found.append(f"task {task.id!r}: attempts={task.attempts} exceed max_attempts={task.max_attempts}")
+    return found
+
+
+def _path_problems(path: list[str], state: str) -> list[str]:
+    found = []
+    if not path or path[0] != "queued" or path[-1] != state:
+        found.append(f"events {path} do not lead from queued to {state}")
+    found += [f"{a} -> {b} is not allowed" for a, b in pairwise(path) if b not in NEXT_STATES[a]]
+    if path.count("done") > 1:
+        found.append("was completed twice")
+    return found

@@ -1,0 +1,166 @@
+"""Sampling, compaction, gathering and the pipeline on a GPU: what a CPU gives, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.sampling.chi_square import normal_score
+from tests.ops.sampling.graphs import assert_same_sample, many_stars, random_csr
+from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, training_stages
+from weft.graph.data.graph import Graph
+from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.hop import HopSample
+from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
+from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.sample_triton import sample_triton
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NODES = 5000
+FANOUTS = [15, 10, 5]
+
+
+def on_cpu(sample: HopSample) -> HopSample:
+    sample = sample.trimmed()
+    edges = None if sample.edges is None else sample.edges.cpu()
+    return HopSample(sample.indptr.cpu(), sample.sources.cpu(), edges)
+
+
+def arrays(pinned: bool = False, dtype=torch.int64):
+    """``(CPU arrays, the same for the GPU)``."""
+    csr = random_csr(NODES, 60, dtype=dtype)
+    return csr, tuple(t.pin_memory() if pinned else t.cuda() for t in csr)
+
+
+SEEDS = torch.randint(0, NODES, (3001,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [1, 15, 30, 100, 500])
+def test_default_sampler(fanout, replace, pinned):
+    csr, there = arrays(pinned)
+    clock = make_clock(1, 2, 3)
+    mine = sample_triton(*there, SEEDS.cuda(), fanout, clock.cuda(), 1, replace=replace, edges=True)
+    assert_same_sample(on_cpu(mine), sample_torch(*csr, SEEDS, fanout, clock, 1, replace=replace))
+
+
+def test_weighted_and_full():
+    csr, there = arrays()
+    weight = torch.rand(csr[1].numel(), generator=torch.Generator().manual_seed(0))
+    clock = make_clock(1, 2, 3)
+    mine = sample_triton(*there, SEEDS.cuda(), 7, clock.cuda(), weight=weight.cuda())
+    assert_same_sample(on_cpu(mine), sample_torch(*csr, SEEDS, 7, clock, weight=weight))
+    assert_same_sample(
+        on_cpu(sample_triton(*there, SEEDS.cuda(), -1, clock.cuda())), sample_torch(*csr, SEEDS, -1, clock)
+    )
+
+
+@pytest.mark.parametrize("fanout", [1, 15, 30])
+def test_reservoir_and_paper(fanout):
+    csr, there = arrays()
+    clock = make_clock(1, 2, 3)
+    expected = sample_reservoir_torch(*csr, SEEDS, fanout, clock)
+    assert_same_sample(on_cpu(sample_reservoir_triton(*there, SEEDS.cuda(), fanout, clock.cuda())), expected)
+    for launch in (PaperLaunch(), PaperLaunch(degree_threshold=20, block_threshold=10)):
+        mine = sample_paper_triton(*there, SEEDS.cuda(), fanout, clock.cuda(), launch=launch)
+        assert_same_sample(on_cpu(mine), expected)
+
+
+@pytest.mark.parametrize("sampler", [sample_triton, sample_paper_triton, sample_reservoir_triton])
+@pytest.mark.parametrize("fanout", [1, 6])
+def test_every_neighbour_is_as_likely(sampler, fanout):
+    degree, nodes = 7, 200_000
+    csr = tuple(t.cuda() for t in many_stars(degree, nodes))
+    seeds = torch.arange(nodes, dtype=torch.int32, device="cuda")
+    sample = sampler(*csr, seeds, fanout, make_clock(3, 0, 0, "cuda")).trimmed()
+    counts = torch.bincount(sample.sources, minlength=degree).double().cpu()
+    expected = torch.full((degree,), nodes * fanout / degree)
+    assert abs(normal_score(expected + (counts - expected) / (1 - fanout / degree) ** 0.5, expected)) < 4.5
+
+
+def check_hops(hops, sampler: CpuSampler, seeds, clock) -> None:
+    sampler.begin(seeds, clock)
+    for number, (hop, fanout) in enumerate(zip(hops, FANOUTS, strict=True)):
+        sample, found = sampler.hop(fanout, number)
+        rows, nodes, edges = (int(n) for n in (hop.num_rows, hop.num_nodes, hop.indptr[-1]))
+        assert torch.equal(hop.nodes[:nodes].cpu(), found.nodes)
+        assert torch.equal(hop.indptr[: rows + 1].cpu(), sample.indptr)
+        assert torch.equal(hop.indices[:edges].cpu(), found.indices)
+
+
+def test_three_hops_with_compaction_launched_and_replayed():
+    csr, there = arrays()
+    compactor, sampler = Compactor(NODES, torch.device("cuda")), CpuSampler(*csr)
+    seeds, clock = SEEDS[:100].cuda(), make_clock(0, 0, 0, "cuda")
+    check_hops(sample_hops_triton(*there, seeds, FANOUTS, clock, compactor), sampler, SEEDS[:100], clock.cpu())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hops = sample_hops_triton(*there, seeds, FANOUTS, clock, compactor)
+    for batch in (1, 2):
+        clock.copy_(make_clock(0, 0, batch))
+        seeds.copy_(SEEDS[100 * batch : 100 * batch + 100])
+        graph.replay()
+        check_hops(hops, sampler, SEEDS[100 * batch : 100 * batch + 100], clock.cpu())
+    assert bool((compactor.table == EMPTY).all())
+
+
+@pytest.mark.parametrize("width", [1, 100, 602])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gather(width, dtype):
+    x, ids = torch.randn(NODES, width).to(dtype), SEEDS.cuda()
+    expected = x[SEEDS.long()]
+    for table in (x.cuda(), x.pin_memory()):
+        assert torch.equal(gather_rows_triton(table, ids).cpu(), expected)
+    slots, hits = torch.full((NODES,), -1, dtype=torch.int32, device="cuda"), torch.zeros(1, dtype=torch.int64).cuda()
+    slots[:1000] = torch.arange(1000, dtype=torch.int32, device="cuda")
+    mine = gather_cached_triton(x.pin_memory(), x[:1000].cuda(), slots, ids, hits)
+    assert torch.equal(mine.cpu(), expected)
+    assert int(hits) == int((SEEDS < 1000).sum())
+
+
+def flow_graph() -> Graph:
+    indptr, indices = random_csr(NODES, 60)
+    rows = torch.repeat_interleave(torch.arange(NODES), indptr.diff())
+    x = torch.randn(NODES, 20, generator=torch.Generator().manual_seed(0))
+    return Graph.from_edges(indices, rows, NODES, x=x, y=torch.arange(NODES) % 4, train=torch.arange(2000))
+
+
+@pytest.mark.parametrize("place", ["device", "pinned", "host", "cached"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_pipeline_equals_the_cpu(depth, place):
+    graph = flow_graph()
+    order = SeedOrder(graph.train, 256)
+    plain = training_stages(NeighbourSampler(graph, FANOUTS), FeatureStore(graph.x), graph.y)
+    x = {"device": graph.x.cuda(), "host": graph.x}.get(place, graph.x.pin_memory())
+    store = FeatureStore(x, "cuda", torch.arange(500) if place == "cached" else None)
+    stages = training_stages(NeighbourSampler(graph.to("cuda"), FANOUTS), store, graph.y.cuda(), "cuda")
+    mine, theirs = (Pipeline(s, d).run(order.epochs(2)) for s, d in ((stages, depth), (plain, 1)))
+    for batch, expected in zip(mine, theirs, strict=True):
+        assert torch.equal(batch.x.cpu(), expected.x)
+        assert torch.equal(batch.y.cpu(), expected.y)
+        for block, other in zip(batch.blocks, expected.blocks, strict=True):
+            assert torch.equal(block.indptr.cpu(), other.indptr)
+            assert torch.equal(block.indices.cpu(), other.indices)
+        for tensor in batch.tensors():
+            tensor.fill_(77)  # no other batch may see this
+    if place == "cached":
+        assert 0 < store.counts.hit_rate < 1
+
+
+def test_cpu_sampling_feeds_the_gpu():
+    graph = flow_graph()
+    stages = training_stages(
+        NeighbourSampler(graph, FANOUTS), FeatureStore(graph.x, "cuda"), graph.y, "cuda", workers=2
+    )
+    for batch in Pipeline(stages, 3).run(SeedOrder(graph.train, 256).epoch(0)):
+        assert torch.equal(batch.x.cpu(), graph.x[batch.input_nodes.cpu().long()])
+        assert batch.blocks[0].indices.is_cuda

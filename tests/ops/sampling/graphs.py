@@ -1,0 +1,44 @@
+"""Small CSR graphs for the sampling tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.ops.sampling.draws import make_clock
+
+
+def random_csr(num_nodes: int = 60, most: int = 20, seed: int = 0, dtype=torch.int64) -> tuple[Tensor, Tensor]:
+    """``(indptr, indices)``; node 3 has no in-edge, node 4 one from almost every node."""
+    random = torch.Generator().manual_seed(seed)
+    degree = torch.randint(0, most, (num_nodes,), generator=random)
+    degree[3], degree[4] = 0, num_nodes - 1
+    indptr = torch.zeros(num_nodes + 1, dtype=dtype)
+    indptr[1:] = degree.cumsum(0)
+    indices = torch.randint(0, num_nodes, (int(indptr[-1]),), generator=random, dtype=torch.int32)
+    return indptr, indices
+
+
+def star(degree: int) -> tuple[Tensor, Tensor]:
+    """Node 0 has in-edges from the nodes ``0 .. degree - 1``; no other node has any."""
+    indptr = torch.full((max(degree, 1) + 1,), degree, dtype=torch.int64)
+    indptr[0] = 0
+    return indptr, torch.arange(degree, dtype=torch.int32)
+
+
+def many_stars(degree: int, count: int) -> tuple[Tensor, Tensor]:
+    """``count`` nodes whose in-edges all come from the nodes ``0 .. degree - 1``, in that order."""
+    indptr = torch.arange(max(count, degree) + 1) * degree
+    return indptr, torch.arange(degree, dtype=torch.int32).repeat(max(count, degree))
+
+
+SEEDS = torch.tensor([4, 3, 7, 7, 9, 10, 3, 49, 0], dtype=torch.int32)  # isolated, repeated, a hub
+CLOCK = make_clock(1, 2, 3)
+
+
+def assert_same_sample(mine, theirs) -> None:
+    mine, theirs = mine.trimmed(), theirs.trimmed()
+    assert torch.equal(mine.indptr, theirs.indptr)
+    assert torch.equal(mine.sources, theirs.sources)
+    if mine.edges is not None and theirs.edges is not None:
+        assert torch.equal(mine.edges, theirs.edges)

@@ -1,0 +1,121 @@
+"""The sampling, relabelling and gathering kernels give what the CPU gives, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
+from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.draws import make_clock
+from weft.ops.sampling.gather_rows import gather_rows_torch
+from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
+from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
+from weft.ops.sampling.reservoir_triton import ReservoirLaunch, sample_reservoir_triton
+from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
+
+NONE = SEEDS[:0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [1, 3, 7, 40, 58])
+def test_default_sampler(fanout, replace, dtype):
+    indptr, indices = random_csr(dtype=dtype)
+    mine = sample_triton(
+        indptr, indices, SEEDS, fanout, CLOCK, 1, replace=replace, edges=True, launch=SampleLaunch(8, 4)
+    )
+    assert_same_sample(mine, sample_torch(indptr, indices, SEEDS, fanout, CLOCK, 1, replace=replace))
+
+
+def test_default_sampler_without_work():
+    indptr, indices = random_csr()
+    assert sample_triton(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
+    nothing = sample_triton(torch.zeros(61, dtype=torch.int32), indices[:0], SEEDS, 3, CLOCK)
+    assert nothing.trimmed().sources.numel() == 0
+    assert_same_sample(
+        sample_triton(indptr, indices, SEEDS, -1, CLOCK), sample_torch(indptr, indices, SEEDS, -1, CLOCK)
+    )
+
+
+def test_edges_beyond_32_bits(tmp_path):
+    """A graph of 2^31 + 2,000 edges, in a file with holes: only the pages that are read exist."""
+    num_edges = 2**31 + 2000
+    mapped = np.memmap(tmp_path / "indices", np.int32, "w+", shape=(num_edges,))
+    mapped[-1000:] = np.arange(1000)
+    indices, seeds = torch.from_numpy(mapped), torch.tensor([2, 0, 2], dtype=torch.int32)
+    indptr = torch.tensor([0, 5, num_edges - 1000, num_edges])
+    mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
+    assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
+    assert int(mine.edges.max()) > 2**31
+    for sampler in (sample_reservoir_triton, sample_paper_triton):
+        assert_same_sample(
+            sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
+        )
+
+
+@pytest.mark.parametrize("fanout", [1, 3, 7, 40])
+def test_reservoir_and_paper(fanout):
+    indptr, indices = random_csr()
+    expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
+    mine = sample_reservoir_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=ReservoirLaunch(8, 2))
+    assert_same_sample(mine, expected)
+    for few in (4, 100):
+        launch = PaperLaunch(10, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
+        assert_same_sample(sample_paper_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
+
+
+@pytest.mark.parametrize(
+    "seeds", [SEEDS, torch.tensor([3], dtype=torch.int32), NONE], ids=["mixed", "isolated", "none"]
+)
+@pytest.mark.parametrize("fanouts", [[2], [3, 2], [1, 5, 2]], ids=str)
+def test_hops_with_compaction(fanouts, seeds):
+    indptr, indices = random_csr(40)
+    seeds = seeds % 40
+    compactor, sampler = Compactor(40, torch.device("cpu"), CompactLaunch(64, 4)), CpuSampler(indptr, indices)
+    for batch in range(2):
+        clock = make_clock(0, 4, batch)
+        hops = sample_hops_triton(
+            indptr, indices, seeds, fanouts, clock, compactor, edges=True, launch=SampleLaunch(16, 4)
+        )
+        sampler.begin(seeds, clock)
+        for hop, fanout in enumerate(fanouts):
+            sample, found = sampler.hop(fanout, hop)
+            rows, nodes, edges = (int(n) for n in (hops[hop].num_rows, hops[hop].num_nodes, hops[hop].indptr[-1]))
+            assert torch.equal(hops[hop].nodes[:nodes], found.nodes)
+            assert torch.equal(hops[hop].indptr[: rows + 1], sample.indptr)
+            assert torch.equal(hops[hop].indices[:edges], found.indices)
+            assert torch.equal(hops[hop].edges[:edges], sample.edges)
+        assert bool((compactor.table == EMPTY).all())
+
+
+CASES = [(1, torch.float32), (3, torch.float32), (100, torch.float32), (7, torch.bfloat16), (3, torch.int8)]
+
+
+@pytest.mark.parametrize(("width", "dtype"), CASES)
+def test_gather(width, dtype):
+    x = (10 * torch.randn(50, width)).to(dtype)
+    ids = torch.tensor([3, 3, 0, 49, 7], dtype=torch.int32)
+    for table in (x, x[:, : max(1, width - 1)], x[1:], x[:, width // 2 :]):
+        for launch in (None, GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+            assert torch.equal(gather_rows_triton(table, ids % 49, launch=launch), gather_rows_torch(table, ids % 49))
+    out = torch.zeros(5, width, dtype=dtype)
+    gather_rows_triton(x, ids, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
+    assert torch.equal(out[:2], x[[3, 3]])
+    assert not out[2:].any()
+
+
+@pytest.mark.parametrize("width", [1, 5, 100])
+def test_gather_with_a_cache(width):
+    x, held = torch.randn(50, width), torch.tensor([7, 3, 49])
+    slots, hits = torch.full((50,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    slots[held] = torch.arange(3, dtype=torch.int32)
+    cache = x[held] + 100  # so that the result tells where a row came from
+    ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
+    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+        rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
+        assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
+    assert hits.tolist() == [6]

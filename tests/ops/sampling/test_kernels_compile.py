@@ -1,0 +1,49 @@
+"""The sampling kernels compile to sm_90 code, as they would be launched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
+from tests.ops.test_triton_compiles import compile_all, launches, pytestmark  # noqa: F401
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("fanout", [1, 10, 30, 100])
+def test_default_sampler(launches, fanout, dtype):  # noqa: F811
+    from weft.ops.sampling.sample_triton import sample_triton
+
+    sample_triton(*random_csr(dtype=dtype), SEEDS, fanout, CLOCK, edges=fanout == 10, replace=fanout == 100)
+    compile_all(launches)
+
+
+def test_hops_with_compaction(launches):  # noqa: F811
+    from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
+
+    sample_hops_triton(*random_csr(), SEEDS, [15, 10, 5], CLOCK, Compactor(60, torch.device("cpu")))
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("fanout", [10, 15, 30])
+def test_reservoir_and_paper(launches, fanout):  # noqa: F811
+    from weft.ops.sampling.paper_triton import sample_paper_triton
+    from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+
+    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK)
+    sample_paper_triton(*random_csr(), SEEDS, fanout, CLOCK)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("width", [1, 47, 100, 602])
+def test_gather(launches, width):  # noqa: F811
+    from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
+
+    gather_rows_triton(torch.zeros(60, width), SEEDS)
+    gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))
+    slots, hits = torch.full((60,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    gather_cached_triton(torch.zeros(60, width), torch.zeros(4, width), slots, SEEDS, hits)
+    gather_rows_triton(torch.zeros(60, width), SEEDS, count=torch.tensor([2], dtype=torch.int32))
+    compile_all(launches)

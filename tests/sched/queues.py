@@ -1,0 +1,55 @@
+"""Tasks and devices for scheduler tests: short ways to write them, and hypothesis strategies."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from weft.sched.queue_state import DeviceState, QueuedTask
+
+GIB = 1 << 30
+
+
+def device(budget=26 * GIB, workers=2, name="cuda:0", **more) -> DeviceState:
+    """One device."""
+    return DeviceState(name, budget, workers=workers, **more)
+
+
+def task(name, size=1, seconds=10.0, **more) -> QueuedTask:
+    """A task of ``size`` GiB."""
+    return QueuedTask(id=name, bytes=int(size * GIB), seconds=seconds, **more)
+
+
+@st.composite
+def queues(draw, most=14):
+    """Up to ``most`` tasks of all kinds, of which some never fit in 26 GiB; dependencies name earlier tasks."""
+    tasks = []
+    for number in range(draw(st.integers(1, most))):
+        size = draw(st.integers(0, 28 * GIB))
+        kind = draw(st.sampled_from(["training", "training", "training", "inference"]))
+        earlier = [one.id for one in tasks]
+        tasks.append(
+            QueuedTask(
+                id=f"t{number}",
+                bytes=size,
+                seconds=draw(st.floats(0.0, 1000.0)),
+                graph=draw(st.sampled_from(["cora", "pubmed"])),
+                join_key=draw(st.sampled_from(["", "a", "b"])) if kind == "training" else "",
+                fusable=draw(st.booleans()),
+                shared_bytes=draw(st.integers(0, size)),
+                utilisation=draw(st.floats(0.0, 1.0)),
+                arrival=draw(st.sampled_from([0.0, 0.0, 5.0, 700.0])),
+                user=draw(st.sampled_from(["ann", "bob"])),
+                priority=draw(st.integers(0, 2)),
+                deadline=draw(st.none() | st.floats(0.0, 2000.0)),
+                after=tuple(draw(st.lists(st.sampled_from(earlier), max_size=2))) if earlier else (),
+                kind=kind,
+                latency_target=draw(st.floats(0.1, 100.0)) if kind == "inference" else None,
+                attempts=draw(st.integers(0, 1)),
+            )
+        )
+    return tasks
+
+
+machines = st.lists(st.sampled_from([(26, 1), (26, 2), (26, 4), (12, 2)]), min_size=1, max_size=2).map(
+    lambda kinds: tuple(device(size * GIB, workers, f"cuda:{place}") for place, (size, workers) in enumerate(kinds))
+)

@@ -1,0 +1,118 @@
+"""The simulator against schedules worked out by hand, its figures, and queues of ten thousand tasks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sched.queues import GIB, device, task
+from weft.core.errors import SpecError, WeftError
+from weft.planner.machine_profiles import profile
+from weft.sched.interference import Interference
+from weft.sched.policies import POLICIES, find_policy
+from weft.sched.queue_state import Decision
+from weft.sched.simulation import percentile
+from weft.sched.simulator import Conditions, simulate
+from weft.sched.synthetic_queue import PAPER_QUEUES, Mixture, paper_queue, random_queue
+
+NO_CONTENTION = Conditions(Interference(contention=0.0))
+V100 = profile("v100-32g")
+
+
+def ends(run):
+    return {one.id: pytest.approx(one.end) for one in run.tasks}
+
+
+def test_one_after_another():
+    tasks = [task("a", 1, 4.0), task("b", 1, 2.0, arrival=1.0), task("c", 1, 1.0, arrival=20.0)]
+    run = simulate(find_policy("sequential"), tasks, [device()])
+    assert ends(run) == {"a": 4.0, "b": 6.0, "c": 21.0}
+    figures = run.metrics()
+    assert figures.makespan == pytest.approx(21.0)
+    assert figures.mean_jct == pytest.approx((4 + 5 + 1) / 3)
+    assert figures.mean_queuing == pytest.approx((0 + 3 + 0) / 3)
+    assert figures.utilisation == pytest.approx(7 / 21)
+    assert figures.p95_jct == pytest.approx(5.0)
+
+
+def test_a_cold_start_takes_its_seconds():
+    conditions = Conditions(cold_start_seconds=3.0)
+    tasks = [task("a", 1, 4.0), task("b", 1, 2.0)]
+    assert ends(simulate(find_policy("sequential"), tasks, [device()], conditions)) == {"a": 7.0, "b": 12.0}
+    assert ends(simulate(find_policy("pipeswitch"), tasks, [device()], conditions)) == {"a": 4.0, "b": 6.0}
+
+
+def test_two_that_fill_the_device_share_it():
+    # Both at half speed until b has done its 2 s at t = 4; a then has 2 of 4 s left.
+    tasks = [task("a", 1, 4.0), task("b", 1, 2.0)]
+    assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 4.0, "a": 6.0}
+
+
+def test_two_that_leave_room_do_not_slow_each_other_down():
+    tasks = [task("a", 1, 4.0, utilisation=0.5), task("b", 1, 2.0, utilisation=0.5)]
+    assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 2.0, "a": 4.0}
+
+
+def test_too_much_memory_makes_the_device_page():
+    tasks = [task("a", 20, 4.0, utilisation=0.5), task("b", 20, 4.0, utilisation=0.5)]
+    conditions = Conditions(Interference(contention=0.0, paging=10.0))
+    run = simulate(find_policy("mps"), tasks, [device()], conditions)
+    assert ends(run) == {"a": 40.0, "b": 40.0}
+    assert run.peak_bytes == 40 * GIB
+
+
+def test_members_of_a_fused_group_end_one_by_one_and_the_group_with_the_last():
+    tasks = [task(f"t{i}", 1, 1.0 + i, join_key="k", utilisation=0.1) for i in range(3)]
+    run = simulate(find_policy("backfill"), tasks, [device()])
+    assert ends(run) == {"t0": 1.0, "t1": 2.0, "t2": 3.0}
+    assert [(sorted(group.members), group.end) for group in run.groups] == [(["t0", "t1", "t2"], pytest.approx(3.0))]
+
+
+def test_a_dependency_may_arrive_later():
+    tasks = [task("child", 1, 1.0, after=("parent",)), task("parent", 1, 2.0, arrival=5.0)]
+    assert ends(simulate(find_policy("backfill"), tasks, [device()])) == {"parent": 7.0, "child": 8.0}
+
+
+def test_what_depends_on_a_refused_task_is_refused_whenever_it_arrives():
+    tasks = [task("huge", 99), task("child", 1, 1.0, after=("huge",), arrival=9.0), task("a", 1, 50.0)]
+    run = simulate(find_policy("backfill"), tasks, [device()])
+    assert set(run.refused) == {"huge", "child"}
+    assert set(ends(run)) == {"a"}
+
+
+def test_an_unknown_dependency_is_an_error():
+    with pytest.raises(SpecError, match="task 'a': after='zz' is not in the queue"):
+        simulate(find_policy("base"), [task("a", after=("zz",))], [device()])
+
+
+def test_a_policy_that_starts_nothing_is_reported():
+    class Never:
+        def schedule(self, tasks, running, machine):
+            return Decision(rest="never")
+
+    with pytest.raises(WeftError, match="Never starts nothing"):
+        simulate(Never(), [task("a")], [device()])
+
+
+@pytest.mark.parametrize("name", PAPER_QUEUES)
+def test_the_default_policy_on_the_queues_of_the_paper(name):
+    tasks = paper_queue(name, V100)
+    figures = {p: simulate(find_policy(p), tasks, [device()]).metrics() for p in POLICIES}
+    mine = figures["backfill"]
+    assert all(figures[p].peak_bytes <= 26 * GIB for p in POLICIES if p != "mps")
+    assert mine.mean_jct < figures["lmcf"].mean_jct < figures["base"].mean_jct
+    assert mine.makespan < figures["bmc"].makespan
+    assert mine.refused == 0
+
+
+def test_ten_thousand_tasks_of_all_kinds():
+    tasks = random_queue(10_000, seed=1, machine=V100, mixture=Mixture(gap_seconds=4.0))
+    run = simulate(find_policy("backfill"), tasks, [device(workers=4)])
+    assert len(run.tasks) + len(run.refused) == 10_000
+    assert run.peak_bytes <= 26 * GIB
+    assert len(run.groups) < 10_000  # some were fused
+
+
+def test_percentile():
+    assert percentile([], 0.95) == 0.0
+    assert percentile([3.0], 0.95) == 3.0
+    assert percentile(list(range(1, 101)), 0.95) == 95

@@ -1,0 +1,307 @@
+"""The durable queue: transitions, keys, claims and leases, dependencies, events, retention."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_retention import delete_ended, export_lines, problems
+from weft.serve.task_states import NEXT_STATES, STATES, LostClaimError, QueueError
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path, clock):
+    with QueueDB(tmp_path / "queue.db", clock) as opened:
+        yield opened
+        assert problems(opened) == []
+
+
+def planned(queue, *names, **more):
+    for name in names:
+        queue.submit(Submission({"model": "gcn"}, id=name, **more))
+        queue.plan(name, {"join": "solo"})
+
+
+def kinds(queue, task):
+    return [event.kind for event in queue.events(task=task)]
+
+
+def test_from_queued_to_done(queue, tmp_path):
+    planned(queue, "a")
+    [claimed] = queue.claim("w1", 10.0)
+    assert (claimed.id, claimed.state, claimed.attempts, claimed.plan) == ("a", "running", 1, {"join": "solo"})
+    done = queue.finish("a", "w1", 1, {"val_acc": 0.8})
+    assert (done.state, done.result, done.worker) == ("done", {"val_acc": 0.8}, None)
+    assert kinds(queue, "a") == ["queued", "planned", "running", "done"]
+    with QueueDB(tmp_path / "queue.db") as again:
+        assert again.get("a") == done
+
+
+def test_a_key_queues_once(queue):
+    first = queue.submit(Submission({"lr": 0.1}, key="k"))
+    assert queue.submit(Submission({"lr": 0.1}, key="k")) == first
+    assert len(queue.tasks()) == len(queue.events()) == 1
+    with pytest.raises(QueueError, match="another spec"):
+        queue.submit(Submission({"lr": 0.2}, key="k"))
+
+
+def test_several_submissions_are_all_or_nothing(queue):
+    with pytest.raises(QueueError, match="in the queue already"):
+        queue.submit_many([Submission({}, id="a"), Submission({}, id="a")])
+    assert queue.tasks() == []
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (Submission({}, after=("b",)), "not in the queue"),
+        (Submission({}, max_attempts=0), "max_attempts=0 must be at least 1"),
+        (Submission({"lr": float("nan")}), "not plain JSON"),
+        (Submission({"f": print}), "not plain JSON"),
+    ],
+)
+def test_bad_submissions(queue, new, message):
+    with pytest.raises(QueueError, match=message):
+        queue.submit(new)
+
+
+def test_metacharacters_are_text(queue):
+    name = "'; DROP TABLE tasks; --"
+    queue.submit(Submission({"x": name}, id=name, user=name, key=name))
+    assert queue.get(name).user == name
+    assert [task.id for task in queue.tasks(user=name)] == [name]
+
+
+def test_higher_priority_is_claimed_first_then_the_older(queue):
+    planned(queue, "a", "b")
+    planned(queue, "urgent", priority=5)
+    assert [task.id for task in queue.claim("w", 10.0, limit=2)] == ["urgent", "a"]
+
+
+def test_a_task_is_claimed_after_what_it_depends_on(queue):
+    planned(queue, "a")
+    planned(queue, "b", after=("a",))
+    assert [task.id for task in queue.claim("w", 10.0, limit=9)] == ["a"]
+    queue.finish("a", "w", 1, {})
+    assert [task.id for task in queue.claim("w", 10.0, limit=9)] == ["b"]
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+def test_what_depends_on_a_task_that_did_not_end_well_fails(queue, ending):
+    planned(queue, "a")
+    planned(queue, "b", after=("a",))
+    planned(queue, "c", after=("b",))
+    queue.claim("w", 10.0)
+    queue.fail("a", "w", 1, "diverged") if ending == "failed" else queue.cancel("a")
+    assert queue.get("a").state == ending
+    assert queue.get("b").error == f"depends on 'a', which was {ending}"
+    assert queue.get("c").state == "failed"
+    with pytest.raises(QueueError, match="will never be done"):
+        queue.submit(Submission({}, after=("a",)))
+
+
+def test_a_dead_workers_task_is_queued_again_a_bounded_number_of_times(queue, clock):
+    planned(queue, "a", max_attempts=2)
+    queue.claim("w1", 10.0)
+    clock.now += 9
+    assert queue.requeue_expired() == []
+    clock.now += 2
+    assert [task.state for task in queue.requeue_expired()] == ["queued"]
+    queue.plan("a", {})
+    queue.claim("w2", 10.0)
+    clock.now += 11
+    [failed] = queue.requeue_expired()
+    assert failed.state == "failed"
+    assert failed.error == "worker 'w2' sent no heartbeat (attempt 2 of 2)"
+
+
+def test_a_heartbeat_renews_and_names_what_is_still_held(queue, clock):
+    planned(queue, "a", "b")
+    queue.claim("w", 10.0, limit=2)
+    queue.cancel("b")
+    clock.now += 9
+    assert queue.heartbeat("w", 10.0) == ["a"]
+    clock.now += 9
+    assert queue.requeue_expired() == []
+
+
+def test_a_worker_that_was_taken_for_dead_cannot_complete(queue, clock):
+    planned(queue, "a")
+    queue.claim("w", 10.0)
+    clock.now += 11
+    queue.requeue_expired()
+    queue.plan("a", {})
+    queue.claim("w", 10.0)  # a new process of the same name
+    with pytest.raises(LostClaimError, match="attempt 2"):
+        queue.finish("a", "w", 1, {"stale": True})
+    queue.finish("a", "w", 2, {})
+    with pytest.raises(LostClaimError, match="is done"):
+        queue.finish("a", "w", 2, {})
+    assert kinds(queue, "a").count("done") == 1
+
+
+def test_failing_with_and_without_another_try(queue):
+    planned(queue, "a", "b")
+    queue.claim("w", 10.0, limit=2)
+    assert queue.fail("a", "w", 1, "out of memory", retry=True).state == "queued"
+    assert queue.fail("b", "w", 1, "diverged").state == "failed"
+
+
+def test_pause_and_resume(queue):
+    planned(queue, "a", max_attempts=1)
+    queue.claim("w", 10.0)
+    assert queue.pause("a").worker is None
+    with pytest.raises(LostClaimError, match="is paused"):
+        queue.finish("a", "w", 1, {})
+    with pytest.raises(QueueError, match="is paused and cannot become planned"):
+        queue.plan("a", {})
+    assert queue.resume("a").state == "queued"
+    queue.plan("a", {})
+    assert queue.claim("w", 10.0)[0].attempts == 2
+    with pytest.raises(QueueError, match="is running, not paused"):
+        queue.resume("a")
+
+
+def test_cancelling_twice_is_no_error(queue):
+    planned(queue, "a")
+    assert queue.cancel("a") == queue.cancel("a")
+    assert queue.claim("w", 10.0) == []
+    with pytest.raises(QueueError, match="no task 'b'"):
+        queue.cancel("b")
+
+
+def test_a_claim_by_name(queue):
+    planned(queue, "a", "b")
+    assert queue.claim_task("b", "w", 10.0).state == "running"
+    with pytest.raises(QueueError, match="is running and cannot become running"):
+        queue.claim_task("b", "w2", 10.0)
+
+
+def test_every_state_has_its_changes():
+    assert set(NEXT_STATES) == set(STATES)
+    assert all(set(after) <= set(STATES) for after in NEXT_STATES.values())
+
+
+def test_events_are_read_on_from_a_number(queue):
+    planned(queue, "a", "b")
+    seen = queue.events(limit=3)
+    assert [event.seq for event in seen] == [1, 2, 3]
+    assert [event.kind for event in queue.events(since=3)] == ["planned"]
+
+
+def test_numbers_are_not_used_again_after_retention(queue, clock):
+    planned(queue, "a")
+    queue.cancel("a")
+    clock.now += 100
+    assert delete_ended(queue, before=clock.now - 50) == 1
+    assert queue.tasks() == []
+    planned(queue, "b")
+    assert [event.seq for event in queue.events()] == [4, 5]
+
+
+def test_retention_keeps_what_is_needed(queue, clock):
+    planned(queue, "a")
+    planned(queue, "b", after=("a",))
+    queue.claim("w", 10.0)
+    queue.finish("a", "w", 1, {})
+    clock.now += 100
+    assert delete_ended(queue, before=clock.now) == 0
+    queue.claim("w", 10.0)
+    queue.finish("b", "w", 1, {})
+    assert delete_ended(queue, before=clock.now + 1) == 2
+
+
+def test_export(queue):
+    planned(queue, "a", "b")
+    out = io.StringIO()
+    assert export_lines(queue, out) == 6
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["task"]["id"] for line in lines[:2]] == ["a", "b"]
+    assert [line["event"]["seq"] for line in lines[2:]] == [1, 2, 3, 4]
+
+
+def test_listing(queue):
+    queue.submit_many([Submission({}, id=f"t{i}", user=f"u{i % 2}") for i in range(6)])
+    queue.plan("t3", {})
+    assert [task.id for task in queue.tasks(state="planned")] == ["t3"]
+    assert [task.id for task in queue.tasks(user="u1", limit=2)] == ["t1", "t3"]
+    assert [task.id for task in queue.tasks(beyond=4)] == ["t4", "t5"]
+    assert queue.counts() == {**dict.fromkeys(STATES, 0), "queued": 5, "planned": 1}
+    with pytest.raises(QueueError, match="state='lost' must be one of queued"):
+        queue.tasks(state="lost")
+
+
+def test_ten_thousand_queued_tasks_are_listed_by_index(queue):
+    queue.submit_many([Submission({"i": i}) for i in range(10_000)])
+    assert len(queue.tasks(state="queued", limit=10_000)) == 10_000
+    for query in (
+        "SELECT * FROM tasks WHERE state = 'queued' AND position > 5 ORDER BY position LIMIT 100",
+        "SELECT * FROM tasks WHERE state = 'planned' ORDER BY priority DESC, position LIMIT 1",
+        "SELECT * FROM tasks WHERE state = 'running' AND lease_until < 5",
+        "SELECT * FROM events WHERE seq > 5 ORDER BY seq LIMIT 10",
+    ):
+        plan = " ".join(row["detail"] for row in queue.connection.execute(f"EXPLAIN QUERY PLAN {query}"))
+        assert "SEARCH" in plan, plan
+        assert "SCAN" not in plan, plan
+
+
+def _submit_one(path, barrier):
+    barrier.wait()
+    with QueueDB(path) as opened:
+        opened.submit(Submission({}))
+
+
+def test_several_processes_open_a_new_file_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    for attempt in range(3):
+        path, barrier = tmp_path / f"{attempt}.db", context.Barrier(4)
+        processes = [context.Process(target=_submit_one, args=(path, barrier)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        with QueueDB(path) as opened:
+            assert len(opened.tasks()) == 4
+
+
+def test_a_file_that_is_no_queue(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, but long enough to look at" * 20)
+    with pytest.raises(QueueError, match=r"notes\.txt: cannot be used as a queue"):
+        QueueDB(path)
+
+
+def test_a_file_of_a_later_version(tmp_path):
+    path = tmp_path / "queue.db"
+    QueueDB(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(QueueError, match="version 99"):
+        QueueDB(path)
+
+
+def test_the_queue_needs_no_torch():
+    code = "import sys, weft.serve.queue_retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": "src"}).returncode == 0
