@@ -37,6 +37,17 @@ def test_families_of_operators_of_an_older_file_are_found_at_reading():
     assert Program.from_dict(data) == small()
 
 
+def test_whether_a_step_can_be_recorded_is_a_field():
+    noted = small()  # has a note, and can be recorded all the same
+    assert noted.recordable
+    waits = replace(noted, note="", recordable=False)
+    assert not Program.from_dict(json.loads(json.dumps(waits.to_dict()))).recordable
+    data = waits.to_dict()
+    del data["recordable"]  # as older files have it
+    assert Program.from_dict(data).recordable
+    assert not Program.from_dict({**data, "note": "scaled from one real step"}).recordable
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [

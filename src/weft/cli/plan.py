@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import Compile, Weave
+from weft.cli.run import Compile, Weave
 from weft.core.event import finite
 from weft.core.spec_file import read_spec
 

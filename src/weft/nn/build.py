@@ -7,8 +7,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.nn.checks import hint
-from weft.nn.model import GNN
-from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 
 MODELS: dict[str, type[GNN]] = {"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2}
 

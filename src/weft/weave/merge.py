@@ -14,7 +14,6 @@ touched that storage before it in its own step, and before everything after.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -408,37 +407,3 @@ class _Merge:
         shape = next(described, ())
         direction = "backward" if node.meta.get("backward") else "forward"
         return Entry(place[0], node.name, name, direction, member.walk_of.get(place[1]), shape, mine)
-
-
-def count_launches(woven: Woven) -> Counter[str]:
-    """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
-    return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))
-
-
-FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
-
-
-def launches_something(node: Node) -> bool:
-    """Whether a node is work for a device: it neither looks at memory another way nor only reserves it."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.name in FREE:
-        return False
-    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
-    return not is_view
-
-
-def longest_chain(woven: Woven) -> int:
-    """How many operators follow one another at most, each after the one before: what bounds a step on a small graph.
-
-    Fused ones follow one another in the order in which they are issued, as they do on the stream that they share.
-    """
-    length: dict[Node, int] = {}
-    last: dict[int, int] = {}  # by stream, of the fused ones
-    for node in woven.graph.calls:
-        before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
-        stream = node.meta["stream"]
-        fused = not 0 < stream <= len(woven.table.members)
-        length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
-        if fused:
-            last[stream] = length[node]
-    return max(length.values(), default=0)

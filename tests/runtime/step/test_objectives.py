@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.step.objectives import metric_name, objective_for
+from weft.runtime.step.objectives import Objective, metric_name, objective_of_stack
+
+
+def objective_for(task: Task, multilabel: bool) -> Objective:
+    """The objective of one task: losses without the dimension of tasks."""
+    stacked = objective_of_stack([task], multilabel, torch.device("cpu"))
+
+    def loss(logits, labels, rows):
+        return stacked.loss(logits[None], labels, rows)[0]
+
+    return replace(stacked, loss=loss)
 
 
 @pytest.fixture

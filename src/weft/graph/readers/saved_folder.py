@@ -62,13 +62,6 @@ def is_saved(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def open(path: str | os.PathLike[str], **options: Any) -> Graph:
-    """A saved folder, mapped; any other file or folder is read by its kind: :mod:`weft.graph.readers`."""
-    from weft.graph import readers
-
-    return readers.read(path, **options)
-
-
 def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
     """A saved folder, mapped: at once, whatever its size, because only sizes and types are compared.
 
