@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)  ## train sixteen models on the graph that comes with Weft, live, with a report
-	@$(BIN)/weft run examples/demo.toml --out runs/demo
+	@$(BIN)/weft run examples/demo.toml --out runs/demo --overwrite
 
 # A worker per core and one thread per worker: threads of several workers would wait for each other.
 test: $(READY)  ## the whole test suite; what needs a GPU is skipped where there is none

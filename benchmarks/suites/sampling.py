@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import record_graph, time_until
+from weft.flow.hops import CpuHops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
@@ -134,17 +135,24 @@ def gather(recorder: Recorder, num_nodes: int, place: str, args: Namespace) -> d
     }
 
 
-def cpu_batches(adj: Adjacency, workers: int, args: Namespace) -> dict[str, Any]:
-    """Batches of 1,024 seeds per second by ``workers`` threads, each making whole batches."""
-    order = torch.randperm(adj.num_rows, generator=torch.Generator().manual_seed(0)).to(torch.int32)
-    samplers = [CpuSampler(adj.indptr, adj.indices) for _ in range(workers)]
+def cpu_seeds(adj: Adjacency, number: int) -> Tensor:
+    """The seeds of a batch that the CPU samples, the same for every side."""
+    random = torch.Generator().manual_seed(number)
+    return torch.randint(0, adj.num_rows, (1024,), generator=random, dtype=torch.int32).unique()
+
+
+def cpu_batches(adj: Adjacency, workers: int, expand: str, args: Namespace) -> dict[str, Any]:
+    """Batches of 1,024 seeds per second by ``workers`` threads, each making whole batches.
+
+    ``expand="all"`` samples the rows of blocks, "new" a local subgraph as PyG's ``NeighborLoader`` does.
+    """
+    samplers = [CpuHops(CpuSampler(adj.indptr, adj.indices)) for _ in range(workers)]
+    seeds = [cpu_seeds(adj, number) for number in range(args.batches)]
     sizes = [[0, 0] for _ in range(workers)]
 
-    def batch(sampler: CpuSampler, number: int) -> tuple[int, int]:
-        first = number * 1024 % max(adj.num_rows - 1024, 1)
-        sampler.begin(order[first : first + 1024], make_clock(0, 0, number))
-        edges = sum(sampler.hop(fanout, hop)[0].edges.numel() for hop, fanout in enumerate(FANOUTS))
-        return edges, sampler.nodes.numel()
+    def batch(sampler: CpuHops, number: int) -> tuple[int, int]:
+        hops = sampler(seeds[number], FANOUTS, make_clock(0, 0, number), expand)
+        return sum(hop.indices.numel() for hop in hops), hops[-1].nodes.numel()
 
     def work(place: int) -> None:
         for number in range(place, args.batches, workers):
@@ -164,6 +172,30 @@ def cpu_batches(adj: Adjacency, workers: int, args: Namespace) -> dict[str, Any]
     edges, nodes = (sum(parts) for parts in zip(*sizes, strict=True))
     return {"ms": round(seconds / args.batches * 1e3, 3), "mega_edges_s": round(edges / seconds / 1e6, 2),
             "input_nodes": nodes // args.batches}  # fmt: skip
+
+
+def pyg_batches(adj: Adjacency, args: Namespace) -> dict[str, Any]:
+    """The same batches by PyG's ``NeighborLoader`` in one process, ids only; the first two are not timed."""
+    try:
+        from torch_geometric.data import Data
+        from torch_geometric.loader import NeighborLoader
+        from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+    except ImportError as error:
+        raise NotHere("needs torch_geometric") from error
+    if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
+        raise NotHere("PyG's NeighborLoader needs pyg-lib or torch-sparse")
+    data = Data(edge_index=torch.stack([adj.indices.long(), adj.rows().long()]), num_nodes=adj.num_rows)
+    loader = NeighborLoader(data, num_neighbors=FANOUTS, batch_size=1024, is_sorted=True)
+    times, edges, nodes = [], 0, 0
+    for number in range(args.batches):
+        seeds = cpu_seeds(adj, number).long()
+        start = perf_counter()
+        found = loader(seeds)
+        times.append(perf_counter() - start)
+        edges, nodes = edges + found.num_edges, nodes + found.num_nodes
+    seconds = sum(times[2:]) / max(len(times[2:]), 1)
+    return {"ms": round(seconds * 1e3, 3), "mega_edges_s": round(edges / len(times) / seconds / 1e6, 2),
+            "input_nodes": nodes // len(times)}  # fmt: skip
 
 
 def on_cpu(adj: Adjacency) -> Adjacency:
@@ -190,9 +222,12 @@ def run(recorder: Recorder, args: Namespace) -> None:
         key = {"work": "gather", "rows": args.rows, "side": place}
         recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
     host = on_cpu(adj)
-    for workers in dict.fromkeys((1, torch.get_num_threads())):
-        key = {"work": "three hops", "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
-        recorder.cell(key, partial(cpu_batches, host, workers, args))
+    for work, expand in (("three hops", "all"), ("local subgraph", "new")):
+        for workers in dict.fromkeys((1, torch.get_num_threads())):
+            key = {"work": work, "seeds": 1024, "fanout": "15,10,5", "side": f"cpu x {workers}"}
+            recorder.cell(key, partial(cpu_batches, host, workers, expand, args))
+    key = {"work": "local subgraph", "seeds": 1024, "fanout": "15,10,5", "side": "PyG NeighborLoader"}
+    recorder.cell(key, partial(pyg_batches, host, args))
 
 
 def print_report(recorder: Recorder) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.base.cancel import Cancel
+    from weft.engine.base.control import Control
+    from weft.engine.planning.plan_file import read_plan
     from weft.engine.planning.plan_report_builder import plan
     from weft.engine.results.result import Result
     from weft.engine.results.sweep_result import SweepResult
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 # answer at once.
 _PLACES = {
     "Cancel": ("weft.engine.base.cancel", "Cancel"),
+    "Control": ("weft.engine.base.control", "Control"),
     "DivergedError": ("weft.core.errors", "DivergedError"),
     "Event": ("weft.core.event", "Event"),
     "Graph": ("weft.graph.data.graph", "Graph"),
@@ -71,6 +74,7 @@ _PLACES = {
     "loguniform": ("weft.core.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
     "plan": ("weft.engine.planning.plan_report_builder", "plan"),
+    "read_plan": ("weft.engine.planning.plan_file", "read_plan"),
     "read_spec": ("weft.core.spec_file", "read_spec"),
     "run": ("weft.engine.run", "run"),
     "uniform": ("weft.core.search_space", "uniform"),
@@ -79,6 +83,7 @@ _PACKAGES = ("nn", "ops")
 
 __all__ = [
     "Cancel",
+    "Control",
     "DivergedError",
     "Event",
     "Graph",
@@ -105,6 +110,7 @@ __all__ = [
     "open",
     "ops",
     "plan",
+    "read_plan",
     "read_spec",
     "run",
     "uniform",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -157,6 +158,71 @@ def test_a_finished_run_is_reported_by_resume(weft, spec):
     assert [line["event"] for line in events(out)] == ["start", "note", "finish"]
 
 
+def test_a_run_is_kept_unless_it_is_to_be_overwritten(weft, spec):
+    weft("run", spec)
+    before = Path("runs/spec/result.json").read_bytes()
+    code, _, err = weft("run", spec)
+    assert code == 2
+    assert err.startswith("weft: error: --out runs/spec: holds a run already; ")
+    assert "--resume" in err
+    assert "--overwrite" in err
+    assert "=True" not in err
+    assert Path("runs/spec/result.json").read_bytes() == before
+    assert weft("run", spec, "--overwrite")[0] == 0
+    assert weft("run", spec, "--overwrite", "--resume")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"), [("r", 0, "resumed after epoch 12"), ("o", 0, "12/12"), ("", 2, "--overwrite")]
+)
+def test_a_terminal_is_asked_about_a_run_that_is_there(weft, spec, monkeypatch, answer, code, said):
+    weft("run", spec)
+    before = Path("runs/spec/events.jsonl").read_text()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    stdin = io.StringIO(answer + "\n")
+    stdin.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", stdin)
+    found, _, err = weft("run", spec)
+    assert found == code
+    assert "runs/spec holds a run already. Resume it, overwrite it, or quit?" in err
+    assert said in err
+    assert Path("runs/spec/events.jsonl").read_text().startswith(before) == (answer != "o")
+
+
+def test_resume_where_nothing_is_says_so_first(weft, spec):
+    code, out, _ = weft("run", spec, "--resume")
+    assert code == 0
+    assert events(out)[0]["message"] == "no checkpoint to resume from; starting afresh"
+
+
+FAILING = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.layer = nn.Linear(i, o)
+    def forward(self, x):
+        if self.training:
+            raise ValueError("not today")
+        return self.layer(x)
+"""
+
+
+def test_a_module_that_raises_costs_nobody_else_and_alone_exits_with_3(weft, spec):
+    Path("net.py").write_text(FAILING)
+    code, out, err = weft("run", spec, "--set", 'model.name=["gcn", "net.py:Net"]')
+    assert code == 0
+    assert events(out)[-1]["statuses"] == {"finished": 1, "failed": 1}
+    assert re.search(
+        r"^weft: task '.*net.py:Net': model .* raised ValueError: not today \(line 9 of .*net.py\)$", err, re.M
+    )
+    assert "fault of Weft" not in err
+    code, _, err = weft("run", spec, "--set", "model.name=net.py:Net", "--overwrite")
+    assert code == 3
+    assert "line 9 of" in err
+    assert "Traceback" not in err
+
+
 def test_resume_with_other_settings_is_refused(weft, spec):
     weft("run", spec)
     code, _, err = weft("run", spec, "--resume", "--set", "train.lr=0.5")
@@ -232,7 +298,7 @@ def test_diverged_members_are_told_and_cost_nobody_else(weft, spec):
     assert code == 0
     assert "weft: task 'lr=1e+30'" in err
     assert events(out)[-1]["statuses"] == {"finished": 1, "diverged": 1}
-    code, _, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=[1e30, 1e35]")
+    code, _, err = weft("run", spec, "--set", "train.optimizer=sgd", "--set", "train.lr=[1e30, 1e35]", "--overwrite")
     assert code == 3
     assert "no member of the sweep got anywhere" in err
 
@@ -297,12 +363,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, nu
         child.kill()
     assert child.returncode == code, err
     epoch = read_checkpoint(Path("my run")).about["epoch"]
-    assert json.loads(out.splitlines()[-1]) | {"time": 0} == {
-        "event": "interrupted",
-        "task": "spec",
-        "time": 0,
-        "epoch": epoch,
-    }
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["task"], last["epoch"]) == ("interrupted", "spec", epoch)
     assert f"interrupted after epoch {epoch}" in err
     resume = shlex.split(err.splitlines()[-1])
     assert resume == ["weft", "run", str(spec), "--out", "my run", "--resume", "--set", change]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from weft.core.cost import Cost
+from weft.core.device import Device
 from weft.core.errors import SpecError
-from weft.core.machine import Machine, interpolate
+from weft.core.host import Host
+from weft.core.link import Link
+from weft.core.machine import Machine
+from weft.core.processor import interpolate
 from weft.core.units import parse_bytes, show_bytes, show_loss, show_seconds
 from weft.planner.machine_profiles import PROFILES, closest_profile, profile
 
@@ -30,8 +34,29 @@ def test_profiles_make_sense(machine):
 
 @pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)
 def test_profiles_say_where_their_numbers_are_from(machine):
-    for name in ("copy_bandwidth", "gather", "l2_gather", "flops", "memory_bytes"):
-        assert machine.sources.get(name), name
+    for part in (machine.host, *machine.devices):
+        for one in fields(part):
+            if one.name not in ("name", "sources"):
+                assert getattr(part, one.name), (part.kind, one.name)
+                assert part.sources.get(one.name), (part.kind, one.name)
+    for link in machine.links:
+        assert link.source
+        assert link.latency > 0
+
+
+@pytest.mark.parametrize("machine", PROFILES.values(), ids=PROFILES)
+def test_profiles_have_a_host_and_links(machine):
+    machine.host.require_rates()
+    assert machine.link("disk", "disk", "host") is not None
+    assert (machine.device == "cuda") == bool(machine.devices) == (machine.h2d_bandwidth > 0)
+    assert machine.h2d_bandwidth < machine.copy_bandwidth
+    assert machine.host_only("host").memory_bytes == machine.host_bytes
+
+
+@pytest.mark.parametrize(("name", "has"), [("v100-32g", False), ("t4", False), ("cpu", False), ("a10", True)])
+def test_bf16_is_there_where_it_is_faster_than_fp32(name, has):
+    assert profile(name).has_bf16 is has
+    assert has or profile(name).flops["bf16"] <= profile(name).flops["fp32"]
 
 
 def test_unknown_machine_names_the_close_ones():
@@ -46,7 +71,11 @@ def test_a_driver_name_finds_its_profile():
     assert closest_profile("NVIDIA A100-SXM4-40GB").name == "a100-40g"
     assert closest_profile("Tesla V100-SXM2-32GB").name == "v100-32g"
     assert closest_profile("NVIDIA H200").name == "h200"
-    assert closest_profile("NVIDIA T4") is None
+    assert closest_profile("NVIDIA H100 80GB HBM3").name == "h100"
+    assert closest_profile("NVIDIA L40S").name == "l40s"
+    assert closest_profile("NVIDIA A10").name == "a10"
+    assert closest_profile("Tesla T4").name == "t4"
+    assert closest_profile("NVIDIA A10G") is None
 
 
 def test_rates_between_the_points():
@@ -59,7 +88,6 @@ def test_rates_between_the_points():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"device": "tpu"}, "device='tpu' must be one of cpu, cuda"),
         ({"memory_bytes": 0}, "memory_bytes=0 must be a number above 0"),
         ({"copy_bandwidth": float("nan")}, "copy_bandwidth=nan must be a number above 0"),
         ({"context_bytes": -1}, "context_bytes=-1 must be a number at least 0"),
@@ -70,12 +98,79 @@ def test_rates_between_the_points():
 )
 def test_bad_numbers_are_named(change, message):
     with pytest.raises(SpecError, match=message):
-        replace(profile("h200"), **change)
+        profile("h200").with_device(**change)
+
+
+def test_without_a_device_the_host_has_to_have_rates():
+    with pytest.raises(SpecError, match="host: memory_bytes=0 must be a number above 0"):
+        Machine("bare", Host(cores=4))
+    with pytest.raises(SpecError, match="host: flops has no rate above 0 for 'tf32'"):
+        profile("cpu").with_host(flops={"fp32": 1e9})
+    assert Machine("bare", Host(cores=4), profile("h200").devices).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (("bus", "host", "gpu:0", 1.0), "kind='bus' must be one of pcie, nvlink, network, disk"),
+        (("pcie", "host", "gpu:0", 0), "bytes_per_second=0 must be a number above 0"),
+        (("pcie", "host", "gpu:0", 1.0, -1.0), "latency=-1.0 must be a number at least 0"),
+    ],
+)
+def test_bad_links_are_named(link, message):
+    with pytest.raises(SpecError, match=f"^link 'host' to 'gpu:0': {message}"):
+        Link(*link)
+
+
+OLD_GPU = {
+    "name": "lab h200", "device": "cuda", "memory_bytes": 150_000_000_000, "context_bytes": 7, "workspace_bytes": 8,
+    "l2_bytes": 9, "host_bytes": 10, "copy_bandwidth": 4e12, "gather": [[64, 2e12]], "l2_gather": [[64, 6e12]],
+    "h2d_bandwidth": 5e10, "d2h_bandwidth": 6e10, "flops": {"fp32": 1e13, "tf32": 2e13, "bf16": 3e13},
+    "matmul_share": 0.5, "launch_seconds": 1e-5, "replay_seconds": 2e-6, "op_seconds": 3e-6, "custom_op_seconds": 4e-6,
+    "sms": 132, "cores": 16, "one_thread": 0.25, "measured": True, "sources": {"all": "weft probe"},
+}  # fmt: skip
+
+
+def test_files_of_earlier_versions_are_read():
+    machine = Machine.from_json(json.dumps(OLD_GPU), "old.json")
+    for name, value in OLD_GPU.items():
+        found = getattr(machine, name)
+        assert (list(map(list, found)) if "gather" in name else found) == value, name
+    assert machine.host.flops == {}  # which such a file does not have
+    assert Machine.from_json(machine.to_json(), "new.json") == machine
+
+
+def test_files_of_earlier_versions_of_a_cpu_are_read():
+    old = {**OLD_GPU, "device": "cpu", "memory_bytes": 24, "host_bytes": 24, "h2d_bandwidth": 0.0, "d2h_bandwidth": 0.0}
+    machine = Machine.from_dict(old)
+    assert (machine.device, machine.devices, machine.links) == ("cpu", (), ())
+    assert machine.memory_bytes == machine.host_bytes == 24
+    assert (machine.cores, machine.one_thread, machine.op_seconds) == (16, 0.25, 3e-6)
+    with pytest.raises(SpecError, match=r"machine 'lab h200': device='tpu' must be one of cpu, cuda"):
+        Machine.from_dict({**OLD_GPU, "device": "tpu"})
+
+
+def test_several_devices_and_their_links_go_through_json():
+    one = profile("a100-80g")
+    links = (*one.links, Link("nvlink", "gpu:0", "gpu:1", 2.5e11, 2e-6, "assumed"))
+    machine = replace(one, devices=(one.devices[0], replace(one.devices[0], name="second")), links=links)
+    again = Machine.from_json(machine.to_json(), "file")
+    assert again == machine
+    assert isinstance(again.devices[1], Device)
+    assert again.link("nvlink", "gpu:0", "gpu:1").bytes_per_second == 2.5e11
+    assert again.link("nvlink", "gpu:1", "gpu:0") is None
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "not valid JSON"), ("[1]", "holds list"), ('{"name": "x"}', "no 'device'")],
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "holds list"),
+        ('{"name": "x"}', "no 'device'"),
+        ('{"name": "x", "host": {"cores": 0}}', "machine 'x': host: cores=0 must be a number above 0"),
+        ('{"name": "x", "host": {}, "devices": 3}', "machine 'x': not as `weft probe` writes one"),
+        ('{"name": "x", "host": {}, "links": [{"kind": "pcie"}]}', "a link has no 'from'"),
+    ],
 )
 def test_bad_files_are_named(text, message):
     with pytest.raises(SpecError, match=f"^my.json: .*{message}"):
@@ -119,6 +214,14 @@ def test_losses_have_four_decimals_unless_they_run_away():
 
 
 def test_cost_goes_through_json():
-    cost = Cost(peak_bytes=5, bytes={"weight": 5}, seconds={"gpu": 0.5, "host": 0.25}, families={"spmm": 0.75})
+    cost = Cost(peak_bytes=5, bytes={"weight": 5}, seconds={"gpu": 0.5, "cpu": 0.25}, families={"spmm": 0.75})
     assert cost.epoch_seconds == 0.75
     assert Cost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+
+
+def test_cost_is_by_resource():
+    cost = Cost(seconds={"gpu:0": 0.5, "gpu:1": 0.25, "pcie": 1.0, "disk": 2.0})
+    assert (cost.seconds_of("gpu"), cost.seconds_of("cpu"), cost.epoch_seconds) == (0.75, 0.0, 3.75)
+    assert Cost.from_dict({"seconds": {"gpu": 1.0, "host": 0.5}}).seconds == {"gpu": 1.0, "cpu": 0.5}  # as it once was
+    with pytest.raises(SpecError, match="seconds of 'abacus': a resource is one of gpu, cpu, pcie, link, disk"):
+        Cost(seconds={"abacus": 1.0})

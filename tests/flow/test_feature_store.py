@@ -56,6 +56,8 @@ def test_hits_and_misses_are_counted():
             "needs 20 bytes but its budget",
         ),
         (lambda p: FeatureStore.mapped(p / "none", (2, 2)), "is missing; 16 bytes"),
+        (lambda p: FeatureStore(torch.zeros(3, 2)).read(torch.tensor([0, 3])), "node id 3 must be from 0 to 2"),
+        (lambda p: FeatureStore(torch.zeros(3, 2)).read(torch.tensor([-1])), "node id -1 must be from 0 to 2"),
     ],
 )
 def test_what_is_refused(make, message, tmp_path):

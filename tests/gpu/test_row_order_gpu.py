@@ -27,7 +27,7 @@ def test_training_has_the_same_bits(model, directed):
     graph = citation(6000, 60000, 20, 5, seed=1, directed=directed)
     looks = []
     for rows in ("by_length", "clustered"):
-        run = stacks.start(stacks.tasks_of(graph, MEMBERS, model=model), graph, "cuda", rows=rows)
+        run = stacks.start(stacks.tasks_of(graph, MEMBERS, model=model), graph, "cuda", row_order=rows)
         looks.append([poll.rows for poll in run.advance(100)])
         assert run.recorded, run.notes
         assert ("clusters" in run.graph.adj.nodes) == (rows == "clustered")

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (
     Path(__file__).with_name("interpreted"),
     Path(__file__).parent / "sampling" / "interpreted",
+    ROOT / "tests" / "flow" / "interpreted",
     ROOT / "tests" / "weave" / "interpreted",
 )
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from weft.graph.data.graph import Graph
-from weft.runtime.step.source import Batch, FullGraph, Source
+from weft.runtime.step.source import Batch, FullGraph, Source, SourceRequest
 
 
 class RowBatches(FullGraph):
@@ -15,8 +14,9 @@ class RowBatches(FullGraph):
 
     constant = False
 
-    def __init__(self, graph: Graph, x, first, steps: int) -> None:
-        super().__init__(graph, x, first)
+    def __init__(self, request: SourceRequest, steps: int) -> None:
+        super().__init__(request)
+        graph = request.graph
         self.steps_per_epoch = steps
         self.parts = [graph.train[place::steps].contiguous() for place in range(steps)]
         self.asked: list[tuple[int, int]] = []
@@ -33,4 +33,4 @@ class RowBatches(FullGraph):
 
 def row_batches(steps: int) -> Callable[..., Source]:
     """What makes such a source."""
-    return lambda graph, x, first: RowBatches(graph, x, first, steps)
+    return lambda request: RowBatches(request, steps)

@@ -16,7 +16,7 @@ from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.schedules import learning_rates
-from weft.runtime.step.source import FullGraph
+from weft.runtime.step.source import FullGraph, SourceRequest
 
 CPU = torch.device("cpu")
 SETTINGS = {"hidden": 8, "dropout": 0.5, "epochs": 2, "lr": 0.05}
@@ -191,10 +191,10 @@ class _Sum(torch.autograd.Function):
 class Shard(FullGraph):
     """The whole of a graph that is one of several parts without edges between them."""
 
-    def __init__(self, graph: Graph, x, first, reduce: Rank, of_all: int) -> None:
-        super().__init__(graph, x, first)
+    def __init__(self, request: SourceRequest, reduce: Rank, of_all: int) -> None:
+        super().__init__(request)
         self.reduce = reduce
-        self.batch = replace(self.batch, share=torch.tensor([graph.train.numel() / of_all]))
+        self.batch = replace(self.batch, share=torch.tensor([request.graph.train.numel() / of_all]))
 
 
 def halves() -> tuple[Graph, list[Graph]]:
@@ -230,8 +230,8 @@ def test_rows_over_two_ranks_are_rows_over_one(norm, metric):
     threads, found = Threads(2), {}
 
     def train(rank: int) -> None:
-        def make(graph, x, first):
-            return Shard(graph, x, first, Rank(threads, rank), whole.train.numel())
+        def make(request: SourceRequest) -> Shard:
+            return Shard(request, Rank(threads, rank), whole.train.numel())
 
         run = GroupRun([one], parts[rank], Plan(("0",)), CPU, make_source=make)
         found[rank] = run.advance(4)[0].rows

@@ -20,6 +20,7 @@ from weft.cli.queue import app as queue
 from weft.cli.run import run
 from weft.core.errors import WeftError
 from weft.core.version import __version__
+from weft.core.wording import shell_words
 
 app = typer.Typer(
     name="weft",
@@ -56,7 +57,8 @@ def _options(
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
-        app()
+        with shell_words():
+            app()
     except WeftError as error:
         _fail(f"weft: error: {error}", error.exit_code)
     except KeyboardInterrupt:

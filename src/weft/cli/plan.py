@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json as jsonlib
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from weft.cli.files import check_file, write_file
 from weft.cli.run import Compile, Weave
+from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.spec_file import read_spec
 
@@ -21,7 +25,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="v100-32g, a100-40g, a100-80g, rtx4090, h200, cpu, or a file of `weft probe`.",
+            help="v100-32g, a100-40g, a100-80g, rtx4090, t4, a10, l40s, h100, h200, cpu, or a file of `weft probe`.",
             show_default="the one at hand",
         ),
     ] = None,
@@ -32,6 +36,10 @@ def plan(
     weave: Weave = None,
     compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Also write the plan to a file, for `weft run FILE.json`."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Chart of the memory over a step: a page (.html) or a picture (.svg)."),
@@ -43,7 +51,8 @@ def plan(
 ) -> None:
     """Say what SPEC will take: peak memory and time of every task, groups, and the reason for every decision.
 
-    Needs no GPU and starts none. Graphs of named shapes are not generated.
+    Needs no GPU and starts none. Graphs of named shapes are not generated. A plan written with --out is run by
+    `weft run FILE.json`: the same groups, in another process or on another machine with such a device.
 
     Exit codes: 0 it fits, 2 a mistake in what was asked, 4 it does not fit (the plan names the nearest that does).
     """
@@ -52,10 +61,22 @@ def plan(
 
     if plot is not None:
         check_plot(plot)
+    if out is not None:
+        _check_out(out)
     work = read_spec(spec, changes or [])
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
+    if out is not None:  # first: whoever reads what is printed may have gone (| head)
+        write_file(out, report.to_json())
+        if report.fits:
+            print(f"run it as planned with: weft run {shlex.quote(str(out))}", file=sys.stderr)
     print(jsonlib.dumps(finite(report.to_dict()), allow_nan=False) if json else str(report))
     if plot is not None:
         write_timeline(report, plot)
     if not report.fits:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".json":
+        raise SpecError(f"--out {out}: must end in .json, which `weft run` tells plans by")
+    check_file(out)

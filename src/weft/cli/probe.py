@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.files import write_file
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
+from weft.core.processor import Processor
 from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -34,8 +36,9 @@ def probe(
 ) -> None:
     """Measure what this machine copies, gathers, multiplies and launches, for `weft plan` to reckon with.
 
-    Takes some seconds. What it finds is kept for this host (see WEFT_HOME) and used by every later plan; --out
-    writes a file that `weft plan --machine FILE` takes elsewhere.
+    With a GPU, its host and the bus between them are measured too. Takes some seconds. What it finds is kept for
+    this host (see WEFT_HOME) and used by every later plan; --out writes a file that `weft plan --machine FILE`
+    takes elsewhere.
     """
     if learn_from:
         _learn(learn_from, machine)
@@ -49,7 +52,7 @@ def probe(
     found = measure(choose_device(device))
     kept = keep_probe(found)
     if out is not None:
-        _write(out, found)
+        write_file(out, found.to_json())
     print(found.to_json() if json else describe(found))
     print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
 
@@ -82,26 +85,31 @@ def describe(machine: Machine) -> str:
     """The machine in lines for people."""
     lines = [
         f"{machine.name}: {show_bytes(machine.memory_bytes)} on {machine.device}, cache {show_bytes(machine.l2_bytes)}",
-        f"  copy            {_rate(machine.copy_bandwidth)}",
-        f"  gather          {_rates(machine.gather)} from memory",
-        f"                  {_rates(machine.l2_gather)} from the cache",
-        "  products        " + ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in machine.flops.items()),
+        *_rate_lines(machine.primary),
     ]
-    if machine.device == "cuda":
+    if machine.devices:
         lines += [
             f"  bus             {_rate(machine.h2d_bandwidth)} to the device, {_rate(machine.d2h_bandwidth)} back",
             f"  kernel          {show_seconds(machine.launch_seconds)} from Python, "
             f"{show_seconds(machine.replay_seconds)} replayed",
             f"  CUDA context    {show_bytes(machine.context_bytes)}",
         ]
-    return "\n".join(
-        [
-            *lines,
-            f"  operator call   {show_seconds(machine.op_seconds)} of torch's, "
-            f"{show_seconds(machine.custom_op_seconds)} of Weft's",
-            f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}",
-        ]
-    )
+    lines += [f"  host            {machine.cores} cores, {show_bytes(machine.host_bytes)}"]
+    if machine.devices and machine.host.flops:
+        lines += _rate_lines(machine.host)
+    disk = machine.link("disk", "disk", "host")
+    return "\n".join([*lines, *([f"  disk            {_rate(disk.bytes_per_second)} read"] if disk else [])])
+
+
+def _rate_lines(part: Processor) -> list[str]:
+    return [
+        f"  copy            {_rate(part.copy_bandwidth)}",
+        f"  gather          {_rates(part.gather)} from memory",
+        f"                  {_rates(part.l2_gather)} from the cache",
+        "  products        " + ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in part.flops.items()),
+        f"  operator call   {show_seconds(part.op_seconds)} of torch's, "
+        f"{show_seconds(part.custom_op_seconds)} of Weft's",
+    ]
 
 
 def _rate(rate: float) -> str:
@@ -110,13 +118,3 @@ def _rate(rate: float) -> str:
 
 def _rates(rates: tuple[tuple[int, float], ...]) -> str:
     return ", ".join(f"{_rate(rate)} ({width} B rows)" for width, rate in rates)
-
-
-def _write(path: Path, machine: Machine) -> None:
-    from weft.core.files import write_text
-
-    try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, machine.to_json())
-    except OSError as error:
-        raise SpecError(f"--out {path}: cannot be written ({error.strerror}); choose another place") from None

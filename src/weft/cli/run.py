@@ -1,4 +1,4 @@
-"""``weft run SPEC.toml``: train what a spec file describes, a task or a sweep."""
+"""``weft run SPEC``: train what a spec file describes, a task or a sweep, or carry out a plan written before."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.spec_file import read_spec
 from weft.engine.training.interrupt import Interrupted
 
 if TYPE_CHECKING:
+    from weft.core.sweep import Sweep
+    from weft.core.task import Task
     from weft.engine.results.result import Result
     from weft.engine.results.sweep_result import SweepResult
+    from weft.planner.report.plan_report import PlanReport
 
 FAILED = 3  # exit code: no member of a sweep got anywhere
 MOST_TOLD = 8  # members that went wrong
@@ -43,7 +47,13 @@ Weave = Annotated[
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="TOML file that describes a task or a sweep.", metavar="SPEC.toml")],
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            help="TOML file that describes a task or a sweep, or a plan that `weft plan --out FILE.json` wrote.",
+            metavar="SPEC.toml|PLAN.json",
+        ),
+    ],
     device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
     out: Annotated[
         Path | None,
@@ -51,6 +61,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,24 +85,30 @@ def run(
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
+    A plan is carried out as it was made: the same groups and choices, or one sentence why not.
+
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
+    A run that is in --out already is kept: choose --resume or --overwrite, or answer the question on a terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
-    4 it does not fit into --budget, 130 interrupted.
+    4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
     from weft.engine.results.sweep_result import SweepResult  # loads torch, which --help can do without
     from weft.engine.run import run as train
 
-    work = read_spec(spec, changes or [])
+    work = _read(spec, changes or [], weave=weave, compile=compile)
     folder = out if out is not None else Path("runs") / spec.stem
     live = sys.stdout.isatty() and not json
+    if live and not resume and not overwrite:
+        resume, overwrite = _ask(folder)
     try:
         result = train(
             work,
             device=device,
             out=folder,
             resume=resume,
+            overwrite=overwrite,
             progress=live,
             on_event=None if live else _print_line,
             prune=prune,
@@ -109,6 +126,30 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
+
+
+def _read(spec: Path, changes: list[str], **choices: bool | None) -> Task | Sweep | PlanReport:
+    """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
+    if spec.suffix != ".json":
+        return read_spec(spec, changes)
+    from weft.engine.planning.plan_file import read_plan
+
+    asked = [f"--set {change}" for change in changes]
+    asked += [f"--{'' if choice else 'no-'}{name}" for name, choice in choices.items() if choice is not None]
+    if asked:
+        raise SpecError(f"{asked[0]}: {spec} is a plan, which is run as it is; give that to `weft plan`")
+    return read_plan(spec)
+
+
+def _ask(folder: Path) -> tuple[bool, bool]:
+    """Whether to resume or to overwrite a run that is in ``folder``; neither if nobody is there to be asked."""
+    from weft.engine.training.run_folder import holds_run
+
+    if not holds_run(folder) or not sys.stdin.isatty():
+        return False, False
+    question = f"{folder} holds a run already. Resume it, overwrite it, or quit? [r/o/q]"
+    answer = typer.prompt(question, default="q", show_default=False, err=True).strip().lower()
+    return answer.startswith("r"), answer.startswith("o")
 
 
 def _print_line(event: Event) -> None:

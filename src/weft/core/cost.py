@@ -6,6 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from weft.core.errors import SpecError
+
+RESOURCES = ("gpu", "cpu", "pcie", "link", "disk")
+_FORMER = {"host": "cpu"}  # what earlier versions called the host's own time
+
+
+def resource_kind(resource: str) -> str:
+    """The kind of a resource: of ``"gpu"`` and of ``"gpu:1"`` it is ``"gpu"``."""
+    return resource.partition(":")[0]
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -15,7 +25,9 @@ class Cost:
     that; ``total_bytes``: with the CUDA context and libraries as well, which is what a device must have.
     ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...).
 
-    ``seconds``: of one epoch by resource (``gpu``, ``cpu``, ``host``); they add up to :attr:`epoch_seconds`.
+    ``seconds``: of one epoch by resource, each of one of the kinds in :data:`RESOURCES` (``gpu``, or ``gpu:1`` where
+    there are several). Each resource counts for as long as nothing else is charged: they add up to
+    :attr:`epoch_seconds`. On a GPU ``cpu`` is the time in which the device waits for the host.
     ``families``: the same seconds by family of operator (``spmm``, ``attention``, ``scatter``, ``matmul``,
     ``pointwise``, ``launch``), which is what calibration corrects; ``phases``: by phase of the step.
 
@@ -34,10 +46,19 @@ class Cost:
     corrected: bool = False
     uncorrected: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for resource in self.seconds:
+            if resource_kind(resource) not in RESOURCES:
+                raise SpecError(f"seconds of {resource!r}: a resource is one of {', '.join(RESOURCES)}")
+
     @property
     def epoch_seconds(self) -> float:
         """Seconds of one epoch."""
         return sum(self.seconds.values())
+
+    def seconds_of(self, kind: str) -> float:
+        """Seconds of one epoch that resources of ``kind`` take."""
+        return sum(value for resource, value in self.seconds.items() if resource_kind(resource) == kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -47,4 +68,6 @@ class Cost:
     def from_dict(cls, data: Mapping[str, Any]) -> Cost:
         """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        kept = {key: value for key, value in data.items() if key in known}
+        seconds = {_FORMER.get(name, name): value for name, value in kept.get("seconds", {}).items()}
+        return cls(**{**kept, "seconds": seconds})

@@ -6,6 +6,7 @@
     │   └── SpecError         a task, a spec file, an option
     └── TrainingError         the run itself failed; the shell exits with 3
         ├── DivergedError     the loss became NaN or infinite
+        ├── ModelError        a model of the user's own raised while it trained
         └── OutOfMemoryError  the device or the budget was too small
             └── DoesNotFitError   and that was known before; the shell exits with 4
 
@@ -43,6 +44,10 @@ class TrainingError(WeftError):
 
 class DivergedError(TrainingError):
     """The loss became NaN or infinite."""
+
+
+class ModelError(TrainingError):
+    """A model of the user's own raised while it trained: the message names its file and line."""
 
 
 class OutOfMemoryError(TrainingError):

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-KINDS = ("start", "note", "group", "progress", "end", "checkpoint", "finish", "interrupted", "failed")
+STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
+KINDS = (
+    *("start", "note", "group", "progress", "end", "checkpoint", *STEERED),
+    *("finish", "interrupted", "failed"),
+)
 
 
 @dataclass(frozen=True)
@@ -17,19 +21,37 @@ class Event:
     """Something that happened to a task or sweep: what (``kind``), to whom, when, and the numbers that go with it.
 
     ``start``: plan, device, settings. ``note``: a ``message`` worth reading. ``progress``: epoch, loss and
-    metrics so far (of a sweep: of all ``members`` that run). ``checkpoint``: path and epoch. ``finish``,
-    ``interrupted``, ``failed``: how it ended. Of a sweep also ``group``: members that begin to train together, and
-    ``end``: a member's status and metrics, with the member as ``task``.
+    metrics so far (of a sweep: of all ``members`` that run). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
+    after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
+    members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
+
+    ``run`` is the id of the run and ``seq`` counts its events from 1, on after a resume. ``worker`` is the process that
+    sent it. ``group`` is the key of the group it is about (the folder of its checkpoint), empty for the whole.
     """
 
     kind: str
     task: str
     data: Mapping[str, Any] = field(default_factory=dict)
     time: float = field(default_factory=time.time)
+    run: str = ""
+    seq: int = 0
+    worker: str = ""
+    group: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"event": self.kind, "task": self.task, "time": round(self.time, 3), **self.data}
+        """Plain data for JSON; ``group`` is called ``group_key``, since ``group`` is its position in some events."""
+        about = {"run": self.run, "seq": self.seq, "worker": self.worker, "group_key": self.group}
+        stamp = about if self.run else {}  # an event that no run has sent
+        return {"event": self.kind, "task": self.task, "time": round(self.time, 3), **stamp, **self.data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Event:
+        """The inverse of :meth:`to_dict`; lines of journals without a stamp are read as well."""
+        rest = dict(data)
+        kind, task, when = rest.pop("event"), rest.pop("task"), rest.pop("time")
+        run, seq = rest.pop("run", ""), rest.pop("seq", 0)
+        worker, group = rest.pop("worker", ""), rest.pop("group_key", "")
+        return cls(kind, task, rest, when, run, seq, worker, group)
 
     def to_json(self) -> str:
         """One line of JSON; NaN and infinity, which JSON does not know, become null."""

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+
+@dataclass(frozen=True)
+class GraphFingerprint:
+    """What tells the graph of a plan from others: its sizes, and a digest of all of its :class:`GraphStats`."""
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    digest: str
+
+    @property
+    def sizes(self) -> str:
+        """The sizes in words."""
+        return (
+            f"{self.num_nodes:,} nodes, {self.num_edges:,} edges, {self.num_features:,} features and "
+            f"{self.num_classes:,} classes"
+        )
+
+    def obstacle(self, now: GraphFingerprint) -> str | None:
+        """Why the graph ``now`` is not this one, in a sentence; None where it is."""
+        if now.digest == self.digest:
+            return None
+        if now.sizes != self.sizes:
+            return f"graph {self.name!r} had {self.sizes} when this was planned, and has {now.sizes} now; plan again"
+        return f"graph {self.name!r} has other degrees, features or splits than when this was planned; plan again"
 
 
 @dataclass(frozen=True)
@@ -36,6 +66,13 @@ class GraphStats:
     def sparse_features(self) -> bool:
         """Whether the features are kept as a sparse matrix."""
         return self.feature_nnz is not None
+
+    def fingerprint(self) -> GraphFingerprint:
+        """What tells this graph from others; its name does not count."""
+        about = {key: value for key, value in self.to_dict().items() if key != "name"}
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
+        return GraphFingerprint(self.name, *sizes, digest)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

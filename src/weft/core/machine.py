@@ -1,96 +1,209 @@
-"""Machine: what a device and its host can do, measured by ``weft probe`` or taken from a data sheet."""
+"""Machine: a host, its devices and the links between them, measured by ``weft probe`` or taken from data sheets."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from weft.core.device import Device
 from weft.core.errors import SpecError
+from weft.core.host import Host
+from weft.core.link import Link
+from weft.core.processor import Rates
 
 DEVICES = ("cpu", "cuda")
-PRECISIONS = ("fp32", "tf32", "bf16")
-
-Rates = tuple[tuple[int, float], ...]
-"""Bytes a second by the width of a row in bytes, ascending: ``((64, 2e12), (256, 4e12))``."""
 
 
 @dataclass(frozen=True)
 class Machine:
     """The numbers that memory and time are worked out from.
 
-    Bytes: ``memory_bytes`` of the device, of which ``context_bytes`` are gone once CUDA is up and
-    ``workspace_bytes`` go to the libraries (cuBLAS) of a process; ``l2_bytes`` is the last-level cache,
-    ``host_bytes`` the memory of the host.
+    ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
+    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured`` tells a probe from data sheets.
 
-    Rates, in bytes a second unless said: ``copy_bandwidth`` (read and written bytes of a long copy),
-    ``gather`` and ``l2_gather`` (rows fetched by index, by the width of a row; from memory, and when the rows stay
-    in the cache), ``h2d_bandwidth`` and ``d2h_bandwidth`` (pinned memory over the bus). ``flops`` by precision, and
-    ``matmul_share``: how much of ``flops`` the tall products of a GNN reach (1 where they were measured so).
-
-    Fixed costs in seconds: ``launch_seconds`` a kernel called from Python, ``replay_seconds`` a kernel in a
-    recorded graph, ``op_seconds`` a torch operator on the host, ``custom_op_seconds`` one of Weft's.
-
-    ``sms`` multiprocessors, ``cores`` of the host; ``one_thread`` is the share of a CPU's rates that one thread
-    reaches. ``measured`` tells a probe from a data sheet; ``sources`` says where each number is from.
+    What trains is :attr:`primary`, the first device or else the host. Its numbers are also those of the machine:
+    ``machine.memory_bytes`` is ``machine.primary.memory_bytes``.
     """
 
     name: str
-    device: str
-    memory_bytes: int
-    context_bytes: int = 0
-    workspace_bytes: int = 0
-    l2_bytes: int = 0
-    host_bytes: int = 0
-    copy_bandwidth: float = 0.0
-    gather: Rates = ()
-    l2_gather: Rates = ()
-    h2d_bandwidth: float = 0.0
-    d2h_bandwidth: float = 0.0
-    flops: Mapping[str, float] = field(default_factory=dict)
-    matmul_share: float = 1.0
-    launch_seconds: float = 0.0
-    replay_seconds: float = 0.0
-    op_seconds: float = 0.0
-    custom_op_seconds: float = 0.0
-    sms: int = 0
-    cores: int = 1
-    one_thread: float = 1.0
+    host: Host
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
     measured: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.device not in DEVICES:
-            raise SpecError(f"machine {self.name!r}: device={self.device!r} must be one of {', '.join(DEVICES)}")
-        for rule, names in _RULES.items():
-            for name in names:
-                _check(self.name, name, getattr(self, name), rule)
-        for table in ("gather", "l2_gather"):
-            object.__setattr__(self, table, _checked_rates(self.name, table, getattr(self, table)))
-        missing = [p for p in PRECISIONS if not _positive(self.flops.get(p))]
-        if missing:
-            raise SpecError(f"machine {self.name!r}: flops has no rate above 0 for {missing[0]!r}")
+        object.__setattr__(self, "devices", tuple(self.devices))
+        object.__setattr__(self, "links", tuple(self.links))
+        if not self.devices:
+            self.host.require_rates()
+
+    @property
+    def primary(self) -> Device | Host:
+        """What trains: the first device, or the host where there is none."""
+        return self.devices[0] if self.devices else self.host
+
+    @property
+    def device(self) -> str:
+        """The kind of what trains: ``"cuda"`` or ``"cpu"``."""
+        return self.primary.kind
+
+    def link(self, kind: str, origin: str, target: str) -> Link | None:
+        """The link of that kind between two parts; None where there is none, or none is known."""
+        found = (one for one in self.links if (one.kind, one.origin, one.target) == (kind, origin, target))
+        return next(found, None)
+
+    def host_only(self, name: str) -> Machine:
+        """The same host without its devices, called ``name``; its rates have to be known."""
+        kept = tuple(link for link in self.links if "gpu" not in link.origin + link.target)
+        return Machine(name, self.host, (), kept, self.measured)
+
+    def with_device(self, **changes: Any) -> Machine:
+        """The same machine with other numbers for what trains."""
+        if not self.devices:
+            return self.with_host(**changes)
+        return replace(self, devices=(replace(self.devices[0], **changes), *self.devices[1:]))
+
+    def with_host(self, **changes: Any) -> Machine:
+        """The same machine with other numbers for its host."""
+        return replace(self, host=replace(self.host, **changes))
+
+    # ---- numbers of what trains ----------------------------------------------------------------------
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of what trains."""
+        return self.primary.memory_bytes
+
+    @property
+    def context_bytes(self) -> int:
+        """What CUDA takes once it is up."""
+        return self.primary.context_bytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What cuBLAS takes in a process."""
+        return self.primary.workspace_bytes
 
     @property
     def available_bytes(self) -> int:
         """What tensors may take: the memory less the CUDA context and the workspaces of the libraries."""
         return max(self.memory_bytes - self.context_bytes - self.workspace_bytes, 0)
 
+    @property
+    def l2_bytes(self) -> int:
+        """The last cache before memory."""
+        return self.primary.l2_bytes
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Read and written bytes per second of a long copy."""
+        return self.primary.copy_bandwidth
+
+    @property
+    def gather(self) -> Rates:
+        """Rows fetched from memory by index."""
+        return self.primary.gather
+
+    @property
+    def l2_gather(self) -> Rates:
+        """Rows fetched from the cache by index."""
+        return self.primary.l2_gather
+
+    @property
+    def flops(self) -> Mapping[str, float]:
+        """Floating-point operations per second by precision."""
+        return self.primary.flops
+
+    @property
+    def matmul_share(self) -> float:
+        """How much of ``flops`` tall products reach."""
+        return self.primary.matmul_share
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether what trains has units for bfloat16."""
+        return self.primary.has_bf16
+
+    @property
+    def launch_seconds(self) -> float:
+        """Of a kernel called from Python."""
+        return self.primary.launch_seconds
+
+    @property
+    def replay_seconds(self) -> float:
+        """Of a kernel in a captured CUDA graph."""
+        return self.primary.replay_seconds
+
+    @property
+    def op_seconds(self) -> float:
+        """Of a call of a torch operator."""
+        return self.primary.op_seconds
+
+    @property
+    def custom_op_seconds(self) -> float:
+        """Of a call of one of Weft's operators."""
+        return self.primary.custom_op_seconds
+
+    @property
+    def sms(self) -> int:
+        """Multiprocessors."""
+        return self.primary.sms
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where the numbers of what trains are from."""
+        return self.primary.sources
+
     def gather_rate(self, row_bytes: float, cached: bool) -> float:
-        """Bytes a second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
-        return interpolate(self.l2_gather if cached else self.gather, row_bytes)
+        """Bytes per second when rows of ``row_bytes`` are fetched by index, from the cache or from memory."""
+        return self.primary.gather_rate(row_bytes, cached)
 
     def matmul_rate(self, precision: str) -> float:
-        """Floating-point operations a second of a product of tall matrices."""
+        """Floating-point operations per second of a product of tall matrices."""
         return self.flops[precision] * self.matmul_share
+
+    # ---- numbers of the host and its bus -------------------------------------------------------------
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host."""
+        return self.host.memory_bytes
+
+    @property
+    def cores(self) -> int:
+        """Cores of the host."""
+        return self.host.cores
+
+    @property
+    def one_thread(self) -> float:
+        """The share of the host's rates that one thread reaches."""
+        return self.host.one_thread
+
+    @property
+    def h2d_bandwidth(self) -> float:
+        """Bytes per second from pinned memory of the host to the first GPU; 0 where that is not known."""
+        found = self.link("pcie", "host", "gpu:0")
+        return 0.0 if found is None else found.bytes_per_second
+
+    @property
+    def d2h_bandwidth(self) -> float:
+        """Bytes per second from the first GPU to pinned memory of the host; 0 where that is not known."""
+        found = self.link("pcie", "gpu:0", "host")
+        return 0.0 if found is None else found.bytes_per_second
+
+    # ---- plain data ----------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        tables = {name: [list(point) for point in getattr(self, name)] for name in ("gather", "l2_gather")}
-        return {**asdict(self), **tables}
+        return {
+            "name": self.name,
+            "measured": self.measured,
+            "host": self.host.to_dict(),
+            "devices": [device.to_dict() for device in self.devices],
+            "links": [link.to_dict() for link in self.links],
+        }
 
     def to_json(self) -> str:
         """The text of a machine file."""
@@ -98,13 +211,13 @@ class Machine:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Machine:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
-        known = {f.name for f in fields(cls)}
-        kept = {key: value for key, value in data.items() if key in known}
-        for name in ("name", "device", "memory_bytes"):
-            if name not in kept:
-                raise SpecError(f"machine {data.get('name', '?')!r}: no {name!r}; `weft probe --out FILE` writes one")
-        return cls(**kept)
+        """The inverse of :meth:`to_dict`; files of earlier versions, without a host in them, are read as well."""
+        try:
+            return _read(data) if isinstance(data.get("host"), Mapping) else _read_flat(data)
+        except SpecError as error:
+            raise SpecError(f"machine {data.get('name', '?')!r}: {error}") from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"machine {data.get('name', '?')!r}: not as `weft probe` writes one ({error})") from None
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Machine:
@@ -121,50 +234,37 @@ class Machine:
             raise SpecError(f"{where}: {error}") from None
 
 
-def interpolate(rates: Rates, row_bytes: float) -> float:
-    """The rate at ``row_bytes``: between two points on a line over log2 of the width, flat beyond the ends.
+def _read(data: Mapping[str, Any]) -> Machine:
+    if "name" not in data:
+        raise SpecError("no 'name'; `weft probe --out FILE` writes one")
+    return Machine(
+        data["name"],
+        Host.from_dict(data["host"]),
+        tuple(Device.from_dict(one) for one in data.get("devices", ())),
+        tuple(Link.from_dict(one) for one in data.get("links", ())),
+        bool(data.get("measured", False)),
+    )
 
-    Below the narrowest measured row a whole sector is fetched for less and less of use, so the rate falls with it.
+
+def _read_flat(data: Mapping[str, Any]) -> Machine:
+    """A machine as files had it before hosts and links: one device, with the host's cores and memory among its numbers.
+
+    Of a GPU's host nothing else is known; of its bus, both directions.
     """
-    first, last = rates[0], rates[-1]
-    if row_bytes <= first[0]:
-        return first[1] * max(row_bytes, 1.0) / first[0]
-    if row_bytes >= last[0]:
-        return last[1]
-    for (low, slow), (high, fast) in pairwise(rates):
-        if row_bytes <= high:
-            share = math.log2(row_bytes / low) / math.log2(high / low)
-            return slow + share * (fast - slow)
-    raise AssertionError("the last point ends the search")
-
-
-_RULES = {
-    "above 0": ("memory_bytes", "copy_bandwidth", "matmul_share", "one_thread", "cores"),
-    "at least 0": (
-        "context_bytes", "workspace_bytes", "l2_bytes", "host_bytes", "h2d_bandwidth", "d2h_bandwidth",
-        "launch_seconds", "replay_seconds", "op_seconds", "custom_op_seconds", "sms",
-    ),
-}  # fmt: skip
-
-
-def _check(machine: str, name: str, value: Any, rule: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (rule == "above 0" and value == 0):
-        raise SpecError(f"machine {machine!r}: {name}={value!r} must be a number {rule}")
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _checked_rates(machine: str, name: str, rates: Any) -> Rates:
-    try:
-        points = tuple((int(width), float(rate)) for width, rate in rates)
-    except (TypeError, ValueError):
-        points = ()
-    ascending = all(a[0] < b[0] for a, b in pairwise(points))
-    if not points or not ascending or not all(width > 0 and _positive(rate) for width, rate in points):
-        raise SpecError(
-            f"machine {machine!r}: {name}={rates!r} must be pairs of row bytes (ascending) and bytes a second"
-        )
-    return points
+    for name in ("name", "device", "memory_bytes"):
+        if name not in data:
+            raise SpecError(f"no {name!r}; `weft probe --out FILE` writes one")
+    if data["device"] not in DEVICES:
+        raise SpecError(f"device={data['device']!r} must be one of {', '.join(DEVICES)}")
+    measured = bool(data.get("measured", False))
+    host = {key: data[key] for key in ("cores", "one_thread") if key in data}
+    if data["device"] == "cpu":
+        own = {one.name: data[one.name] for one in fields(Host) if one.name in data}
+        return Machine(data["name"], Host(**(own | host)), measured=measured)
+    own = {one.name: data[one.name] for one in fields(Device) if one.name in data}
+    bus = (("h2d_bandwidth", "host", "gpu:0"), ("d2h_bandwidth", "gpu:0", "host"))
+    source = dict(data.get("sources", {})).get("h2d_bandwidth", "")
+    links = tuple(Link("pcie", begin, end, data[key], source=source) for key, begin, end in bus if data.get(key))
+    return Machine(
+        data["name"], Host(memory_bytes=data.get("host_bytes", 0), **host), (Device(**own),), links, measured
+    )

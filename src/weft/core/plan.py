@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphFingerprint
+from weft.core.stage import Stage, full_graph_stages
+from weft.core.task import Task
+
 JOINS = ("solo", "stacked", "concurrent", "woven")
+MODES = ("full",)
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
@@ -40,6 +46,12 @@ class Plan:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
     ``measured``: what it then took: ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU
     ``peak_bytes`` and ``reserved_bytes``. ``why`` has a sentence for every decision.
+
+    ``mode``: ``"full"``, training on the whole graph. ``stages``: the way of a batch (none given: one stage,
+    ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes
+    that it may take on the device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable
+    elsewhere: what tells the graph from others, a digest per stack of its parameters' names and shapes (empty where
+    they are not known), and the members' settings (empty where they are kept beside the plan, as in a run's folder).
     """
 
     members: tuple[str, ...]
@@ -54,6 +66,17 @@ class Plan:
     stacks: tuple[tuple[int, ...], ...] = ()
     cost: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
+    mode: str = "full"
+    stages: tuple[Stage, ...] = ()
+    shards: int = 1
+    budget: int | None = None
+    graph: GraphFingerprint | None = None
+    weights: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            object.__setattr__(self, "stages", full_graph_stages(self.device))
 
     @property
     def stack_members(self) -> tuple[tuple[int, ...], ...]:
@@ -79,7 +102,14 @@ class Plan:
         moved = tuple(tuple(slot[place] for place in stack) for stack in stacks)
         join = self.join if len(stacks) > 1 else "stacked" if len(places) > 1 else "solo"
         members = tuple(self.members[place] for place in places)
-        return replace(self, members=members, join=join, stacks=moved if len(moved) > 1 else (), cost={}, measured={})
+        tasks = tuple(self.tasks[place] for place in places) if self.tasks else ()
+        changed: dict[str, Any] = {
+            "members": members,
+            "join": join,
+            "stacks": moved if len(moved) > 1 else (),
+            "tasks": tasks,
+        }
+        return replace(self, **changed, weights=(), cost={}, measured={})
 
     def __str__(self) -> str:
         names = ", ".join(self.members[:4]) + (", ..." if len(self.members) > 4 else "")
@@ -89,16 +119,43 @@ class Plan:
         return "\n".join([head, *(f"  - {reason}" for reason in self.why)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        stacks = [list(stack) for stack in self.stacks]
-        lists = {"members": list(self.members), "why": list(self.why), "stacks": stacks}
-        return {**asdict(self), **lists, "cost": dict(self.cost), "measured": dict(self.measured)}
+        """Plain data for JSON; the members' settings are left out where the plan does not have them."""
+        data = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "tasks"}
+        lists: dict[str, Any] = {"members": list(self.members), "why": list(self.why), "weights": list(self.weights)}
+        lists["stacks"] = [list(stack) for stack in self.stacks]
+        lists["stages"] = [stage.to_dict() for stage in self.stages]
+        if self.tasks:
+            lists["tasks"] = [task.to_dict() for task in self.tasks]
+        graph = None if self.graph is None else asdict(self.graph)
+        return {**data, **lists, "graph": graph, "cost": dict(self.cost), "measured": dict(self.measured)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in data.items() if key in known}
-        kept["members"], kept["why"] = tuple(kept["members"]), tuple(kept.get("why", ()))
+        kept["members"] = tuple(kept["members"])
+        for name in ("why", "weights"):
+            kept[name] = tuple(kept.get(name, ()))
         kept["stacks"] = tuple(tuple(stack) for stack in kept.get("stacks", ()))
+        kept["stages"] = tuple(Stage.from_dict(stage) for stage in kept.get("stages", ()))
+        kept["graph"] = GraphFingerprint(**kept["graph"]) if kept.get("graph") else None
+        kept["tasks"] = tuple(read_task(task) for task in kept.get("tasks", ()))
         return cls(**kept)
+
+
+def read_task(data: Mapping[str, Any]) -> Task:
+    """A task out of a plan; refuses one whose graph or model was an object, of which only a description is left."""
+    for key in ("graph", "model"):
+        if str(data.get(key)).startswith("<"):
+            raise SpecError(object_obstacle(str(data.get("name") or data.get("model")), key, str(data[key])))
+    return Task.from_dict(data)
+
+
+def object_obstacle(task: str, key: str, what: str) -> str:
+    """Why a task cannot be read back from a file."""
+    names = "a name or a path (Graph.save makes one)" if key == "graph" else '"module:callable"'
+    return (
+        f"task {task!r}: its {key} {what} was given as an object, which a file cannot hold; give {names}, or hand the "
+        "plan to weft.run where it was made"
+    )

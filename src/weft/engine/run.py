@@ -1,9 +1,10 @@
-"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out."""
+"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out; a plan of either as well."""
 
 from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,54 +12,66 @@ from typing import Any, overload
 
 import torch
 
-from weft.core.errors import DivergedError, OutOfMemoryError, TrainingError
-from weft.core.event import Event
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.base.cancel import Cancel
+from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_choices, check_options, not_work
+from weft.engine.base.options import check_choices, check_handles, check_options, not_work
 from weft.engine.display.progress_bar import display_for
+from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
-from weft.engine.training.early_stops import EarlyStops
-from weft.engine.training.event_source import Listener, SweepEvents, TaskEvents
+from weft.engine.training.decisions import CHECKPOINT_SECONDS, DriverOptions
+from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, TaskEvents
 from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
-from weft.engine.training.session import CHECKPOINT_SECONDS
 from weft.planner.pruning import Policy, policy_for
+from weft.planner.report.plan_report import PlanReport
 
 
 @overload
 def run(work: Task, **options: Any) -> Result: ...
 @overload
 def run(work: Sweep | Sequence[Task], **options: Any) -> SweepResult: ...
+@overload
+def run(work: PlanReport, **options: Any) -> Result | SweepResult: ...
 def run(
-    work: Task | Sweep | Sequence[Task],
+    work: Task | Sweep | Sequence[Task] | PlanReport,
     *,
     device: str | torch.device = "auto",
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    overwrite: bool = False,
     progress: bool | str = "auto",
     on_event: Listener | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
     prune: str | Policy | None = None,
     cancel: Cancel | None = None,
+    control: Control | None = None,
     budget: str | float | None = None,
     weave: bool | None = None,
     compile: bool | None = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
 
+    The answer of :func:`weft.plan`, or one read from a file with :func:`weft.read_plan`, is trained exactly as planned:
+    its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
+    trained, on another graph or kind of device, with other weights, or where its groups do not fit.
+
     ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
-    checkpoints, ``result.json``, the weights and a report; nothing is written without it. ``resume=True``
-    continues from the checkpoints in ``out``. ``progress``: show a live line or table (``"auto"``: on a terminal).
-    ``on_event`` is called with every :class:`Event`. ``checkpoint_every``: seconds between checkpoints.
+    checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
+    refused, unless ``resume=True`` continues from its checkpoints or ``overwrite=True`` deletes it.
+    ``progress``: show a live line or table (``"auto"``: on a terminal). ``on_event`` is called with every
+    :class:`Event`; an error of it is reported once. ``checkpoint_every``: seconds of training between checkpoints.
     ``prune``: end members of a sweep that are not worth training on: ``"median"``, or a policy such as
-    :class:`MedianPruner`. ``cancel``: a :class:`Cancel` that ends members from outside. ``budget``: bytes that it may
+    :class:`MedianPruner`. ``control``: a :class:`Control` that pauses, resumes, preempts the run or ends members from
+    outside; ``cancel``: a :class:`Cancel`, which ends members. ``budget``: bytes that it may
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
     ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
     a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
@@ -69,34 +82,55 @@ def run(
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
+    report = work if isinstance(work, PlanReport) else None
     work = _checked(work)
-    check_options(out=out, resume=resume, on_event=on_event, checkpoint_every=checkpoint_every, cancel=cancel)
+    check_options(out=out, resume=resume, overwrite=overwrite, on_event=on_event, checkpoint_every=checkpoint_every)
     check_choices(weave=weave, compile=compile)
+    handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
-    options = JobOptions(checkpoint_every, EarlyStops(policy_for(prune), cancel), limit, PlanOptions(weave, compile))
-    if cancel is not None:
-        cancel.expect(task.label for task in ([work] if isinstance(work, Task) else work))
-    target = choose_device(device)
+    if report is not None:
+        limit = _planned_limit(report, limit, weave=weave, compile=compile)
+    driver = DriverOptions(checkpoint_every, policy_for(prune))
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report)
+    tasks = [work] if isinstance(work, Task) else work.tasks()
+    handle.expect(task.label for task in tasks)
+    target = choose_device(device) if report is None else device_of(report, device)
     with ExitStack() as stack:
-        listeners = [listener for listener in (on_event,) if listener is not None]
         display = display_for(progress, several=isinstance(work, Sweep))
-        if display is not None:
-            listeners.append(stack.enter_context(display))
+        shown = [] if display is None else [stack.enter_context(display)]
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        folder = None if out is None else _folder(Path(out), work)
+        folder = None if out is None else _folder(Path(out), work, resume or overwrite)
         if folder is not None:
             stack.callback(folder.close)
+        stack.enter_context(process_state(Needs.of(tasks, target, limit), target))
+        emit = _broadcast(shown, folder, resume, on_event)
         if isinstance(work, Task):
-            return _run_task(work, target, folder, resume, listeners, options)
-        return _run_sweep(work, target, folder, resume, listeners, options)
+            return _run_task(work, target, folder, resume, emit, options)
+        return _run_sweep(work, target, folder, resume, emit, options)
 
 
-def _folder(path: Path, work: Task | Sweep) -> RunFolder:
-    return RunFolder(path) if isinstance(work, Task) else SweepFolder(path, work)
+def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
+    folder = RunFolder(path) if isinstance(work, Task) else SweepFolder(path, work)
+    if not may_hold_run:
+        folder.check_free()
+    return folder
+
+
+def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
+    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be asked for again."""
+    for name, choice in choices.items():
+        if choice is not None:
+            raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")
+    limits = [one for one in (limit, report.plans[0].budget) if one is not None]
+    return min(limits, default=None)
 
 
 def _checked(work: Any) -> Task | Sweep:
+    if isinstance(work, PlanReport):
+        check_runnable(work)
+        assert work.work is not None
+        return work.work
     if isinstance(work, (Task, Sweep)):
         return work
     if isinstance(work, (list, tuple)) and all(isinstance(task, Task) for task in work):
@@ -112,10 +146,10 @@ def _run_task(
     device: torch.device,
     folder: RunFolder | None,
     resume: bool,
-    listeners: list[Listener],
+    emit: Listener,
     options: JobOptions,
 ) -> Result:
-    events = TaskEvents(task.label, _broadcast(listeners, folder))
+    events = TaskEvents(task.label, emit)
     job = Job([task], device, events, folder, options)
     try:
         (result,) = job.train(resume)
@@ -139,10 +173,10 @@ def _run_sweep(
     device: torch.device,
     folder: RunFolder | None,
     resume: bool,
-    listeners: list[Listener],
+    emit: Listener,
     options: JobOptions,
 ) -> SweepResult:
-    events = SweepEvents(sweep, _broadcast(listeners, folder))
+    events = SweepEvents(sweep, emit)
     job = Job(sweep.tasks(), device, events, folder, options)
     begin = time.perf_counter()
     try:
@@ -168,7 +202,8 @@ def _summary(result: SweepResult) -> dict[str, Any]:
     several = ("graphs",) if len(whole["graphs"]) > 1 else ()
     summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
     best = result[summary["best"]].metrics if summary["best"] is not None else {}
-    return {"status": "finished", **summary, "metrics": best}
+    status = "preempted" if "preempted" in summary["statuses"] else "finished"
+    return {"status": status, **summary, "metrics": best}
 
 
 def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
@@ -182,11 +217,8 @@ def _about_graph(stats: GraphStats) -> dict[str, Any]:
     return {"name": stats.name, **sizes}
 
 
-def _broadcast(listeners: list[Listener], folder: RunFolder | None) -> Listener:
-    everybody = listeners + ([folder.journal] if folder is not None else [])
-
-    def emit(event: Event) -> None:
-        for listener in everybody:
-            listener(event)
-
-    return emit
+def _broadcast(shown: list[Listener], folder: RunFolder | None, resume: bool, on_event: Listener | None) -> Broadcast:
+    """Where events go; a run that is resumed keeps its id and counts on."""
+    former, last = folder.last_stamp() if folder is not None and resume else ("", 0)
+    journal = [] if folder is None else [folder.journal]
+    return Broadcast([*journal, *shown], on_event, former or uuid.uuid4().hex[:12], last)

@@ -112,7 +112,12 @@ class FeatureStore:
         self._device_hits = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def read(self, ids: Tensor) -> Tensor:
-        """The rows ``[M, F]`` of ``ids [M]`` on the store's device, in memory that belongs to the caller."""
+        """The rows ``[M, F]`` of ``ids [M]`` on the store's device, in memory that belongs to the caller.
+
+        Ids on the CPU are checked; those on a GPU are not, because that would stall its stream.
+        """
+        if ids.device.type == "cpu":
+            _check_ids(ids, self.x.shape[0])
         with self._lock:
             self._rows += ids.numel()
         if self._slots is not None:
@@ -143,6 +148,14 @@ class FeatureStore:
         rows[there] = self._cache[slots[there].long()]
         rows[missing] = self._read_host(ids[missing])
         return rows
+
+
+def _check_ids(ids: Tensor, count: int) -> None:
+    if ids.numel() == 0:
+        return
+    low, high = (int(end) for end in torch.aminmax(ids))
+    if low < 0 or high >= count:
+        raise InputError(f"node id {low if low < 0 else high} must be from 0 to {count - 1}, the rows of the features")
 
 
 def _tier(x: Tensor, device: torch.device) -> str:

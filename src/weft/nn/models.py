@@ -83,13 +83,16 @@ class GNN(nn.Module):
         self.input_dropout = Dropout(check_rate("input_dropout", input_dropout or 0.0))
         assign_sites(self)
 
-    def forward(self, x: Features, adj: Blocks, first: Tensor | None = None) -> Tensor:
+    def forward(self, x: Features, adj: Blocks, first: Tensor | None = None, layer: int | None = None) -> Tensor:
         """Logits ``[N, out_features]`` of ``x [N, in_features]`` over the plain adjacency.
 
         ``adj`` is one adjacency for all layers, or a sequence with a block per layer: the rows of each are the columns
         of the next, and the logits are those of the last one's rows.
-        ``first`` is what :meth:`first_aggregate` gave for the same ``x`` and ``adj``.
+        ``first`` is what :meth:`first_aggregate` gave for the same ``x`` and ``adj``. ``layer`` runs that layer alone,
+        with what follows it: ``x`` is then its input, and ``adj`` its adjacency.
         """
+        if layer is not None:
+            return self._layer(layer, x, adj)
         if first is not None and self.input_dropout.p > 0.0:
             raise InputError(
                 f"{type(self).__name__}: first= needs the same input in every step, "
@@ -102,6 +105,10 @@ class GNN(nn.Module):
             epilogue = self.epilogues[place] if place < len(self.epilogues) else None
             x = conv(x, blocks[place], first=first if place == 0 else None, epilogue=epilogue)
         return x
+
+    def _layer(self, place: int, x: Features, adj: Adjacency) -> Tensor:
+        x = self.input_dropout(x) if place == 0 else x
+        return self.convs[place](x, adj, epilogue=self.epilogues[place] if place < len(self.epilogues) else None)
 
     @torch.no_grad()
     def first_aggregate(self, x: Features, adj: Blocks) -> Tensor | None:

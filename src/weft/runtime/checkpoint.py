@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from weft.core.errors import SpecError
 from weft.core.files import replacing
 from weft.core.version import __version__
+from weft.core.wording import option
 
 FILE = "checkpoint.safetensors"
 
@@ -34,7 +37,8 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping
     """Write ``folder/checkpoint.safetensors``: all of it or, should this be interrupted, the former one."""
     path = folder / FILE
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"weft": json.dumps({**about, "version": __version__})}
+    said = json.dumps({**about, "version": __version__})
+    metadata = {"weft": said, "sha256": _checksum(on_cpu, said)}
     save_atomically(path, on_cpu, metadata)
     return path
 
@@ -46,12 +50,29 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            about = json.loads((file.metadata() or {})["weft"])
-            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+            metadata = file.metadata() or {}
+            missing = [name for name in ("weft", "sha256") if name not in metadata]
+            if missing:
+                raise ValueError(f"it has no {missing[0]!r}")
+            said, expected = metadata["weft"], metadata["sha256"]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if _checksum(tensors, said) != expected:
+            raise ValueError("its checksum does not match what it holds")
+        return Checkpoint(tensors, json.loads(said))
+    except (SafetensorError, ValueError, OSError) as error:
         raise SpecError(
             f"{path}: not a checkpoint of Weft, or a damaged one ({error}); remove it to start afresh"
         ) from None
+
+
+def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
+    """SHA-256 of all that a checkpoint holds: what is said of it, and every tensor with its name, type and shape."""
+    found = hashlib.sha256(said.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return found.hexdigest()
 
 
 def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -70,5 +91,5 @@ def check_same_task(saved: Mapping[str, Any], task: Mapping[str, Any], path: Pat
         if key != "name" and saved.get(key) != task[key]:
             raise SpecError(
                 f"{path}: was trained with {key}={saved.get(key)!r}, but this task has {key}={task[key]!r}; "
-                "resume with the same settings, or choose another --out to start afresh"
+                f"resume with the same settings, or choose another {option('out')} to start afresh"
             )

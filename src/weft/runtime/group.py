@@ -134,6 +134,12 @@ class GroupRun:
         self._stepped: list[SteppedEpoch] | None = None  # where an epoch has several batches
         self.step_in_epoch = 0  # steps done of the epoch that is under way
 
+    @property
+    def steps(self) -> int:
+        """Steps that the group has trained: those of whole epochs and of the one under way."""
+        per_epoch = self.stacks[0].source.steps_per_epoch if self.stacks else 1
+        return self.epoch * per_epoch + self.step_in_epoch
+
     # ---- putting it together -------------------------------------------------------------------------
 
     def _order_rows(self) -> None:

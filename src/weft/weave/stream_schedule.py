@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from weft.runtime.device import streams
 from weft.weave.graph import Node, map_nodes
 from weft.weave.merge import OWN_STREAM, Woven
 
@@ -142,7 +143,7 @@ class Streamed:
         graph = woven.graph
         self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in graph.nodes if node.op == "output").args[0]
-        self._side = dict(enumerate(side_streams(side_streams, device), 1))
+        self._side = dict(enumerate(streams.side_streams(side_streams, device), 1))
 
     def __call__(self) -> tuple[Any, ...]:
         """One step of every member; the caller's stream comes after all of it."""

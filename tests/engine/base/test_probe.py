@@ -8,6 +8,8 @@ import torch
 from weft.core.machine import Machine
 from weft.engine.base import probe
 from weft.engine.base.home import home, machine_folder, machine_name
+from weft.engine.base.machines import keep_probe, machine_with
+from weft.planner.machine_profiles import profile
 
 CPU = torch.device("cpu")
 
@@ -48,6 +50,38 @@ def test_what_there_is(machine):
     assert machine.memory_bytes == machine.host_bytes > 1 << 28
     assert machine.cores >= 1
     assert machine.l2_bytes >= 1 << 18
+
+
+def test_the_host_and_its_disk_are_measured(machine):
+    machine.host.require_rates()
+    assert machine.devices == ()
+    (disk,) = machine.links
+    assert (disk.kind, disk.origin, disk.target) == ("disk", "disk", "host")
+    assert 1e5 < disk.bytes_per_second < 1e12
+    assert 0 < disk.latency < 10
+
+
+def test_a_folder_that_cannot_be_written_to_has_no_disk(monkeypatch):
+    def refuse(*_):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(probe, "disk_rate", refuse)
+    assert probe._disk_link() == ()
+
+
+def test_a_gpu_is_measured_together_with_its_host(monkeypatch, machine, tmp_path):
+    known = profile("a100-40g")
+    monkeypatch.setattr(probe, "_probe_host", lambda: machine.host)
+    monkeypatch.setattr(probe, "_probe_gpu", lambda device: (known.devices[0], known.links[:2]))
+    monkeypatch.setattr(probe, "machine_of", lambda device: machine_name("A100"))
+    monkeypatch.setattr(probe, "disk_rate", lambda *_: (1e9, 1e-4))
+    found = probe.probe(torch.device("cuda", 0))
+    assert found.device == "cuda"
+    assert found.host == machine.host
+    assert [link.kind for link in found.links] == ["pcie", "pcie", "disk"]
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    keep_probe(found)
+    assert machine_with(CPU) == found.host_only(machine_name("cpu"))  # what a run on the CPU then knows
 
 
 def test_the_clock_takes_the_quiet_runs():

@@ -129,3 +129,11 @@ def test_ends_and_notes():
 @pytest.mark.parametrize("kind", ["checkpoint", "finish", "interrupted", "failed"])
 def test_events_that_it_does_not_show(kind):
     LiveTable(Console(file=io.StringIO()))(Event(kind, "s", {}))
+
+
+@pytest.mark.parametrize("kind", ["paused", "resumed", "preempted"])
+def test_what_a_control_does_is_said(kind):
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, color_system=None)
+    for display in (LiveTable(console), LiveDisplay(console)):
+        display(Event(kind, "t", {"epoch": 7}))
+    assert console.file.getvalue().count(f"{kind} after epoch 7") == 2

@@ -196,7 +196,7 @@ def test_what_is_no_machine():
 def test_the_machine_at_hand_is_the_probed_one(monkeypatch):
     assert find_machine().device == "cpu"
     probed = profile("cpu")
-    mine = type(probed).from_dict({**probed.to_dict(), "name": machine_name("cpu"), "cores": 77, "measured": True})
+    mine = replace(probed, name=machine_name("cpu"), measured=True).with_host(cores=77)
     keep_probe(mine)
     assert find_machine() == mine
 
@@ -229,8 +229,8 @@ def test_corrections_of_other_rates_are_left_alone():
     machine = profile("h200")
     keep_calibration(machine, Calibration().with_observations([Observation({"spmm": 1.0}, 2.0, "run")]))
     assert load_calibration(machine) is not None
-    assert load_calibration(replace(machine, memory_bytes=1 << 30, sources={})) is not None
-    assert load_calibration(replace(machine, copy_bandwidth=1e12)) is None
+    assert load_calibration(machine.with_device(memory_bytes=1 << 30, sources={})) is not None
+    assert load_calibration(machine.with_device(copy_bandwidth=1e12)) is None
 
 
 def test_a_machine_from_a_file(tmp_path):

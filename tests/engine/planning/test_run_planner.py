@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -151,7 +150,8 @@ def test_the_next_plan_is_corrected_by_what_a_run_took(graph, tmp_path):
     assert dict(one.families) == pytest.approx(result.plan.cost["uncorrected"])
     first, then = result.plan.cost["epoch_seconds"], weft.plan(task, machine=machine_with(CPU)).run_seconds / 40
     assert abs(then - one.measured) < abs(first - one.measured)
-    weft.run(task, device="cpu", progress=False, out=tmp_path / "run")  # the same place: it counts once
+    again = {"out": tmp_path / "run", "overwrite": True}  # the same place: it counts once
+    weft.run(task, device="cpu", progress=False, **again)
     learn([tmp_path], machine_with(CPU))  # nor does learning from the folder count it again
     assert len(load_calibration(machine_with(CPU)).observations) == 1
 
@@ -197,7 +197,7 @@ def test_room_is_what_is_free_less_a_margin(monkeypatch):
     assert room.room(CPU, machine, 1 << 60) <= 1.2 * free  # a budget makes no memory
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 2**30, 80 * 2**30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 2**30)
-    gpu = replace(profile("h200"), context_bytes=2**29)
+    gpu = profile("h200").with_device(context_bytes=2**29)
     assert room.room(torch.device("cuda", 0), gpu) == int(0.95 * 12 * 2**30) + 2**29
 
 
@@ -207,7 +207,7 @@ def test_a_wall_leaves_as_much_as_the_budget_says_and_goes_again(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: total)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: fraction.append(share))
-    gpu, machine = torch.device("cuda", 0), replace(profile("h200"), context_bytes=10)
+    gpu, machine = torch.device("cuda", 0), profile("h200").with_device(context_bytes=10)
     with suppress(KeyError), room.memory_cap(gpu, machine, 60):
         assert fraction == [1.0, 0.5]
         raise KeyError

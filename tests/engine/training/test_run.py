@@ -105,7 +105,7 @@ class TestResult:
             assert math.isfinite(result.metrics[f"test_{metric}"])
 
 
-class StopAfter(Exception):
+class StopAfter(BaseException):
     """Raised from a listener to leave a run in the middle."""
 
 
@@ -201,17 +201,132 @@ class TestResume:
 
     def test_starting_afresh_forgets_the_former_run(self, tmp_path):
         run(make_task(epochs=4), out=tmp_path, progress=False)
-        run(make_task(epochs=2), out=tmp_path, progress=False)
+        run(make_task(epochs=2), out=tmp_path, progress=False, overwrite=True)
         assert read_checkpoint(tmp_path).about["epoch"] == 2
         starts = [line for line in (tmp_path / "events.jsonl").read_text().splitlines() if '"start"' in line]
         assert len(starts) == 1
+
+    def test_without_a_checkpoint_that_is_the_first_thing_said(self, tmp_path):
+        events = []
+        run(make_task(epochs=2), out=tmp_path, resume=True, progress=False, on_event=events.append)
+        assert events[0].data["message"] == "no checkpoint to resume from; starting afresh"
+        first, second, *_ = (tmp_path / "events.jsonl").read_text().splitlines()
+        assert "starting afresh" in first
+        assert json.loads(second)["event"] == "start"
+
+    def test_a_run_is_not_deleted_unasked(self, tmp_path):
+        interrupted_after(make_task(), tmp_path / "half", 3)
+        run(make_task(epochs=2), out=tmp_path / "whole", progress=False)
+        run(make_task(epochs=2), progress=False).save(tmp_path / "saved")
+        for place in ("half", "whole", "saved"):
+            folder = tmp_path / place
+            before = {path.name: path.read_bytes() for path in folder.iterdir()}
+            with pytest.raises(SpecError, match=r"out='.*': holds a run already; .*resume=True.*overwrite=True"):
+                run(make_task(epochs=2), out=folder, progress=False)
+            assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+            run(make_task(epochs=2), out=folder, progress=False, overwrite=True)
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "notes.txt").write_text("not a run")
+        run(make_task(epochs=2), out=tmp_path / "mine", progress=False)
+        with pytest.raises(SpecError, match=r"resume=True continues .* overwrite=True deletes it; choose one"):
+            run(make_task(epochs=2), out=tmp_path / "mine", progress=False, resume=True, overwrite=True)
 
     def test_resume_needs_a_folder(self):
         with pytest.raises(SpecError, match="resume=True needs out="):
             run(make_task(), resume=True)
 
 
+class TestStamps:
+    def test_events_count_on_after_a_resume(self, tmp_path):
+        first, second = [], []
+        task = make_task(epochs=40)
+
+        def listen(event):
+            first.append(event)
+            if event.kind == "checkpoint" and event.data["epoch"] >= 7:
+                raise StopAfter
+
+        with pytest.raises(StopAfter):
+            run(task, out=tmp_path, progress=False, on_event=listen, checkpoint_every=0.0)
+        with open(tmp_path / "events.jsonl", "a") as journal:
+            journal.write('{"event": "progress", "ta')  # the process was killed while it wrote
+        run(task, out=tmp_path, progress=False, on_event=second.append, resume=True)
+        assert {event.run for event in first + second} == {first[0].run}
+        assert [event.seq for event in first + second] == list(range(1, len(first + second) + 1))
+        assert all(event.worker for event in first)
+        assert {event.group for event in first + second} == {"1"}
+        lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        assert [line["seq"] for line in lines] == [event.seq for event in first + second]
+        assert {line["run"] for line in lines} == {first[0].run}
+        other = []
+        run(task, out=tmp_path, progress=False, on_event=other.append, overwrite=True)
+        assert other[0].seq == 1
+        assert other[0].run != first[0].run
+
+    def test_a_journal_of_a_former_version_is_continued(self, tmp_path):
+        run(make_task(epochs=2), out=tmp_path, progress=False)
+        path = tmp_path / "events.jsonl"
+        stamp = ("run", "seq", "worker", "group_key")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({k: v for k, v in e.items() if k not in stamp}) + "\n" for e in lines))
+        events = []
+        run(make_task(epochs=2), out=tmp_path, progress=False, resume=True, on_event=events.append)
+        assert events[0].seq == 1
+        assert len(path.read_text().splitlines()) == len(lines) + len(events)
+
+
 class TestTrouble:
+    def test_an_error_of_on_event_is_reported_once_and_training_goes_on(self, tmp_path):
+        called = []
+
+        def listen(event):
+            called.append(event)
+            raise ValueError("my dashboard is down")
+
+        with pytest.warns(
+            RuntimeWarning, match=r"on_event raised ValueError: my dashboard is down \(line \d+ of"
+        ) as seen:
+            result = run(make_task(), out=tmp_path, progress=False, on_event=listen)
+        assert len(seen) == 1
+        assert result.status == "finished"
+        assert called[-1].kind == "finish"
+        notes = [line for line in (tmp_path / "events.jsonl").read_text().splitlines() if "my dashboard" in line]
+        assert len(notes) == 1
+
+    def test_a_disk_that_is_full_for_a_while_costs_a_note(self, tmp_path, monkeypatch):
+        real, full, events = save_atomically.__globals__["save_file"], [], []
+
+        def scarce(tensors, path, metadata):
+            if len(full) < 2:
+                full.append(path)
+                raise OSError(28, "No space left on device")
+            return real(tensors, path, metadata)
+
+        monkeypatch.setitem(save_atomically.__globals__, "save_file", scarce)
+        task = make_task()
+        result = run(task, out=tmp_path, progress=False, checkpoint_every=0.0, on_event=events.append)
+        assert len(full) == 2
+        notes = [event.data["message"] for event in events if event.kind == "note"]
+        assert sum("No space left on device" in note and "trying again" in note for note in notes) == 2
+        assert read_checkpoint(tmp_path).about["finished"]
+        same_history(result.history, run(task, progress=False).history)
+
+    def test_a_journal_on_a_full_disk_is_written_later_and_whole(self, tmp_path, monkeypatch):
+        events, full = [], []
+        real = open
+
+        def scarce(path, *rest, **options):
+            if str(path).endswith("events.jsonl") and 2 <= len(events) < 5:
+                full.append(path)
+                raise OSError(28, "No space left on device")
+            return real(path, *rest, **options)
+
+        monkeypatch.setattr("weft.engine.training.run_folder.open", scarce, raising=False)
+        run(make_task(epochs=200), out=tmp_path, progress=False, checkpoint_every=0.0, on_event=events.append)
+        assert full
+        lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+        assert [line["seq"] for line in lines] == [event.seq for event in events]
+
     def test_divergence_keeps_the_best_weights(self, tmp_path):
         task = make_task(optimizer="sgd", lr=1e12, epochs=40)
         with pytest.raises(DivergedError, match=r"task 't': .*loss became .* at epoch \d+ of 40; .*lower lr"):
@@ -280,14 +395,14 @@ class TestTrouble:
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         for mistake in ({"graph": tiny_graph()._changed(y=None)}, {"model": "no.such.package:Net"}):
             with pytest.raises(InputError):
-                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False)
+                run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path, progress=False, overwrite=True)
             with pytest.raises(InputError):
                 run(make_task(**{"graph": tiny_graph(), **mistake}), out=tmp_path / "new", progress=False)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
     def test_a_folder_that_cannot_be_written_to(self, tmp_path, monkeypatch):
         monkeypatch.setattr("os.access", lambda *_: False)
-        with pytest.raises(SpecError, match=r"--out .*new: .* cannot be written to"):
+        with pytest.raises(SpecError, match=r"out='.*new': .* cannot be written to"):
             run(make_task(), out=tmp_path / "new", progress=False)
         assert not list(tmp_path.iterdir())
 
@@ -302,7 +417,7 @@ class TestTrouble:
         monkeypatch.setitem(save_atomically.__globals__, "save_file", torn)
         task, graph = make_task(epochs=2), tiny_graph()
         group = GroupRun([task], graph, solo_plan(task, graph.stats(), "cpu"), torch.device("cpu"))
-        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* --resume"):
+        with pytest.raises(TrainingError, match=r"cannot write to .*: disk full; .* resume=True"):
             RunFolder(tmp_path).save_state("1", group, {})
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))

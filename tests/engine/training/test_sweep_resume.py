@@ -16,7 +16,7 @@ from weft.engine.training.job import GroupRun
 from weft.runtime.checkpoint import read_checkpoint
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """Raised from a listener to leave a run in the middle."""
 
 
@@ -24,7 +24,7 @@ class TestResume:
     @pytest.mark.parametrize("leaving", [False, True])
     def test_interrupted_and_resumed_is_uninterrupted(self, tmp_path, monkeypatch, leaving):
         """With members that have ended in the step to the last, and with members that leave it at once."""
-        monkeypatch.setattr("weft.engine.training.session.LEAVE_EVERY", 1 if leaving else 1000)
+        monkeypatch.setattr("weft.engine.training.decisions.LEAVE_EVERY", 1 if leaving else 1000)
         sweep = make_sweep(model=["gcn", "sage"], hidden=[4, 8], dropout=0.5, epochs=[6, 30], norm="batch")
         whole = run(sweep, progress=False)
 
@@ -78,7 +78,7 @@ class TestResume:
     def test_starting_afresh_forgets_the_former_sweep_and_nothing_else(self, tmp_path):
         run(make_sweep(seed=[0, 1, 2], epochs=2), progress=False, out=tmp_path)
         (tmp_path / "tasks" / "seed=2" / "mine.txt").write_text("notes")
-        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path)
+        run(make_sweep(seed=[0, 1], epochs=2), progress=False, out=tmp_path, overwrite=True)
         assert sorted(path.name for path in (tmp_path / "tasks").iterdir()) == ["seed=0", "seed=1", "seed=2"]
         assert [path.name for path in (tmp_path / "tasks" / "seed=2").iterdir()] == ["mine.txt"]
 
@@ -116,7 +116,7 @@ class TestResume:
         run(sweep, progress=False, out=tmp_path, on_event=meanwhile)
         assert len(refused) == 1
         assert len(json.loads((tmp_path / "result.json").read_text())["tasks"]) == 2
-        assert len(run(make_sweep(seed=range(3)), progress=False, out=tmp_path)) == 3, "once it is over"
+        assert len(run(make_sweep(seed=range(3)), progress=False, out=tmp_path, overwrite=True)) == 3, "once it is over"
         assert not (tmp_path / ".lock").exists()
 
     def test_a_full_disk_is_one_sentence(self, tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from weft.core.task import Task
 from weft.engine.base.cancel import Cancel
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.run import run
+from weft.engine.training.decisions import Driver
 from weft.engine.training.job import GroupRun
-from weft.engine.training.session import Session
 from weft.planner.pruning import MedianPruner
 
 
@@ -49,7 +49,7 @@ class TestMembers:
             assert member.metrics["test_accuracy"] == pytest.approx(right, abs=1e-6)
 
     def test_running_statistics_are_those_of_the_best_epoch(self, monkeypatch):
-        monkeypatch.setattr(Session, "_time_to_leave", lambda *_: False)  # ended members stay in the step to the end
+        monkeypatch.setattr(Driver, "_time_to_leave", lambda *_: False)  # ended members stay in the step to the end
         sweep = make_sweep(norm="batch", epochs=[3, 40], seed=[0, 1], lr=0.05)
         result = run(sweep, progress=False)
         assert len(result.plan) == 1
@@ -211,7 +211,7 @@ class TestEnds:
         pruned = next(member for member in result if member.status == "pruned")
         assert f"pruned after epoch {ended[pruned.name]}" in pruned.message
         assert pruned.metrics["best_epoch"] <= ended[pruned.name]
-        monkeypatch.setattr("weft.engine.training.session.LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("weft.engine.training.decisions.LOOK_SECONDS", 0.0)
         again = run(sweep, progress=False, prune=pruner)
         assert {member.name: member.metrics["epochs_run"] for member in again} == ended
 
@@ -260,7 +260,9 @@ class TestEnds:
         assert [event.kind for event in events] == ["end", "end", "finish"]
         assert "report" not in events[-1].data
         assert not (tmp_path / "never").exists(), "nothing has begun"
-        alone = run(make_sweep(epochs=5000).tasks()[0], progress=False, cancel=_after_a_look(Cancel()))
+        one = Cancel()
+        task = make_sweep(epochs=5000).tasks()[0]
+        alone = run(task, progress=False, cancel=one, on_event=lambda event: event.kind == "progress" and one())
         assert alone.status == "cancelled"
 
     def test_a_name_that_nobody_has_is_told(self):
@@ -286,7 +288,7 @@ class TestEnds:
         sweep = make_sweep(epochs=[3, 40], seed=[0, 1])
         again = run(sweep, progress=False)
         assert left == [[0, 1]]
-        monkeypatch.setattr("weft.engine.training.session.LEAVE_EVERY", 1000)
+        monkeypatch.setattr("weft.engine.training.decisions.LEAVE_EVERY", 1000)
         whole = run(sweep, progress=False)
         assert left == [[0, 1]]
         for one, other in zip(whole, again, strict=True):
@@ -298,34 +300,20 @@ class TestEnds:
         sweep = make_sweep(model="gin", hidden=[4, 8], epochs=[5, 60], lr=[0.01, 0.1])
         often, seldom = [], []
         for seconds, histories in ((0.0, often), (100.0, seldom)):
-            monkeypatch.setattr("weft.engine.training.session.LOOK_SECONDS", seconds)
+            monkeypatch.setattr("weft.engine.training.decisions.LOOK_SECONDS", seconds)
             histories += [member.history for member in run(sweep, progress=False)]
         assert often == seldom
 
     def test_members_on_a_gpu_leave_when_that_pays(self, monkeypatch):
         asked = []
-        monkeypatch.setattr(Session, "_leaves_by_epoch", False)
+        monkeypatch.setattr(Driver, "_leaves_by_epoch", False)
         monkeypatch.setattr(
-            "weft.engine.training.session.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2
+            "weft.engine.training.decisions.pays_to_leave", lambda *pay: asked.append(pay[:3]) or pay[0] == 2
         )
         result = run(make_sweep(epochs=[3, 40], seed=[0, 1]), progress=False)
         assert result.statuses == {"finished": 4}
         assert (2, 4) in {pay[:2] for pay in asked}, "two of four have ended"
         assert asked[-1][1] == 2, "and are out of the step"
-
-
-class _after_a_look(Cancel):
-    """Cancels when asked for the second time: one look has been."""
-
-    def __init__(self, handle):
-        super().__init__()
-        self.asked = 0
-
-    def wanted(self, names):
-        self.asked += 1
-        if self.asked == 3:
-            self()
-        return super().wanted(names)
 
 
 class TestTrouble:

@@ -9,19 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.core.device import Device
+from weft.core.host import Host
 from weft.core.machine import Machine
 from weft.core.program import KEPT, Operator, Program, Value
 from weft.planner.cost.memory import live_bytes, memory, upper_bound
 
 MIB = 2**20
 NUMBERS = 2 * 512  # blocks that a recording reads torch's generator from
-RATES = {"fp32": 1e12, "tf32": 1e12, "bf16": 1e12}
+RATES = {"fp32": 1e12, "tf32": 1e12, "bf16": 2e12}
 
 
 def machine(device: str = "cuda", **values) -> Machine:
     given = {"memory_bytes": 2**34, "copy_bandwidth": 1e12, "gather": ((64, 1e11),), "l2_gather": ((64, 1e11),)}
-    given |= {"launch_seconds": 1e-6, "replay_seconds": 1e-6, "op_seconds": 1e-6, "custom_op_seconds": 1e-6}
-    return Machine("here", device, flops=RATES, **(given | values))
+    given |= {"op_seconds": 1e-6, "custom_op_seconds": 1e-6, "flops": RATES}
+    if device == "cpu":
+        return Machine("here", Host(**(given | values)))
+    given |= {"launch_seconds": 1e-6, "replay_seconds": 1e-6}
+    return Machine("here", Host(), (Device(**(given | values)),))
 
 
 @st.composite

@@ -16,7 +16,7 @@ from weft.planner.machine_profiles import profile
 
 H200, CPU = profile("h200"), profile("cpu")
 # Nothing but the rates: what a kernel costs to launch is added by its own test.
-FREE = replace(H200, replay_seconds=0.0, launch_seconds=0.0)
+FREE = H200.with_device(replay_seconds=0.0, launch_seconds=0.0)
 
 
 def one(op: Operator, *values: Value) -> Program:
@@ -47,16 +47,16 @@ def test_bf16_products_have_the_rate_of_bf16():
 
 def test_every_kernel_costs_its_launch():
     op = Operator("aten.relu", "backward", (0,), (0,), launches=3)
-    machine = replace(FREE, replay_seconds=2e-6)
+    machine = FREE.with_device(replay_seconds=2e-6)
     assert training(one(op), machine) == pytest.approx(6e-6)
 
 
 def test_an_eager_step_waits_for_the_host_where_that_is_slower():
     op = Operator("aten.relu", "backward", (0,), (0,), stream_bytes=1e-3 * FREE.copy_bandwidth, launches=1)
-    hidden = seconds(one(op), replace(FREE, op_seconds=1e-4), setting=Setting(replay=False))
-    waiting = seconds(one(op), replace(FREE, op_seconds=3e-3), setting=Setting(replay=False))
+    hidden = seconds(one(op), FREE.with_device(op_seconds=1e-4), setting=Setting(replay=False))
+    waiting = seconds(one(op), FREE.with_device(op_seconds=3e-3), setting=Setting(replay=False))
     assert hidden.seconds == pytest.approx({"gpu": 1e-3})
-    assert waiting.seconds == pytest.approx({"gpu": 1e-3, "host": 2e-3})
+    assert waiting.seconds == pytest.approx({"gpu": 1e-3, "cpu": 2e-3})
     assert sum(waiting.families.values()) == pytest.approx(waiting.epoch_seconds)
 
 
@@ -162,7 +162,7 @@ def test_attention_is_arithmetic_beside_its_fetches():
         shape = (ARXIV.num_nodes, 4, width)
         value = Value(0, "activation", shape, dtype)
         op = Operator("weft.graph_attention", "backward", (0,), (0,), gather_bytes=1e6 * width * size)
-        cost = seconds(one(op, value), replace(FREE, l2_bytes=1 << 40), stats=ARXIV)
+        cost = seconds(one(op, value), FREE.with_device(l2_bytes=1 << 40), stats=ARXIV)
         return cost.families["attention"] / (width * size)
 
     assert attention(16, "bfloat16") > 1.3 * attention(16)
@@ -171,7 +171,7 @@ def test_attention_is_arithmetic_beside_its_fetches():
 
 
 def test_a_cache_holds_what_fits_and_the_busiest_of_the_rest():
-    small, large = replace(H200, l2_bytes=1 << 20), replace(H200, l2_bytes=1 << 40)
+    small, large = H200.with_device(l2_bytes=1 << 20), H200.with_device(l2_bytes=1 << 40)
     assert cached_share(256, 1000, large) == 1.0
     even = cached_share(256, ARXIV.num_nodes, small)
     skewed = cached_share(256, ARXIV.num_nodes, small, ARXIV)
@@ -192,7 +192,7 @@ def test_a_hub_is_a_floor_on_a_cpu_and_not_on_a_gpu():
     flat = replace(ARXIV, max_degree=1)
     program = gcn_step()
     assert seconds(program, CPU, stats=star).families["spmm"] > 1.2 * seconds(program, CPU, stats=flat).families["spmm"]
-    roomy = replace(H200, l2_bytes=1 << 40)  # whose cache does not depend on who is busy
+    roomy = H200.with_device(l2_bytes=1 << 40)  # whose cache does not depend on who is busy
     assert seconds(program, roomy, stats=star).families == seconds(program, roomy, stats=flat).families
 
 

@@ -50,10 +50,10 @@ def test_a_cpu_is_not_asked():
 
 
 def test_the_cache_is_that_of_the_machine():
-    machine = replace(profile("h200"), l2_bytes=40 << 20)
+    machine = profile("h200").with_device(l2_bytes=40 << 20)
     long = tasks(1, epochs=2000)
     assert row_order(long, ARXIV, "cuda", machine)[0]
-    assert not row_order(long, ARXIV, "cuda", replace(machine, l2_bytes=0))[0]  # nobody measured it
+    assert not row_order(long, ARXIV, "cuda", machine.with_device(l2_bytes=0))[0]  # nobody measured it
 
 
 def test_one_member_in_many_may_be_wide_or_long():

@@ -48,6 +48,13 @@ def test_both_changes_where_one_is_not_enough():
     assert found.changes == {"precision": "bf16", "hidden": 4}
 
 
+def test_bf16_is_not_advised_where_it_would_be_emulated():
+    task = Task(graph="g", hidden=64)
+    assert all("precision" not in changes for changes in candidates(task, profile("v100-32g").has_bf16))
+    assert nearest(task, cost_of, 14 * GIB, bf16=False).changes == {"hidden": 32}
+    assert nearest(task, cost_of, 14 * GIB).changes == {"precision": "bf16"}
+
+
 def test_candidates_exist():
     changes = candidates(Task(graph="g", hidden=64))
     assert changes[0] == {"precision": "bf16"}
@@ -65,5 +72,5 @@ def test_widths_keep_to_whole_heads_and_to_models_that_have_them():
 
 def test_other_machines_that_have_the_room():
     names = roomy_machines(30 * GIB, PROFILES.values(), profile("rtx4090"))
-    assert names == ["v100-32g", "a100-40g", "a100-80g", "h200"]
+    assert names == ["v100-32g", "a100-40g", "l40s", "a100-80g", "h100", "h200"]
     assert roomy_machines(10**15, PROFILES.values(), profile("h200")) == []

@@ -19,6 +19,7 @@ import torch
 
 from weft.core.errors import SpecError
 from weft.core.files import locked, write_text
+from weft.core.host import Host
 from weft.core.machine import Machine
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
@@ -26,12 +27,12 @@ from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, mac
 from weft.engine.base.probe import MIB, cpu_count, host_bytes
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput
-from weft.planner.machine_profiles import PROFILES, closest_profile, data_sheet, profile
+from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
 
 Given = Machine | str | os.PathLike[str] | None
 
 FP32_LANES = 128  # of a multiprocessor; 64 on older ones
-BESIDE = ("name", "sources", "measured", "memory_bytes", "host_bytes", "context_bytes", "workspace_bytes")  # not rates
+NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes")  # of what trains
 
 
 def find_machine(given: Given = None) -> Machine:
@@ -91,12 +92,20 @@ def _probed(name: str) -> Machine | None:
 
 def _by_profile(name: str, gpu: str) -> Machine | None:
     known = closest_profile(gpu)
-    return None if known is None else replace(known, name=name, cores=cpu_count(), host_bytes=host_bytes())
+    return None if known is None else replace(known, name=name, host=_this_host())
+
+
+def _this_host() -> Host:
+    """This host as probed, else with its own cores and memory and assumed rates."""
+    with suppress(SpecError):
+        probed = _probed(machine_name("cpu"))
+        if probed is not None:
+            return probed.host
+    return assumed_host(cpu_count(), host_bytes(), "what the system says")
 
 
 def _this_cpu(name: str) -> Machine:
-    memory = host_bytes()
-    return replace(profile("cpu"), name=name, memory_bytes=memory, host_bytes=memory, cores=cpu_count())
+    return replace(profile("cpu"), name=name).with_host(memory_bytes=host_bytes(), cores=cpu_count())
 
 
 def _by_properties(name: str, device: torch.device) -> Machine:
@@ -115,11 +124,15 @@ def _by_properties(name: str, device: torch.device) -> Machine:
         flops=(fp32, 2 * fp32 if said.major >= 8 else fp32, 4 * fp32 if said.major >= 8 else fp32),
         pcie=13e9,
         source="what the device says of itself; `weft probe` measures it",
+        host=_this_host(),
     )
 
 
 def keep_probe(machine: Machine) -> Path:
-    """Keep ``machine`` as what is known of this host with its device."""
+    """Keep ``machine`` as what is known of this host with its device; of one with a GPU, also the host by itself."""
+    if machine.devices and machine.host.flops:
+        alone = machine.host_only(machine_name("cpu"))
+        _keep(machine_folder(alone.name) / PROBE, alone.to_json())
     return _keep(machine_folder(machine.name) / PROBE, machine.to_json())
 
 
@@ -139,7 +152,8 @@ def load_calibration(machine: Machine) -> Calibration | None:
 
 def basis_of(machine: Machine) -> str:
     """What predictions for ``machine`` are made from, in short: its rates, and the version that reckons with them."""
-    rates = {key: value for key, value in machine.to_dict().items() if key not in BESIDE}
+    own = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
+    rates = {key: value for key, value in own.items() if key not in NO_RATES}
     digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
     return f"weft {__version__}, rates {digest[:16]}"
 

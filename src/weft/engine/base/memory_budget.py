@@ -58,19 +58,26 @@ def memory_cap(device: torch.device, machine: Machine | None, budget: int | None
     if budget is None or machine is None or device.type != "cuda":
         yield
         return
-    before = _fraction(device)
+    before = memory_fraction(device)
     total = torch.cuda.get_device_properties(device).total_memory
     share = max(budget - machine.context_bytes, 0) / total
-    torch.cuda.set_per_process_memory_fraction(min(share, before), device)
+    set_memory_fraction(min(share, before), device)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        set_memory_fraction(before, device)
 
 
-def _fraction(device: torch.device) -> float:
+def memory_fraction(device: torch.device) -> float:
+    """The share of a GPU's memory that torch may take in this process; 1 on a CPU, which has no such cap."""
     read = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # torch has it since 2.6
-    return float(read(device)) if read is not None else 1.0
+    return float(read(device)) if device.type == "cuda" and read is not None else 1.0
+
+
+def set_memory_fraction(share: float, device: torch.device) -> None:
+    """Let torch take so much of a GPU's memory in this process."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def watch_memory(device: torch.device) -> None:

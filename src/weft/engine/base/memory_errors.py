@@ -19,12 +19,17 @@ def clear_memory_errors(names: Sequence[str], device: torch.device) -> Iterator[
         yield
     except WeftError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemoryError(_message(names, device)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
+    except Exception as error:
+        if not is_memory_error(error):
             raise
         raise OutOfMemoryError(_message(names, device)) from error
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether it says that memory ran out, on the device or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def give_back_memory(device: torch.device) -> None:

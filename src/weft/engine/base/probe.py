@@ -1,13 +1,16 @@
-"""Measure this machine: what it copies, gathers, multiplies and launches in a second, and how much it holds.
+"""Measure this machine: what its CPUs and its GPU copy, gather, multiply and launch per second, what they hold, and
+how fast bytes go between them and from the disk.
 
 Gathers are measured with Weft's own SpMM on a random graph of equal degrees, from memory and from the cache, since
 that is the kernel whose time they have to tell. Every figure is the first quartile of repeated calls after a warm one:
-what the machine does when nothing else disturbs it. Nothing takes longer than about a second, on a CPU included.
+what the machine does when nothing else disturbs it. Nothing takes longer than about a second, on a CPU included. On a
+machine with a GPU both are measured in one run: what is best done where depends on both.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +21,11 @@ import torch
 from torch import Tensor
 
 from weft import ops
-from weft.core.machine import Machine, Rates
+from weft.core.device import Device
+from weft.core.host import Host
+from weft.core.link import Link
+from weft.core.machine import Machine
+from weft.core.processor import Rates
 from weft.engine.base.device import device_name, machine_of
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.streams import recording_stream
@@ -29,6 +36,7 @@ ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
 REPLAYS = 5  # of a call in one recording
 CPU_CACHE = 8 * MIB  # where the system does not say
+DISK_BYTES, PAGE = 64 * MIB, 4096
 
 
 @dataclass(frozen=True)
@@ -43,31 +51,29 @@ class Sizes:
 
 
 def probe(device: torch.device) -> Machine:
-    """This machine with ``device`` as the place to train on, measured; some seconds."""
-    return _probe_gpu(device) if device.type == "cuda" else _probe_cpu()
+    """This machine with ``device`` as the place to train on, its host and the links between them; some seconds."""
+    host, disk = _probe_host(), _disk_link()
+    if device.type != "cuda":
+        return Machine(machine_of(device), host, (), disk, measured=True)
+    gpu, bus = _probe_gpu(device)
+    return Machine(machine_of(device), host, (gpu,), (*bus, *disk), measured=True)
 
 
-def _probe_cpu() -> Machine:
+def _probe_host() -> Host:
     cpu = torch.device("cpu")
     cache, memory = cpu_cache_bytes(), host_bytes()
     sizes = _cpu_sizes(cache, memory)
-    copy = copy_bandwidth(cpu, sizes)
-    rates = _matmul_rates(cpu, sizes)
-    return Machine(
-        name=machine_of(cpu),
-        device="cpu",
+    return Host(
         memory_bytes=memory,
         l2_bytes=cache,
-        host_bytes=memory,
-        copy_bandwidth=copy,
+        copy_bandwidth=copy_bandwidth(cpu, sizes),
         gather=gather_rates(cpu, sizes.table, sizes.seconds),
         l2_gather=gather_rates(cpu, sizes.cached, sizes.seconds),
-        flops=rates,
+        flops=_matmul_rates(cpu, sizes),
         op_seconds=op_seconds(cpu),
         custom_op_seconds=custom_op_seconds(cpu),
         cores=cpu_count(),
         one_thread=_one_thread_share(sizes),
-        measured=True,
         sources={"all": f"weft probe, {device_name(cpu)}, torch {torch.__version__}"},
     )
 
@@ -77,9 +83,11 @@ def _cpu_sizes(cache: int, memory: int) -> Sizes:
     return Sizes(copy=table, table=table, cached=cache // 4, matmul=(4096, 256), seconds=0.15)
 
 
-def _probe_gpu(device: torch.device) -> Machine:
+def _probe_gpu(device: torch.device) -> tuple[Device, tuple[Link, ...]]:
+    """The GPU and both directions of its bus."""
     properties = torch.cuda.get_device_properties(device)
     l2 = int(getattr(properties, "L2_cache_size", 0)) or 8 * MIB
+    by = f"weft probe, {properties.name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
     with torch.cuda.device(device):
         table = min(max(16 * l2, 1 << 30), properties.total_memory // 8)
         sizes = Sizes(table, table, l2 // 3, (65536, 512), 0.3)
@@ -93,25 +101,40 @@ def _probe_gpu(device: torch.device) -> Machine:
             "op_seconds": op_seconds(device),
             "custom_op_seconds": custom_op_seconds(device),
         }
-        measured["h2d_bandwidth"], measured["d2h_bandwidth"] = bus_bandwidths(device)
+        links = _bus_links(device, by)
         context = context_bytes(device)
-    return Machine(
-        name=machine_of(device),
-        device="cuda",
+    gpu = Device(
+        name=properties.name,
         memory_bytes=properties.total_memory,
         context_bytes=context,
         workspace_bytes=int((32 if properties.major >= 9 else 8.125) * MIB),
         l2_bytes=l2,
-        host_bytes=host_bytes(),
         sms=properties.multi_processor_count,
-        cores=cpu_count(),
-        measured=True,
         sources={
-            "all": f"weft probe, {properties.name}, torch {torch.__version__}, CUDA {torch.version.cuda}",
+            "all": by,
             "workspace_bytes": "cuBLAS workspace as PyTorch sets it: 32 MiB from Hopper on, 8.125 MiB before",
         },
         **measured,
     )
+    return gpu, links
+
+
+def _bus_links(device: torch.device, by: str) -> tuple[Link, ...]:
+    ends = (("host", "gpu:0"), ("gpu:0", "host"))
+    rates, latencies = bus_bandwidths(device), bus_latencies(device)
+    return tuple(
+        Link("pcie", origin, target, rate, latency, by)
+        for (origin, target), rate, latency in zip(ends, rates, latencies, strict=True)
+    )
+
+
+def _disk_link() -> tuple[Link, ...]:
+    """The disk of the current folder; none where nothing can be written there."""
+    try:
+        rate, latency = disk_rate(Path.cwd())
+    except OSError:
+        return ()
+    return (Link("disk", "disk", "host", rate, latency, "weft probe, a file in the current folder"),)
 
 
 # ---- the clock ----------------------------------------------------------------------------------------
@@ -231,11 +254,47 @@ def _one_thread_share(sizes: Sizes) -> float:
 def bus_bandwidths(device: torch.device) -> tuple[float, float]:
     """Bytes a second from pinned host memory to the device, and back."""
     size = 128 * MIB
+    to_device, to_host = _bus_seconds(device, size)
+    return size / to_device, size / to_host
+
+
+def bus_latencies(device: torch.device) -> tuple[float, float]:
+    """Seconds of a copy of a few bytes from pinned host memory to the device, and back."""
+    return _bus_seconds(device, 8)
+
+
+def _bus_seconds(device: torch.device, size: int) -> tuple[float, float]:
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)
     to_device = seconds_of(lambda: there.copy_(host, non_blocking=True), device)
     to_host = seconds_of(lambda: host.copy_(there, non_blocking=True), device)
-    return size / to_device, size / to_host
+    return to_device, to_host
+
+
+def disk_rate(folder: Path, size: int = DISK_BYTES) -> tuple[float, float]:
+    """Bytes per second of a file in ``folder`` read from its beginning, and seconds until a single page is there.
+
+    The file is written first and dropped from the system's cache where the system allows that; a disk in memory, or one
+    behind a cache of its own, is as fast as it is.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(os.urandom(MIB) * (size // MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        _drop_from_cache(file.fileno())
+        begin = time.perf_counter()
+        os.pread(file.fileno(), PAGE, size // 2)
+        latency = time.perf_counter() - begin
+        _drop_from_cache(file.fileno())
+        begin = time.perf_counter()
+        for offset in range(0, size, MIB):
+            os.pread(file.fileno(), MIB, offset)
+        return size / (time.perf_counter() - begin), latency
+
+
+def _drop_from_cache(file: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # ---- fixed costs --------------------------------------------------------------------------------------

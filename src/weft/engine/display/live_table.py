@@ -16,11 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from weft.core.event import Event
+from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
 
 MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
-COLOURS = {"running": "cyan", "finished": "green", "stopped": "green", "pruned": "dim", "cancelled": "dim"}
+COLOURS = {"running": "cyan", "finished": "green", "stopped": "green"} | dict.fromkeys(
+    ("pruned", "cancelled", "preempted"), "dim"
+)
 HEADINGS = ("", "task", "epoch", "loss", "val", "best", "at", "status")
 
 
@@ -56,6 +58,8 @@ class LiveTable:
                 self._end(event)
             elif event.kind == "note":
                 self._say(f"[yellow]note[/] {escape(event.data['message'])}")
+            elif event.kind in STEERED:
+                self._say(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False)

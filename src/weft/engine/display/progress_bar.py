@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from weft.core.errors import SpecError
-from weft.core.event import Event
+from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
 from weft.engine.display.live_table import LiveTable
 
@@ -51,6 +51,8 @@ class LiveDisplay:
             self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
         elif event.kind == "note":
             self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
+        elif event.kind in STEERED:
+            self._console.print(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}", highlight=False)
 
     def _start(self, event: Event) -> None:
         data = event.data

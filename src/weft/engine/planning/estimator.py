@@ -27,6 +27,7 @@ from weft.planner.grouping.compatibility import group_key, structure, width
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.runtime.dry_run import capture
+from weft.runtime.weight_shapes import weight_digests
 
 NONE = PlanOptions()
 ATTEMPTS = 4  # at groups that fit
@@ -35,11 +36,12 @@ LESS = 0.99  # of the room that would be right, were memory proportional to the 
 
 @dataclass(frozen=True)
 class Steps:
-    """A captured group: one epoch, what is done once before, and the parameters of every member."""
+    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes."""
 
     step: Program
     preparation: Program
     parameters: tuple[int, ...]
+    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class Estimate:
     """What a group takes: the cost, how its memory comes about, and the step they were read from.
 
     ``extrapolated``: worked out by size from another group's, whose memory and step these are.
+    ``weights``: a digest per stack of its parameters' names and shapes; empty where they are not known.
     """
 
     cost: Cost
     memory: Memory
     program: Program
     parameters: tuple[int, ...]
+    weights: tuple[str, ...] = ()
     extrapolated: bool = False
 
 
@@ -162,7 +166,7 @@ class Estimator:
             total_bytes=held.safe,
             bytes=dict(held.kinds),
         )
-        return Estimate(cost, held, steps.step, steps.parameters)
+        return Estimate(cost, held, steps.step, steps.parameters, steps.weights)
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
@@ -195,7 +199,9 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
         raise SpecError(
             f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
         ) from error
-    return Steps(found.program, found.preparation, tuple(found.parameters))
+    # A step scaled from a small graph has the shapes of that one.
+    weights = () if not found.program.recordable else weight_digests(found.run)
+    return Steps(found.program, found.preparation, tuple(found.parameters), weights)
 
 
 def limits_for(machine: Machine) -> DeviceLimits | None:
@@ -248,7 +254,8 @@ def _decided(
     epochs = max(tasks[name].epochs for name in plan.members)
     found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
     compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
-    return replace(plan, cost=estimate.cost.to_dict(), compiled=compiled, why=(*plan.why, *why))
+    decisions = {"compiled": compiled, "why": (*plan.why, *why)}
+    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 
 
 def grouped(

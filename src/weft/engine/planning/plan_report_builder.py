@@ -36,16 +36,31 @@ def plan(
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
     the machine has. ``weave`` and ``compile`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
-    prints.
+    prints. The answer can be run: ``weft.run(report)`` trains the groups that it names.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
     check_choices(weave=weave, compile=compile)
-    tasks, name = _listed(work)
+    planned, name = _checked(work)
     there = find_machine(machine)
-    room = there.memory_bytes if budget is None else parse_bytes(budget)
-    return report_on(tasks, name, Estimator(there, load_calibration(there)), room, PlanOptions(weave, compile))
+    limit = None if budget is None else parse_bytes(budget)
+    estimator = Estimator(there, load_calibration(there))
+    tasks = [planned] if isinstance(planned, Task) else planned.tasks()
+    room = there.memory_bytes if limit is None else limit
+    report = report_on(tasks, name, estimator, room, PlanOptions(weave, compile))
+    return _executable(report, planned, estimator, limit)
+
+
+def _executable(report: PlanReport, work: Task | Sweep, estimator: Estimator, limit: int | None) -> PlanReport:
+    """The report with all that its groups need to be trained elsewhere."""
+    tasks = {task.label: task for task in ([work] if isinstance(work, Task) else work)}
+    groups = []
+    for group in report.groups:
+        own = tuple(tasks[name] for name in group.plan.members)
+        graph = estimator.stats(own[0]).fingerprint()
+        groups.append(replace(group, plan=replace(group.plan, tasks=own, graph=graph, budget=limit)))
+    return replace(report, groups=tuple(groups), work=work)
 
 
 def report_on(
@@ -74,15 +89,15 @@ def report_on(
     )
 
 
-def _listed(work: Task | Sweep | Iterable[Task]) -> tuple[list[Task], str]:
-    if isinstance(work, Task):
-        return [work], work.label
-    if isinstance(work, Sweep):
-        return work.tasks(), work.label
-    tasks = list(work) if isinstance(work, Iterable) and not isinstance(work, str) else [work]
+def _checked(work: Task | Sweep | Iterable[Task]) -> tuple[Task | Sweep, str]:
+    """What is to be planned, and what it is called; a list is the sweep that ``weft.run`` would make of it."""
+    if isinstance(work, (Task, Sweep)):
+        return work, work.label
+    several = isinstance(work, Iterable) and not isinstance(work, str)
+    tasks = list(work) if several else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
-        raise not_work(tasks if isinstance(work, Iterable) and not isinstance(work, str) else work, "weft.plan")
-    return tasks, f"{len(tasks)} tasks"
+        raise not_work(tasks if several else work, "weft.plan")
+    return Sweep.from_tasks(tasks), f"{len(tasks)} tasks"
 
 
 def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int) -> GroupEstimate:
@@ -122,7 +137,7 @@ def _nearest(
         if one.fits:
             continue
         task = tasks[one.plan.members[0]]
-        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room)
+        suggestion = nearest(task, lambda changed: estimator.alone(changed).cost, room, estimator.machine.has_bf16)
         if suggestion is not None:
             found.setdefault(str(sorted(suggestion.changes.items())), suggestion)
     return list(found.values())

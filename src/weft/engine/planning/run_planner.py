@@ -55,6 +55,11 @@ class RunPlanner:
             if self._estimator.alone(task).cost.total_bytes > self.room:
                 raise DoesNotFitError(refusal(report_on([task], task.label, self._estimator, self.room)))
 
+    def weights(self, task: Task) -> tuple[str, ...]:
+        """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""
+        with seeded(task.seed, self._device):
+            return self._estimator.alone(task).weights
+
     def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         """Groups within the room there is, with what each will take; by rule of thumb where that cannot be told."""
         with seeded(tasks[0].seed, self._device):  # a user's model may draw while it is looked at

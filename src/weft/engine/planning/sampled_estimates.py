@@ -95,6 +95,7 @@ def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapp
         memory=replace(estimate.memory, alive=(), advice=(), timeline={}, phases=()),
         program=replace(estimate.program, note=note),
         parameters=(),
+        weights=(),
         extrapolated=True,
     )
 

@@ -14,7 +14,9 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.checkpoint import save_atomically
 
-STATUSES = ("finished", "stopped", "diverged", "pruned", "cancelled", "failed")  # stopped: early, out of patience
+STATUSES = (  # stopped: early, out of patience
+    *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
+)
 
 
 @dataclass

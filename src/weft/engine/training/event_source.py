@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +30,8 @@ class EventSource(Protocol):
     def note(self, message: str) -> None:
         """Something worth reading."""
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
-        """A group is about to train."""
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
+        """A group is about to train; ``key`` names it for good, ``position`` is its place among ``plans`` now."""
 
     def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
         """Members have advanced by ``trained`` epochs, all together, since the last time."""
@@ -40,8 +45,11 @@ class EventSource(Protocol):
     def checkpoint(self, path: Path, epoch: int) -> None:
         """A checkpoint was written."""
 
-    def interrupted(self, epoch: int) -> None:
-        """Somebody wants to leave."""
+    def paused(self, paused: bool, epoch: int) -> None:
+        """Training has paused, or goes on."""
+
+    def left(self, reason: str, epoch: int) -> None:
+        """The run ends here, with members that could go on: ``"interrupted"`` or ``"preempted"``."""
 
 
 def about_graph(group: GroupRun) -> dict[str, Any]:
@@ -54,16 +62,17 @@ class TaskEvents:
     """The events of one task."""
 
     def __init__(self, label: str, emit: Listener) -> None:
-        self._label, self._emit = label, emit
+        self._label, self._emit, self._key = label, emit, ""
 
     def event(self, kind: str, **data: Any) -> None:
-        """Emit an event about the whole."""
-        self._emit(Event(kind, self._label, data))
+        """Emit an event about the task."""
+        self._emit(Event(kind, self._label, data, group=self._key))
 
     def note(self, message: str) -> None:
         self.event("note", message=message)
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
+        self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
         data |= {"graph": about_graph(group), **group.describe(0)}
         self.event("start", **data, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
@@ -85,8 +94,11 @@ class TaskEvents:
     def checkpoint(self, path: Path, epoch: int) -> None:
         self.event("checkpoint", path=str(path), epoch=epoch)
 
-    def interrupted(self, epoch: int) -> None:
-        self.event("interrupted", epoch=epoch)
+    def paused(self, paused: bool, epoch: int) -> None:
+        self.event("paused" if paused else "resumed", epoch=epoch)
+
+    def left(self, reason: str, epoch: int) -> None:
+        self.event(reason, epoch=epoch)
 
 
 class SweepEvents:
@@ -97,6 +109,7 @@ class SweepEvents:
         self._total = sum(task.epochs for task in sweep)
         self._begun: dict[str, MemberProgress] = {}
         self._group: dict[str, Any] = {}
+        self._key = ""
         self._held: list[Event] = []  # ends of members that went wrong before anybody began
         self._told = 0.0
         self._since: tuple[int, float] = (0, 0.0)  # epochs done and seconds passed since the last progress event
@@ -106,12 +119,13 @@ class SweepEvents:
         held = self._held if kind in ("group", "finish", "failed") else []
         while held:
             self._emit(held.pop(0))
-        self._emit(Event(kind, self._sweep.label, data))
+        of_a_group = kind not in ("start", "finish", "failed")
+        self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
     def note(self, message: str) -> None:
         self.event("note", message=message)
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int) -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
         described = group.describe(0)
         if not self._group:
             self.event(
@@ -126,7 +140,7 @@ class SweepEvents:
                 settings=self._sweep.to_dict(),
                 plan=[plan.to_dict() for plan in plans],
             )
-        self._group = {"group": position, "groups": len(plans)}
+        self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = [task.label for task in group.tasks]
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
@@ -160,7 +174,7 @@ class SweepEvents:
 
     def _end(self, name: str, status: str, metrics: dict[str, Any], message: str) -> None:
         data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics}
-        event = Event("end", name, {**data, **({"message": message} if message else {})})
+        event = Event("end", name, {**data, **({"message": message} if message else {})}, group=self._key)
         if self._group:
             self._emit(event)
         else:
@@ -169,5 +183,47 @@ class SweepEvents:
     def checkpoint(self, path: Path, epoch: int) -> None:
         self.event("checkpoint", path=str(path), epoch=epoch)
 
-    def interrupted(self, epoch: int) -> None:
-        self.event("interrupted", epoch=epoch, **self._group)
+    def paused(self, paused: bool, epoch: int) -> None:
+        self.event("paused" if paused else "resumed", epoch=epoch, **self._group)
+
+    def left(self, reason: str, epoch: int) -> None:
+        self.event(reason, epoch=epoch, **self._group)
+
+
+class Broadcast:
+    """Stamps events with run, number and worker, and hands them to the journal, the display and the user's listener.
+
+    The journal comes first: after a crash it is the one that says which numbers were given. An error of the user's
+    listener is reported once, and training goes on.
+    """
+
+    def __init__(self, own: Sequence[Listener], on_event: Listener | None, run: str, last_seq: int = 0) -> None:
+        self._own, self._on_event = tuple(own), on_event
+        self._run, self._seq, self._worker = run, last_seq, f"{platform.node()}-{os.getpid()}"
+        self._reported = False
+
+    def __call__(self, event: Event) -> None:
+        self._seq += 1
+        event = replace(event, run=self._run, seq=self._seq, worker=self._worker)
+        for listener in self._own:
+            listener(event)
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except BrokenPipeError:  # nobody reads what a command prints: that is for the command to deal with
+            raise
+        except Exception as error:
+            self._report(error, event)
+
+    def _report(self, error: Exception, event: Event) -> None:
+        if self._reported:
+            return
+        self._reported = True
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = (
+            f"on_event raised {type(error).__name__}: {error} (line {last.lineno} of {last.filename}) "
+            f"at a {event.kind!r} event; training goes on, further errors of it are not reported"
+        )
+        self(Event("note", event.task, {"message": message}, group=event.group))
+        warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.core.wording import option
 
 try:
     import fcntl
@@ -30,6 +31,12 @@ class FolderLock:
         while not self._try():
             pass  # whoever had it has just removed the file: a lock on that would keep nobody out
 
+    def refuse_if_taken(self) -> None:
+        """:class:`SpecError` where another run is at it; leaves everything as it is."""
+        if fcntl is not None and self._handle is None and (self._folder / FILE).exists():
+            self.take()
+            self.release()
+
     def _try(self) -> bool:
         """Lock the file; False where it is not there any more."""
         handle = os.open(self._folder / FILE, os.O_CREAT | os.O_RDWR, 0o644)
@@ -38,7 +45,8 @@ class FolderLock:
         except BlockingIOError:
             os.close(handle)
             raise SpecError(
-                f"--out {self._folder}: another run is writing there; wait for it, or choose another --out"
+                f"{option('out', self._folder)}: another run is writing there; "
+                f"wait for it, or choose another {option('out')}"
             ) from None
         except OSError:  # a file system without locks: as before there were any
             os.close(handle)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: finish the epoch, save, then leave. A second Ctrl-C leaves at once."""
+"""Ctrl-C and SIGTERM during training: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from weft.engine.base.control import Control
 
 
 class Interrupted(KeyboardInterrupt):
@@ -24,13 +26,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Notes the first SIGINT or SIGTERM instead of dying of it, for as long as the context lasts.
+    """Hands the first SIGINT or SIGTERM to ``control`` instead of dying of it, for as long as the context lasts.
 
-    Signals reach the main thread only; in any other thread this does nothing.
+    Signals reach the main thread only; in any other thread this does nothing, and the control is the way to end a run.
     """
 
-    def __init__(self) -> None:
-        self.number: int | None = None
+    def __init__(self, control: Control) -> None:
+        self._control = control
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -43,11 +45,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def requested(self) -> bool:
-        """Whether someone wants this to end."""
-        return self.number is not None
-
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self.number is not None:
+        if self._control.signal is not None:
             raise KeyboardInterrupt
-        self.number = number
+        self._control.interrupt(number)

@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import nn
 
-from weft.core.errors import InputError, OutOfMemoryError, WeftError
+from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan, PlanOptions
-from weft.core.task import Task
+from weft.core.task import MODELS, Task
+from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
-from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
+from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
+from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.results.result import Result
-from weft.engine.training.early_stops import EarlyStops
+from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.interrupt import Interruption
+from weft.engine.training.interrupt import Interrupted, Interruption
+from weft.engine.training.member_progress import MemberProgress
+from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
-from weft.engine.training.session import CHECKPOINT_SECONDS, Session
+from weft.engine.training.session import Session, outline_of
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
-from weft.runtime.device.precision import matmul_precision
-from weft.runtime.device.threads import cpu_threads
-from weft.runtime.device.torch_rng import seeded
 from weft.runtime.group import GroupRun
+from weft.runtime.weight_shapes import weight_digests
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How to go about it: seconds between checkpoints, who may end members early, bytes to keep to, and wishes."""
+    """How to go about it: what decides, what is asked from outside, bytes to keep to, and wishes."""
 
-    checkpoint_every: float = CHECKPOINT_SECONDS
-    early_stops: EarlyStops = field(default_factory=EarlyStops)
+    driver: DriverOptions = field(default_factory=DriverOptions)
+    control: Control = field(default_factory=Control)
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
+    report: PlanReport | None = None  # the groups to train, where they are planned already
 
 
 class Job:
     """``tasks`` on ``device``; told through ``telling``, kept in ``folder``.
 
-    ``groups`` are the plans as they were carried out, each with the key of its checkpoint.
+    Trains the groups of ``options.report``, or plans them. ``groups`` are the plans as they were carried out, each with
+    the key of its checkpoint.
     """
 
     def __init__(
@@ -64,6 +73,8 @@ class Job:
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
+        self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
+        self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
         self.groups: Groups = []
 
@@ -74,20 +85,27 @@ class Job:
     def train(self, resume: bool) -> list[Result]:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
+        report = self._options.report
+        if saved and report is not None:
+            check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         self._resuming = saved is not None
+        if resume and saved is None:
+            self._events.note("no checkpoint to resume from; starting afresh")
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
             for task in self._tasks.values():
                 self._graphs.check(task)
             stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
+            if report is not None:
+                check_here(report.plans, self._graphs, self._planner)
             self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
-        afresh = "no checkpoint to resume from; starting afresh" if resume and saved is None else ""
         waiting = list(self.groups)
-        with Interruption() as interruption, memory_cap(self._device, self._planner.machine, self._options.budget):
+        cap = memory_cap(self._device, self._planner.machine, self._options.budget)
+        with Interruption(self._options.control), cap:
             while waiting:
                 key, plan = waiting.pop(0)
-                if not self._cancelled(key, plan):
-                    waiting = self._group(key, plan, interruption, afresh) + waiting
+                if not self._cancelled(key, plan) and not self._preempted(plan):
+                    waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
@@ -98,6 +116,9 @@ class Job:
     # ---- before training -----------------------------------------------------------------------------
 
     def _plans(self) -> list[Plan]:
+        if self._options.report is not None:
+            # The settings are in the folder once, not with every member's plan.
+            return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = list(self._tasks.values())
         self._planner.check(tasks)
         throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
@@ -105,8 +126,7 @@ class Job:
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether everybody in the group was cancelled before it began; a former run may have begun it."""
-        cancel = self._options.early_stops.cancel
-        if cancel is None or len(cancel.wanted(plan.members)) < len(plan.members):
+        if len(self._options.control.wanted(plan.members)) < len(plan.members):
             return False
         if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
             return False
@@ -114,74 +134,99 @@ class Job:
             self._never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
         return True
 
+    def _preempted(self, plan: Plan) -> bool:
+        """Whether the run is to end before this group begins."""
+        if not self._options.control.requests().preempt:
+            return False
+        for name in plan.members:
+            self._results[name] = self._without_model(name, plan, "preempted", f"task {name!r}: preempted")
+        return True
+
     # ---- one group -----------------------------------------------------------------------------------
 
-    def _group(self, key: str, plan: Plan, interruption: Interruption, afresh: str) -> Groups:
+    def _group(self, key: str, plan: Plan) -> Groups:
         """Train one group; what has to be tried instead, where it failed."""
         tasks = [self._tasks[name] for name in plan.members]
         checkpoint = self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
-        with ExitStack() as stack:
-            stack.enter_context(seeded(tasks[0].seed, self._device))
-            stack.enter_context(matmul_precision(tasks[0].precision))
-            stack.enter_context(cpu_threads(plan.threads))
+        with group_state(tasks[0], plan.threads, self._device):
             try:
-                with clear_memory_errors(plan.members, self._device):
+                with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     graph = self._graphs.on_device(tasks[0])
                     watch_memory(self._device)
                     group = GroupRun(tasks, graph, plan, self._device, merger_for(plan))
-            except (InputError, OutOfMemoryError) as error:
+            except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
-            self._begin(key, group, afresh)
+            if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
+                raise SpecError(other_weights(plan.members[0], tasks[0].model_name))
+            self._begin(key, group)
             try:
                 with clear_memory_errors(plan.members, self._device):
-                    self._train(key, group, checkpoint, interruption)
-            except OutOfMemoryError as error:
+                    self._train(key, group, checkpoint)
+            except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
         return []
 
-    def _begin(self, key: str, group: GroupRun, afresh: str) -> None:
+    def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
         if self._folder is not None and self._begun == 1:
             self._folder.open(afresh=not self._resuming)
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
-        self._events.group(group, [plan for _, plan in self.groups], position)
-        if afresh and self._begun == 1:
-            self._events.note(afresh)
+        self._events.group(group, [plan for _, plan in self.groups], position, key)
 
-    def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None, interruption: Interruption) -> None:
+    def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._folder.save_state, key)
-        session = Session(group, self._events, save, self._options.early_stops, self._options.checkpoint_every)
+        driver = Driver(outline_of(group), self._options.driver, self._board)
+        session = Session(group, self._events, save, driver, self._options.control)
+        self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
-        session.train(interruption)
+        session.train()
+        if session.left == "interrupted":
+            raise self._interrupted(session)
         plan = self._took(key, group.plan, session)
         found = [self._result(group, index, session, plan) for index in range(len(group.tasks))]
         if self._folder is not None:
             self._folder.save_members(found)
         self._results |= {result.name: result for result in found}
 
+    def _interrupted(self, session: Session) -> Interrupted:
+        place = None if session.checkpoint is None else session.checkpoint.parent
+        return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
+
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
         """The plan with what the group took, which the plans to come learn from."""
         measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
         self.groups[self.groups.index((key, plan))] = (key, measured)
-        self._planner.learn(measured, self._folder.path if self._folder is not None else None)
+        if self._predicted_here:
+            self._planner.learn(measured, self._folder.path if self._folder is not None else None)
         return measured
+
+    @property
+    def _predicted_here(self) -> bool:
+        """Whether predictions are from the rates known of this machine: only then do they say how far those are off."""
+        report = self._options.report
+        return report is None or basis_of(report.machine) == basis_of(self._planner.machine)
 
     def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
         track = session.tracks[index]
-        return Result(
-            track.task,
-            plan,
-            track.metrics(),
-            track.history(),
-            group.best_model(index),
-            environment(self._device),
-            track.status,
-            track.message,
-        )
+        model, message = self._best_model(group, index, track)
+        here = environment(self._device)
+        return Result(track.task, plan, track.metrics(), track.history(), model, here, track.status, message)
+
+    def _best_model(self, group: GroupRun, index: int, track: MemberProgress) -> tuple[nn.Module | None, str]:
+        """A member's model, and what is to be said of the member; one that cannot be copied costs that model alone."""
+        try:
+            return group.best_model(index), track.message
+        except Exception as error:
+            if track.task.model in MODELS or is_memory_error(error):
+                raise
+            lost = f"task {track.name!r}: trained, but its model could not be copied, so there are no weights: "
+            message = "; ".join(filter(None, (track.message, lost + what_was_raised(error, track.task))))
+            self._events.note(message)
+            return None, message
 
     # ---- trouble -------------------------------------------------------------------------------------
 
@@ -213,13 +258,15 @@ class Job:
         return replace(half, why=(reason, *plan_as_one_group([task], self._graphs.stats(task), half.device).why))
 
     def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
+        self._results[name] = self._without_model(name, plan, status, message)
+        self._events.never_begun(self._results[name])
+
+    def _without_model(self, name: str, plan: Plan, status: str, message: str) -> Result:
         metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        track = self._options.early_stops.board.get(name)  # there is one where memory ran out on the way
+        track = self._tracks.get(name)  # there is one where something went wrong on the way
         history = {} if track is None else track.history()
         metrics |= {"epochs_run": 0 if track is None else track.epoch}
-        result = Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
-        self._results[name] = result
-        self._events.never_begun(result)
+        return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
 
     def _save_lost(self) -> None:
         """Members without weights leave a file as well, once it is known that somebody began."""

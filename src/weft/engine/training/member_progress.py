@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from weft.core.decision import RUNNING, Update
 from weft.core.task import Task
-from weft.runtime.group import GroupRun, MemberUpdate
 
-RUNNING = "running"
+if TYPE_CHECKING:
+    from weft.runtime.group import GroupRun, MemberUpdate
 
 
 @dataclass
@@ -30,6 +31,7 @@ class MemberProgress:
     rows: list[list[float]] = field(default_factory=list)
     end: int = 0
     best_epoch: int = -1
+    best_score: float = -math.inf
     status: str = RUNNING
     message: str = ""
     seconds: float = 0.0
@@ -65,7 +67,7 @@ class MemberProgress:
             return
         del self.rows[progress.first :]
         self.rows += progress.rows
-        self.end, self.best_epoch = progress.end, progress.best_epoch
+        self.end, self.best_epoch, self.best_score = progress.end, progress.best_epoch, progress.best_score
         if not self._notice_divergence(progress) and self.epoch >= self.end:
             self.status = "finished" if self.end >= self.task.epochs else "stopped"
 
@@ -103,6 +105,20 @@ class MemberProgress:
 
     # ---- telling -------------------------------------------------------------------------------------
 
+    def update(self, first: int, **of_the_group: Any) -> Update:
+        """What a driver is told: the rows from epoch ``first`` (counted from 0) on, and how it stands."""
+        return Update(
+            self.name,
+            first,
+            tuple(map(tuple, self.rows[first:])),
+            self.end,
+            self.best_epoch,
+            self.best_score,
+            self.status == "diverged",
+            status=self.status,
+            **of_the_group,
+        )
+
     @property
     def watched(self) -> str:
         """The column that members are compared by."""
@@ -111,13 +127,6 @@ class MemberProgress:
     def row(self, epoch: int) -> dict[str, float]:
         """What was measured at ``epoch`` (counted from 0), by column."""
         return dict(zip(self.columns, self.rows[epoch], strict=True))
-
-    def scores(self, epochs: int | None = None) -> list[float]:
-        """The validation metric of the first ``epochs`` epochs, where it was measured."""
-        if self.watched not in self.columns:
-            return []
-        column = self.columns.index(self.watched)
-        return [row[column] for row in self.rows[:epochs] if math.isfinite(row[column])]
 
     def standing(self) -> dict[str, Any]:
         """Where it is: the epoch, what was measured last, the best so far."""

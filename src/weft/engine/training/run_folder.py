@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
+from weft.core.wording import option, switch
 from weft.engine.report.sweep_page import write_sweep_report
 from weft.engine.report.task_page import write_report
 from weft.engine.results.result import Result
@@ -37,11 +38,18 @@ from weft.graph.data.graph import Graph
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
 from weft.runtime.group import GroupRun
 
-REPORT, SWEEP = "report.html", "sweep.json"
-FILES = ("events.jsonl", FILE, "result.json", "model.safetensors", REPORT, SWEEP)
+REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
+FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)
 INSIDE = (f"groups/*/{FILE}", "tasks/*/result.json", "tasks/*/model.safetensors")
 
+MOST_UNWRITTEN = 10_000  # lines of a journal that are kept while the disk is full
+
 Groups = list[tuple[str, Plan]]  # what to train: a key that names the folder of the checkpoint, and the plan
+
+
+def holds_run(path: Path) -> bool:
+    """Whether there is something in ``path`` that a new run there would delete."""
+    return any((path / name).exists() for name in FILES) or any(any(path.glob(pattern)) for pattern in INSIDE)
 
 
 class RunFolder:
@@ -50,11 +58,12 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._opened, self._lock = False, FolderLock(path)
+        self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         if not there.is_dir():
-            raise SpecError(f"--out {path}: cannot be made a folder ({there} is a file); choose another one")
+            raise SpecError(f"{option('out', path)}: cannot be made a folder ({there} is a file); choose another one")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise SpecError(f"--out {path}: {there} cannot be written to; choose another folder")
+            raise SpecError(f"{option('out', path)}: {there} cannot be written to; choose another folder")
 
     @property
     def opened(self) -> bool:
@@ -70,9 +79,21 @@ class RunFolder:
             self._lock.take()
             if afresh:
                 self._clear()
+            self._mend_journal()
         except OSError as error:
-            raise SpecError(f"--out {self.path}: cannot be written to ({error.strerror}); choose another") from None
+            what = f"cannot be written to ({error.strerror}); choose another"
+            raise SpecError(f"{option('out', self.path)}: {what}") from None
         self._opened = True
+        self._write_journal()
+
+    def check_free(self) -> None:
+        """Refuse a folder that holds a run: another one that writes there, or one that this would delete."""
+        self._lock.refuse_if_taken()
+        if holds_run(self.path):
+            raise SpecError(
+                f"{option('out', self.path)}: holds a run already; go on with it ({switch('resume')}), "
+                f"delete it ({switch('overwrite')}), or choose another {option('out')}"
+            )
 
     def close(self) -> None:
         """Let other runs in."""
@@ -88,10 +109,39 @@ class RunFolder:
                     file.parent.rmdir()
 
     def journal(self, event: Event) -> None:
-        """Append one line."""
+        """Append one line; what cannot be written now is, in order, with a later one."""
+        self._unwritten.append(event.to_json() + "\n")
+        del self._unwritten[:-MOST_UNWRITTEN]
         if self._opened:
-            with self.writing(), open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
-                file.write(event.to_json() + "\n")
+            self._write_journal()
+
+    def _write_journal(self) -> None:
+        path, whole = self.path / JOURNAL, 0
+        try:
+            whole = path.stat().st_size if path.exists() else 0
+            with open(path, "a", encoding="utf-8") as file:
+                file.writelines(self._unwritten)
+        except OSError:  # a full disk must not end a training, nor leave half a line
+            with suppress(OSError):
+                os.truncate(path, whole)
+        else:
+            self._unwritten.clear()
+
+    def _mend_journal(self) -> None:
+        """Remove half a line at the end, which a process that was killed may leave."""
+        path = self.path / JOURNAL
+        if path.exists():
+            text = path.read_bytes()
+            if not text.endswith(b"\n"):
+                os.truncate(path, text.rfind(b"\n") + 1)
+
+    def last_stamp(self) -> tuple[str, int]:
+        """The id of the run in this folder and the number of its last event; ``""`` and 0 if there is none."""
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            lines = (self.path / JOURNAL).read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn
+            last = json.loads(lines[-1])
+            return str(last["run"]), int(last["seq"])
+        return "", 0
 
     # ---- what a former run left ----------------------------------------------------------------------
 
@@ -99,7 +149,7 @@ class RunFolder:
         """The groups to go on with, where a former run left something to go on with."""
         if (self.path / SWEEP).exists():
             raise SpecError(
-                f"{self.path}: holds a sweep, not one task; resume with its settings, or choose another --out"
+                f"{self.path}: holds a sweep, not one task; resume with its settings, or choose another {option('out')}"
             )
         checkpoint = read_checkpoint(self.path)
         return None if checkpoint is None else []
@@ -111,7 +161,8 @@ class RunFolder:
         if checkpoint is not None:
             saved = checkpoint.about.get("tasks", [])
             if len(saved) != len(tasks):
-                raise SpecError(f"{place / FILE}: holds {len(saved)} tasks, not {len(tasks)}; choose another --out")
+                what = f"holds {len(saved)} tasks, not {len(tasks)}; choose another {option('out')}"
+                raise SpecError(f"{place / FILE}: {what}")
             for one, task in zip(saved, tasks, strict=True):
                 check_same_task(one, task.to_dict(), place / FILE)
         return checkpoint
@@ -151,7 +202,7 @@ class RunFolder:
             raise SpecError(
                 f"{self.path}: was trained on another graph {graph.name!r} ({before['num_nodes']:,} nodes, "
                 f"{before['num_edges']:,} edges) than is there now ({graph.num_nodes:,} nodes, {graph.num_edges:,} "
-                "edges, or other degrees or splits); bring it back, or choose another --out to start afresh"
+                f"edges, or other degrees or splits); bring it back, or choose another {option('out')} to start afresh"
             )
 
     @contextmanager
@@ -160,10 +211,9 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            self._opened = False  # no more lines in the journal: it would fail as well
             reason = getattr(error, "strerror", None) or error
             raise TrainingError(
-                f"cannot write to {self.path}: {reason}; every file there is whole, so make room and --resume"
+                f"cannot write to {self.path}: {reason}; every file there is whole: make room, then {switch('resume')}"
             ) from error
 
 
@@ -189,7 +239,7 @@ class SweepFolder(RunFolder):
         file = self.path / SWEEP
         if not file.exists():
             if (self.path / FILE).exists():
-                raise SpecError(f"{self.path}: holds the run of one task, not a sweep; choose another --out")
+                raise SpecError(f"{self.path}: holds the run of one task, not a sweep; choose another {option('out')}")
             return None
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
@@ -200,7 +250,7 @@ class SweepFolder(RunFolder):
         if len(saved) != len(tasks):
             raise SpecError(
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
-                "resume with the same settings, or choose another --out to start afresh"
+                f"resume with the same settings, or choose another {option('out')} to start afresh"
             )
         for one, task in zip(saved, tasks, strict=True):
             check_same_task(one, task.to_dict(), file)

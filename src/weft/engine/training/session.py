@@ -1,30 +1,35 @@
-"""Session: drive a group to its end. Looks at the device now and then, tells, saves, and lets ended members go."""
+"""Session: a group in training, stepped from outside: ``apply(decide(advance()))`` until it is finished.
+
+``advance`` trains as many epochs as were decided and reports updates, a driver decides, ``apply`` acts on it. Updates
+and decisions are plain data, so the driver may live in this process, on another rank, or at the end of a pipe.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.engine.training.early_stops import EarlyStops
+from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
+from weft.core.errors import SpecError, TrainingError
+from weft.engine.base.control import Control
+from weft.engine.base.model_errors import clear_model_errors
+from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
-from weft.planner.grouping.repacking import LEAVE_EVERY, Pace, pays_to_leave
-from weft.runtime.group import GroupRun, MemberUpdate
-
-LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
-CHECKPOINT_SECONDS = 30.0
+from weft.planner.grouping.compatibility import graph_key
+from weft.runtime.group import GroupRun
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
 
 
 class Session:
-    """One group, the tracks of its members, and where it is saved and told.
+    """One group, the progress of its members, and where it is saved and told.
 
-    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``period`` fixes the number of epochs between
-    looks, which otherwise follows the speed of the group; only the number of events depends on it.
+    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless somebody else
+    does, who calls :meth:`advance` and :meth:`apply` only; ``control`` has what is asked from outside. ``left`` says
+    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``.
     """
 
     def __init__(
@@ -32,24 +37,26 @@ class Session:
         group: GroupRun,
         events: EventSource,
         save: Save | None = None,
-        early_stops: EarlyStops | None = None,
-        checkpoint_every: float = CHECKPOINT_SECONDS,
-        period: int | None = None,
+        driver: Driver | None = None,
+        control: Control | None = None,
     ) -> None:
         self.group, self._events, self._save_to = group, events, save
-        self._endings = early_stops or EarlyStops()
-        self._checkpoint_every, self._fixed_period = checkpoint_every, period
-        self._period = period or 1
-        self._told_notes = 0
-        self._epoch_seconds, self._prepare_seconds, self._pace = 0.0, 0.0, Pace()
-        self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
+        self._driver = driver or Driver(outline_of(group))
+        self._control, self._acted_on = control or Control(), Requests()
         self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
-        self._endings.board.update({track.name: track for track in self.tracks})
+        self._places = {track.name: index for index, track in enumerate(self.tracks)}
+        self.left, self.paused = "", False
+        self.checkpoint: Path | None = None  # the last one that was written
+        self._next: int | None = None  # epochs to train, once that is decided
+        self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
+        self._running = list(self.tracks)  # before the last advance
+        self._told_notes = 0
+        self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
     @property
     def finished(self) -> bool:
-        """Whether no member has anything left to train."""
-        return not any(track.running for track in self.tracks)
+        """Whether there is nothing left to do: no member runs, or it was decided to leave."""
+        return bool(self.left) or not any(track.running for track in self.tracks)
 
     @property
     def measured(self) -> dict[str, float]:
@@ -68,123 +75,162 @@ class Session:
         for track in self.tracks:
             if not track.running:
                 self._events.ended(track)
+        self._running = [track for track in self.tracks if track.running]
 
-    # ---- doing ---------------------------------------------------------------------------------------
-
-    def train(self, interruption: Interruption) -> None:
-        """Train until every member has ended, or save what there is and raise Interrupted."""
-        if self.finished:
-            return
-        saved_at = time.monotonic()
+    def train(self) -> None:
+        """Train until every member has ended, or until it is decided to leave."""
         while not self.finished:
-            self._advance(interruption)
-            if interruption.requested() and not self.finished:
-                self._leave(interruption)
-            if time.monotonic() - saved_at >= self._checkpoint_every:
-                self.save()
-                saved_at = time.monotonic()
-        if not self._alone_and_diverged:
-            self.save(finished=True)
+            self.apply(self.decide(self.advance()))
+
+    # ---- advance -------------------------------------------------------------------------------------
+
+    def advance(self) -> list[Update]:
+        """Train as many epochs as were decided; an update of every member that ran.
+
+        Before the first decision nothing is trained, and the updates say where every member stands.
+        """
+        if self._next is None:
+            return self.standing()
+        self._running = [track for track in self.tracks if track.running]
+        before = [track.epoch for track in self._running]
+        seconds, prepare_seconds = self._train(self._next) if self._next else (0.0, 0.0)
+        done = sum(track.epoch for track in self._running) - sum(before)
+        self._trained = (done, seconds)
+        about = {"seconds": seconds, "prepare_seconds": prepare_seconds}
+        return [self._update(track, first, **about) for track, first in zip(self._running, before, strict=True)]
+
+    def standing(self) -> list[Update]:
+        """Where every member stands, from its first epoch on: what a driver that has just come needs to know."""
+        return [self._update(track, 0) for track in self.tracks]
+
+    def _update(self, track: MemberProgress, first: int, **measured: float) -> Update:
+        present = self.group.members[self._places[track.name]].row is not None
+        return track.update(first, epochs=self.group.epoch, steps=self._steps, present=present, **measured)
 
     @property
-    def _alone_and_diverged(self) -> bool:
-        """Whether the state is no longer a number, all of it, and so not worth resuming."""
-        return len(self.tracks) == 1 and self.tracks[0].status == "diverged"
+    def _steps(self) -> int:
+        """Steps that the group has trained."""
+        return self.group.steps
 
-    def _advance(self, interruption: Interruption) -> None:
-        steady, whole = self._prepare(), len(self.group.present) == len(self.tracks)
-        running, before = [track for track in self.tracks if track.running], self.group.epoch
-        begin = time.perf_counter()
-        seen = self.group.advance(self._next_period(), interruption.requested)
-        seconds = time.perf_counter() - begin
-        trained = self._take(seen, (seconds + (0.0 if steady else self._prepare_seconds)) / len(running), steady)
+    def _train(self, epochs: int) -> tuple[float, float]:
+        """Train, and take over what came of it; seconds of the epochs, and of preparing the step before them."""
+        steady, whole = self.group.started, len(self.group.present) == len(self.tracks)
+        before, begin = self.group.epoch, time.perf_counter()
+        with clear_model_errors(self.group.tasks):
+            if not steady:
+                self.group.prepare()
+            prepared = time.perf_counter()
+            seen = self.group.advance(epochs)
+        seconds, prepare_seconds = time.perf_counter() - prepared, 0.0 if steady else prepared - begin
+        share = (seconds + prepare_seconds) / len(self._running)
+        for track, progress in zip(self.tracks, seen, strict=True):
+            if track.running:
+                first = track.epoch
+                track.take(progress)
+                track.charge(share, track.epoch - first, steady)
         if steady and whole:
             self._whole_epochs += self.group.epoch - before
             self._whole_seconds += seconds
-        self._epoch_seconds = seconds / max(self.group.epoch - before, 1)
-        self._pace = self._pace.after(len(self.group.present), self._epoch_seconds)
-        self._end_members()
-        self._tell(running, trained, seconds)
-        self._adapt()
+        return seconds, prepare_seconds
 
-    def _take(self, seen: list[MemberUpdate], share: float, steady: bool) -> int:
-        """Let every running member take over its progress and ``share`` of seconds; the epochs of all together."""
-        trained = 0
-        for track, progress in zip(self.tracks, seen, strict=True):
-            if track.running:
-                before = track.epoch
-                track.take(progress)
-                track.charge(share, track.epoch - before, steady)
-                trained += track.epoch - before
-        return trained
+    # ---- decide --------------------------------------------------------------------------------------
 
-    def _prepare(self) -> bool:
-        """Make the step ready where it is not; whether the epochs to come are worth timing."""
-        if self.group.started:
-            return True
-        begin = time.perf_counter()
-        self.group.prepare()
-        self._prepare_seconds = time.perf_counter() - begin
-        return False
+    def decide(self, updates: Sequence[Update]) -> Decision:
+        """What this session's own driver decides after ``updates``; while paused, not before something is asked for."""
+        if self.paused:
+            self._control.wait_while_paused(self._acted_on)
+        self._acted_on = self._control.requests()
+        return self._driver.decide(updates, self._acted_on)
 
-    def _next_period(self) -> int:
-        epoch, until = self.group.epoch, self._endings.until_next(self.group.epoch)
-        ends = [] if until is None else [until]
-        if self._leaves_by_epoch and len(self.group.present) > 1:
-            ends.append(LEAVE_EVERY - epoch % LEAVE_EVERY)
-        return min([self._period, *ends])
+    # ---- apply ---------------------------------------------------------------------------------------
 
-    def _adapt(self) -> None:
-        if self._fixed_period is None:
-            wanted = int(LOOK_SECONDS / max(self._epoch_seconds, 1e-9))
-            self._period = max(1, min(wanted, 8 * self._period))
+    def apply(self, decision: Decision) -> None:
+        """Do what was decided: end members, take them out of the step, tell, save, and note how far to train."""
+        self._check(decision)
+        for stop in decision.stop:
+            self.tracks[self._places[stop.member]].stop(stop.status, stop.message)
+        self.group.stop(self._places[stop.member] for stop in decision.stop)
+        if decision.drop:
+            self.group.drop([self._places[name] for name in decision.drop])
+        self._next = decision.advance
+        self._tell()
+        self._pause(decision.pause)
+        if decision.finish:
+            self._finish(decision)
+        elif decision.save:
+            self._save_or_warn()
 
-    # ---- members that end ----------------------------------------------------------------------------
+    def _check(self, decision: Decision) -> None:
+        if decision.epoch != self.group.epoch:
+            raise SpecError(
+                f"decision after epoch {decision.epoch}: the session is at epoch {self.group.epoch}; "
+                "decide from its latest updates"
+            )
+        stopped = {stop.member for stop in decision.stop}
+        unknown = [name for name in (*stopped, *decision.drop) if name not in self._places]
+        if unknown:
+            raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._places)}")
+        ended = [name for name in stopped if not self.tracks[self._places[name]].running]
+        if ended:
+            raise SpecError(f"decision: {ended[0]!r} cannot be stopped, it has ended already")
+        running = [track.name for track in self.tracks if track.running and track.name not in stopped]
+        if set(decision.drop) & set(running):
+            raise SpecError(f"decision: drop={list(decision.drop)} names members that run; stop them first")
+        if decision.finish and running and not decision.reason:
+            raise SpecError(f"decision: finish=True with {running[0]!r} running needs a reason, such as 'preempted'")
 
-    def _end_members(self) -> None:
-        """Stop who is to stop, and take the ended ones out of the step where that pays."""
-        stopped = self._endings.decide(self.group.epoch, self.tracks)
-        self.group.stop(index for index, track in enumerate(self.tracks) if track in stopped)
-        present = self.group.present
-        ended = [member.index for member in present if not self.tracks[member.index].running]
-        if self._time_to_leave(len(ended), len(present)):
-            self.group.drop(ended)
+    def _pause(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            self._events.paused(paused, self.group.epoch)
 
-    @property
-    def _leaves_by_epoch(self) -> bool:
-        """Whether members leave at fixed epochs: a smaller step may round differently, and numbers on a CPU are to be
-        the same bits however fast it is and wherever it was interrupted. There a new step costs next to nothing, unless
-        it is compiled: from such a one nobody leaves."""
-        return self.group.device.type == "cpu"
-
-    def _time_to_leave(self, ended: int, present: int) -> bool:
-        if self._leaves_by_epoch:
-            at_hand = self.group.epoch % LEAVE_EVERY == 0 and not self.group.plan.compiled
-            return 0 < ended < present and at_hand
-        left = max((track.task.epochs - track.epoch for track in self.tracks if track.running), default=0)
-        return pays_to_leave(ended, present, left, self._pace, self._prepare_seconds)
+    def _finish(self, decision: Decision) -> None:
+        running = [track for track in self.tracks if track.running]
+        if decision.save:
+            self.save(finished=not running)
+        self.left = decision.reason if running else ""
+        if self.left:
+            self._events.left(self.left, self.group.epoch)
+        if self.left == "preempted":  # after the checkpoint, in which they still run
+            for track in running:
+                track.stop("preempted", f"task {track.name!r}: preempted after epoch {track.epoch}")
 
     # ---- telling and saving --------------------------------------------------------------------------
 
-    def _tell(self, running: list[MemberProgress], trained: int, seconds: float) -> None:
+    def _tell(self) -> None:
         for note in self.group.notes[self._told_notes :]:
             self._events.note(note)
         self._told_notes = len(self.group.notes)
-        self._events.progress(running, self.group.epoch, trained, seconds)
-        for track in running:
+        if self._trained[0]:
+            self._events.progress(self._running, self.group.epoch, *self._trained)
+        for track in self._running:
             if not track.running:
                 self._events.ended(track)
+        self._running, self._trained = [track for track in self.tracks if track.running], (0, 0.0)
 
     def save(self, finished: bool = False) -> Path | None:
-        """Write a checkpoint, where one is wanted; its path."""
+        """Write a checkpoint, if there is a place for one; its path."""
         if self._save_to is None:
             return None
         about = {"members": [track.about() for track in self.tracks], "finished": finished}
-        path = self._save_to(self.group, about)
-        self._events.checkpoint(path, self.group.epoch)
-        return path
+        self.checkpoint = self._save_to(self.group, about)
+        self._events.checkpoint(self.checkpoint, self.group.epoch)
+        return self.checkpoint
 
-    def _leave(self, interruption: Interruption) -> None:
-        path = self.save()
-        self._events.interrupted(self.group.epoch)
-        raise Interrupted(self.group.epoch, path.parent if path else None, interruption.number or 2)
+    def _save_or_warn(self) -> None:
+        """A checkpoint on the way that cannot be written is no reason to lose the training: the next one may do."""
+        try:
+            self.save()
+        except TrainingError as error:
+            self._events.note(f"no checkpoint after epoch {self.group.epoch}: {error}; trying again at the next one")
+
+
+def outline_of(group: GroupRun) -> GroupOutline:
+    """What a driver has to know of ``group``."""
+    members = []
+    for task, member in zip(group.tasks, group.members, strict=True):
+        watched, columns = f"val_{member.stack.metric}", member.stack.columns
+        score = columns.index(watched) if watched in columns else -1
+        graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
+        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}"))
+    return GroupOutline(tuple(members), group.device.type, group.plan.compiled)

@@ -113,7 +113,7 @@ def memory(
         timeline=timeline,
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),
-        advice=advice(program, kinds, held.allocated),
+        advice=advice(program, kinds, held.allocated, machine.has_bf16),
     )
 
 
@@ -178,13 +178,16 @@ def _completed(kinds: dict[str, int], peak: int, library: int, setup: int) -> di
     return {**kinds, "workspace": workspace, "setup": setup, "rounding": lacking - setup - library}
 
 
-def advice(program: Program, kinds: Mapping[str, int], peak: int) -> tuple[str, ...]:
-    """What would lower the peak, the largest saving first; only what is worth doing."""
+def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = True) -> tuple[str, ...]:
+    """What would lower the peak, the largest saving first; only what is worth doing.
+
+    ``bf16``: whether the machine has units for it; emulated, it would cost more time than the memory is worth.
+    """
     step = sum(kinds.get(kind, 0) for kind in ("activation", "gradient", "temporary"))
     options = [
-        (_halved(program, kinds), 'precision="bf16" halves what layers pass on'),
+        (_halved(program, kinds) if bf16 else 0, 'precision="bf16" halves what layers pass on'),
         (kinds.get("activation", 0), "narrower layers save up to"),
-        (kinds.get("input", 0) // 2, "features in half precision save"),
+        (kinds.get("input", 0) // 2 if bf16 else 0, "features in half precision save"),
     ]
     if program.tasks > 1:
         options.append((step // 2, f"{program.tasks // 2} instead of {program.tasks} tasks in a group save"))

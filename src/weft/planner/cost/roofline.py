@@ -99,7 +99,7 @@ class OperatorSeconds:
         self._evaluated = 1.0 / setting.eval_every
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
-        self.waiting = self._clock.resources.get("host", 0.0)
+        self.waiting = self._clock.waiting
 
     def work(self, op: Operator) -> float:
         """What an operator takes in an epoch, but for its launches."""
@@ -128,7 +128,7 @@ class _Clock:
         self.stats, self.setting = stats, setting
         self.families: dict[str, float] = {}
         self.phases: dict[str, float] = {}
-        self.device = self.host = 0.0
+        self.device = self.host = self.waiting = 0.0
         self._run()
         self.resources = self._resources()
 
@@ -145,13 +145,13 @@ class _Clock:
             self.device += self.machine.launch_seconds * self.calibration.factor("launch")
 
     def _resources(self) -> dict[str, float]:
-        """Seconds by resource; what the host needs beyond the device is its own."""
+        """Seconds by resource; what the host needs beyond the device is the CPU's."""
         if self.machine.device == "cpu":
             return {"cpu": self.device}
-        waiting = 0.0 if self.setting.replay else max(self.host - self.device, 0.0)
-        if waiting:
-            self._count("launch", "forward", waiting)
-        return {"gpu": self.device, "host": waiting} if waiting else {"gpu": self.device}
+        self.waiting = 0.0 if self.setting.replay else max(self.host - self.device, 0.0)
+        if self.waiting:
+            self._count("launch", "forward", self.waiting)
+        return {"gpu": self.device, "cpu": self.waiting} if self.waiting else {"gpu": self.device}
 
     def _add(self, op: Operator, phase: str, share: float) -> None:
         work, fixed = self.work_of(op) * share, self.fixed_of(op) * share

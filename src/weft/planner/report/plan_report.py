@@ -1,15 +1,31 @@
-"""PlanReport: everything a plan has to say about a sweep on a machine, as data. ``str()`` of it is what is printed."""
+"""PlanReport: everything a plan has to say about a sweep on a machine, as data. ``str()`` of it is what is printed.
+
+It is also what runs: ``weft.run(report)`` carries it out group by group, here or, through a file, in another process.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core.cost import Cost
+from weft.core.errors import SpecError
+from weft.core.event import finite
 from weft.core.machine import Machine
-from weft.core.plan import Plan
+from weft.core.plan import Plan, object_obstacle, read_task
+from weft.core.sweep import Sweep
+from weft.core.task import Task
+from weft.core.version import __version__
 from weft.planner.report.plan_text import explain
+
+FORMAT, VERSION = "weft plan", 1
+NOT_EXECUTED = ("why", "cost", "measured")  # of a plan: what it says, not what it does
+
+
+_TASK_KEYS = ("name", "model", "graph", "epochs", "parameters", "group")
 
 
 @dataclass(frozen=True)
@@ -39,12 +55,19 @@ class TaskEstimate:
             "cost": None if self.cost is None else self.cost.to_dict(),
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TaskEstimate:
+        """The inverse of :meth:`to_dict`."""
+        cost = None if data["cost"] is None else Cost.from_dict(data["cost"])
+        return cls(**{**{key: data[key] for key in _TASK_KEYS}, "cost": cost})
+
 
 @dataclass(frozen=True)
 class GroupEstimate:
     """One group: its plan with the reason for every decision, and what it takes while it trains.
 
-    ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator.
+    ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
+    and not part of the plain data.
     ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
     ``unknown``: operators whose cost nobody knows. ``extrapolated``: worked out by size from another group.
     """
@@ -57,8 +80,8 @@ class GroupEstimate:
     advice: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     note: str = ""
-    timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    phases: tuple[str, ...] = ()
+    timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    phases: tuple[str, ...] = field(default=(), compare=False)
     extrapolated: bool = False
 
     @property
@@ -81,6 +104,14 @@ class GroupEstimate:
             "extrapolated": self.extrapolated,
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GroupEstimate:
+        """The inverse of :meth:`to_dict`."""
+        lists: dict[str, Any] = {name: tuple(data[name]) for name in ("at_peak", "advice", "unknown")}
+        plan, cost = Plan.from_dict(data["plan"]), Cost.from_dict(data["cost"])
+        about = {"note": data["note"], "extrapolated": data.get("extrapolated", False)}
+        return cls(plan, cost, data["epochs"], data["fits"], **about, **lists)
+
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -100,13 +131,19 @@ class Suggestion:
             "cost": self.cost.to_dict(),
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Suggestion:
+        """The inverse of :meth:`to_dict`."""
+        return cls(data["changes"], data["words"], Cost.from_dict(data["cost"]), tuple(data["tasks"]))
+
 
 @dataclass(frozen=True)
 class PlanReport:
     """Tasks, groups, what each takes on ``machine`` within ``budget`` bytes, and why.
 
     ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if
-    there is one. ``notes`` are remarks on how much to trust the figures.
+    there is one. ``notes`` are remarks on how much to trust the figures. ``work`` is what was planned, which makes the
+    report executable: ``weft.run(report)``.
     """
 
     name: str
@@ -117,6 +154,12 @@ class PlanReport:
     nearest: tuple[Suggestion, ...] = ()
     notes: tuple[str, ...] = ()
     graphs: tuple[str, ...] = ()
+    work: Task | Sweep | None = None
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of every group, in the order in which they train."""
+        return tuple(group.plan for group in self.groups)
 
     @property
     def fits(self) -> bool:
@@ -137,8 +180,11 @@ class PlanReport:
         return explain(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
+        """Plain data for JSON; graphs and models given as objects become descriptions of them."""
+        data = {
+            "format": FORMAT,
+            "version": VERSION,
+            "weft": __version__,
             "name": self.name,
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
@@ -146,8 +192,105 @@ class PlanReport:
             "budget_bytes": self.budget,
             "machine": self.machine.to_dict(),
             "graphs": list(self.graphs),
+            "work": _work_to_dict(self.work),
             "tasks": [task.to_dict() for task in self.tasks],
             "groups": [group.to_dict() for group in self.groups],
             "nearest": [one.to_dict() for one in self.nearest],
             "notes": list(self.notes),
         }
+        return {**data, "digest": _digest(data)}
+
+    def to_json(self) -> str:
+        """The text of a plan file, which ``weft run FILE`` carries out; refuses what a file cannot hold."""
+        for task in self.work_tasks:
+            for key in ("graph", "model"):
+                if not isinstance(getattr(task, key), str):
+                    raise SpecError(object_obstacle(task.label, key, task.to_dict()[key]))
+        return json.dumps(finite(self.to_dict()), indent=1, allow_nan=False) + "\n"
+
+    @property
+    def work_tasks(self) -> list[Task]:
+        """The tasks that were planned, in their order."""
+        if self.work is None:
+            return []
+        return [self.work] if isinstance(self.work, Task) else self.work.tasks()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PlanReport:
+        """The inverse of :meth:`to_dict`; a :class:`SpecError` for what is no plan, or no longer the one written."""
+        if data.get("format") != FORMAT:
+            raise SpecError("not a plan; `weft plan SPEC --out FILE` writes one")
+        if data.get("version") != VERSION:
+            raise SpecError(
+                f"a plan of version {data.get('version')!r}, but Weft {__version__} reads version {VERSION}; plan again"
+            )
+        try:
+            found = cls(
+                data["name"],
+                Machine.from_dict(data["machine"]),
+                data["budget_bytes"],
+                tuple(TaskEstimate.from_dict(task) for task in data["tasks"]),
+                tuple(GroupEstimate.from_dict(group) for group in data["groups"]),
+                tuple(Suggestion.from_dict(one) for one in data["nearest"]),
+                tuple(data["notes"]),
+                tuple(data["graphs"]),
+                _work_from_dict(data["work"]),
+            )
+            changed = data["digest"] != _digest(data)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise SpecError(f"a damaged plan ({type(error).__name__}: {error}); plan again") from None
+        if changed:
+            raise SpecError("settings or groups were changed after it was planned; plan again with those settings")
+        _check_members(found)
+        return found
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> PlanReport:
+        """The plan that a file holds; ``where`` begins every complaint."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict):
+                raise SpecError(f"holds {type(data).__name__}, not a plan; `weft plan SPEC --out FILE` writes one")
+            return cls.from_dict(data)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"{where}: not valid JSON ({error}); `weft plan SPEC --out FILE` writes a plan") from None
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+
+
+def _work_to_dict(work: Task | Sweep | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {"task" if isinstance(work, Task) else "sweep": work.to_dict()}
+
+
+def _work_from_dict(data: Mapping[str, Any] | None) -> Task | Sweep | None:
+    if data is None:
+        return None
+    return read_task(data["task"]) if "task" in data else Sweep.from_dict(data["sweep"])
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    """A digest of what a plan would do: the work, and the groups less what is said of them."""
+    plans = [group["plan"] for group in data["groups"]]
+    done = [{key: value for key, value in plan.items() if key not in NOT_EXECUTED} for plan in plans]
+    text = json.dumps(finite([data["work"], done]), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_members(report: PlanReport) -> None:
+    """A sweep is expanded anew where a plan is read: its members have to be those that the groups were made for."""
+    if report.work is None:
+        return
+    there = {task.label: task for task in report.work_tasks}
+    planned = {task.label: task for plan in report.plans for task in plan.tasks}
+    if there.keys() != planned.keys():
+        name = sorted(there.keys() ^ planned.keys())[0]
+        raise SpecError(f"task {name!r} is not in both the sweep and its groups; plan again")
+    for name, task in planned.items():
+        now = there[name].to_dict()
+        for key, value in task.to_dict().items():
+            if now[key] != value:
+                raise SpecError(
+                    f"task {name!r} was planned with {key}={value!r}, but has {key}={now[key]!r}; plan again"
+                )

@@ -1,6 +1,7 @@
 """What to change when a task does not fit: the nearest plan that does, by what it gives up.
 
-Tried in this order, each with what the ones before could not do: lower precision, narrower layers, both. Fewer tasks
+Tried in this order, each with what the ones before could not do: lower precision (where the machine has units for
+it), narrower layers, both. Fewer tasks
 in a group is not among them: groups are cut to the budget before anybody is asked (``weft.planner.grouping.groups``).
 """
 
@@ -18,18 +19,18 @@ from weft.planner.report.plan_report import Suggestion
 CostOf = Callable[[Task], Cost]
 
 
-def nearest(task: Task, cost_of: CostOf, budget: int) -> Suggestion | None:
+def nearest(task: Task, cost_of: CostOf, budget: int, bf16: bool = True) -> Suggestion | None:
     """The smallest change of ``task`` that fits into ``budget`` bytes, None where none of those tried does."""
-    for changes in candidates(task):
+    for changes in candidates(task, bf16):
         cost = cost_of(task.with_values(**changes))
         if cost.total_bytes <= budget:
             return _suggestion(task, changes, cost)
     return None
 
 
-def candidates(task: Task) -> list[dict[str, Any]]:
-    """Changes to try, the least first: bf16, then narrower layers, then narrower layers in bf16."""
-    lower: list[dict[str, Any]] = [] if task.precision == "bf16" else [{"precision": "bf16"}]
+def candidates(task: Task, bf16: bool = True) -> list[dict[str, Any]]:
+    """Changes to try, the least first: bf16 where the machine has it, then narrower layers, then both."""
+    lower: list[dict[str, Any]] = [{"precision": "bf16"}] if bf16 and task.precision != "bf16" else []
     narrower: list[dict[str, Any]] = [{"hidden": width} for width in widths_below(task)]
     return [*lower, *narrower, *({**low, **narrow} for low in lower for narrow in narrower)]
 

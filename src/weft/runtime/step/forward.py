@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -58,14 +59,16 @@ class Forward:
             ]  # a view: taking row 0 would have a backward of its own
         self._set_mode(training)
         weights = self._layout.copies(flat.to(self._dtype))
-        one = partial(self._one, batch=batch)
-        return torch.vmap(one)(weights, self._state.clock, self._rates, self._state.buffers)
+        given = weights, self._state.clock, self._rates, self._state.buffers
+        if batch.layer:  # from the second layer on every member has features of its own
+            return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
+        return torch.vmap(partial(self._one, batch=batch))(*given)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
         self._set_mode(training)
         self._slots.fill(self._views(flat))
-        logits = self._called(self._clock, batch)
+        logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
 

@@ -16,7 +16,7 @@ from weft.core.errors import SpecError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.step.source import Batch, Features, FullGraph, Source
+from weft.runtime.step.source import Batch, Features, FullGraph, Source, SourceRequest
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
@@ -55,6 +55,8 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if names[1] == "edge_index":
         weighted = "edge_weight" in names
         return lambda batch: _call_with_edges(model, batch, weighted)
+    if "layer" in names:
+        return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
     if "first" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first)
     return lambda batch: model(batch.x, batch.blocks)
@@ -70,6 +72,17 @@ def takes_edge_index(model: nn.Module) -> bool:
     """Whether the model is called the PyG way, which knows dense features only."""
     names = list(_parameters(model))
     return len(names) > 1 and names[1] == "edge_index"
+
+
+def takes_blocks(model: nn.Module) -> bool:
+    """Whether the model takes one block per layer: a built-in one, or one whose second argument is ``blocks``."""
+    names = list(_parameters(model))
+    return "layer" in names or names[1:2] == ["blocks"]
+
+
+def layers_of(model: nn.Module) -> int | None:
+    """How many layers the model has, where it can run each alone; None where it cannot."""
+    return len(model.convs) if "layer" in _parameters(model) and hasattr(model, "convs") else None
 
 
 def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
@@ -96,18 +109,18 @@ def _is_star(model: nn.Module, name: str) -> bool:
     return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-MakeSource = Callable[[Graph, Features, Tensor | None], Source]
+MakeSource = Callable[[SourceRequest], Source]
 
 
 class Inputs:
     """What the tasks of a group are fed: features, first aggregations of them and sources, each made once per group.
 
-    ``make_source(graph, x, first)`` says where batches come from; the whole graph, unless given.
+    ``make_source(request)`` says where batches come from; the whole graph, unless given.
     """
 
     def __init__(self, graph: Graph, make_source: MakeSource = FullGraph) -> None:
         self.graph, self._make_source = graph, make_source
-        self._sources: dict[tuple[int, int], Source] = {}
+        self._sources: dict[tuple[int, int, bool], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
@@ -120,11 +133,11 @@ class Inputs:
             self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
         return self._features[key]
 
-    def source(self, x: Features, first: Tensor | None = None) -> Source:
+    def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False) -> Source:
         """The source of batches with the features ``x``; stacks that are fed the same share it, and so its batches."""
-        key = (id(x), id(first))
+        key = (id(x), id(first), subgraph)
         if key not in self._sources:
-            self._sources[key] = self._make_source(self.graph, x, first)
+            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph))
         return self._sources[key]
 
     def held(self) -> tuple[Any, ...]:

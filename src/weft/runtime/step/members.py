@@ -24,7 +24,7 @@ from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward
-from weft.runtime.step.inputs import Inputs, bind, check_logits, takes_edge_index
+from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
 from weft.runtime.step.parameters import Layout, Slots, layout_of
 from weft.runtime.step.source import Batch, Features, Source
 from weft.runtime.step.state import State
@@ -80,6 +80,11 @@ class Members:
         return self._model
 
     @property
+    def layers(self) -> int | None:
+        """Layers of the model, where each can be run alone."""
+        return layers_of(self._model)
+
+    @property
     def _sparse(self) -> bool:
         return isinstance(self._graph.x, SparseFeatures)
 
@@ -118,7 +123,7 @@ class Members:
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), _told(task, self._graph.name):
-            bind(model.eval())(self._inputs.source(self._features(dense)).example())
+            bind(model.eval())(self._inputs.source(self._features(dense), subgraph=not takes_blocks(model)).example())
 
     def _features(self, dense: bool) -> Features:
         return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
@@ -187,7 +192,7 @@ class Members:
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
             first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
-        return self._inputs.source(x, first)
+        return self._inputs.source(x, first, subgraph=not takes_blocks(self._model))
 
     def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
         """Call the model once, so that misfits show before training; where it is a user's, also for all at once."""

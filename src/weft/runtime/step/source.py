@@ -34,6 +34,7 @@ class Batch:
     ``x [M, F]`` dense or sparse; ``blocks``: one adjacency for all layers, or one per layer; ``y [N]`` (or ``[N, C]``)
     labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
     rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
+    ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
     ``shape``: batches of equal shape can replay one recording of the step (None: never recorded); ``varies``: the
     fields in which they differ.
     """
@@ -44,6 +45,7 @@ class Batch:
     rows: Tensor
     share: Tensor
     first: Tensor | None = None
+    layer: int | None = None
     shape: Hashable = None
     varies: tuple[str, ...] = ("rows", "share")
 
@@ -93,6 +95,19 @@ def _cloned(value: Any) -> Any:
     return None if value is None else value.clone()
 
 
+@dataclass(frozen=True)
+class SourceRequest:
+    """What a stack needs of a source: batches of ``graph`` with the features ``x`` and the first aggregation ``first``.
+
+    ``subgraph``: one adjacency for all layers, because the model does not take a block per layer.
+    """
+
+    graph: Graph
+    x: Features
+    first: Tensor | None = None
+    subgraph: bool = False
+
+
 class Source(Protocol):
     """Where the batches of a stack come from.
 
@@ -111,8 +126,11 @@ class Source(Protocol):
     def example(self) -> Batch:
         """A batch to try a model on before the first epoch."""
 
-    def logits(self, infer: Infer) -> Tensor:
-        """Logits ``[T, N, C]`` for an evaluation; ``infer(batch)`` runs the members' models in evaluation mode."""
+    def logits(self, infer: Infer, layers: int | None) -> Tensor:
+        """Logits ``[T, N, C]`` for an evaluation; ``infer(batch)`` runs the members' models in evaluation mode.
+
+        ``layers``: how many layers the models have, where each can be run alone; None where it cannot.
+        """
 
     def rows(self, split: str) -> Tensor:
         """The rows of :meth:`logits` that are the nodes of ``split``."""
@@ -126,10 +144,10 @@ class FullGraph:
 
     steps_per_epoch, constant, reduce = 1, True, ONE_RANK
 
-    def __init__(self, graph: Graph, x: Features, first: Tensor | None = None) -> None:
-        self._graph = graph
+    def __init__(self, request: SourceRequest) -> None:
+        self._graph = graph = request.graph
         share = torch.ones(1, device=graph.device)
-        self.batch = Batch(x, graph.adj, graph.y, graph.train, share, first, shape="full graph")
+        self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The one batch, unless it is behind already."""
@@ -140,7 +158,7 @@ class FullGraph:
         """The batch itself."""
         return self.batch
 
-    def logits(self, infer: Infer) -> Tensor:
+    def logits(self, infer: Infer, layers: int | None) -> Tensor:
         """Of all nodes."""
         return infer(self.batch)
 

@@ -121,7 +121,7 @@ class Stack:
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, write the outcome down, count ``steps``."""
         with torch.no_grad():
-            logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch))
+            logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluation(logits)], 1)
             self._book(self.state, rows, steps)
 

@@ -1,0 +1,135 @@
+"""What torch and Python keep once per process: entered by a run, and left as it was found.
+
+Matmul precision, torch's generators and garbage collection are one each per process, the cap on a GPU's memory one per
+process and device, the number of CPU threads one per thread. Runs inside each other, in one thread, nest: each restores
+what it found. Runs beside each other, in several threads, share them: the first one in remembers, the last one out
+restores, and a run that would need them otherwise than one that is under way is refused.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import SpecError
+from weft.core.task import MODELS, Task
+from weft.engine.base.memory_budget import memory_fraction, set_memory_fraction
+from weft.runtime.device.precision import matmul_precision
+from weft.runtime.device.threads import cpu_threads
+from weft.runtime.device.torch_rng import generator_states, restore_generators, seeded
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run needs of the process: which precisions, a memory cap on which GPU, torch's generators for itself."""
+
+    precisions: frozenset[str]
+    device: str
+    capped: bool = False
+    draws: bool = False
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], device: torch.device, budget: int | None) -> Needs:
+        """What a run of ``tasks`` needs."""
+        precisions = frozenset("tf32" if task.precision == "tf32" else "fp32" for task in tasks)
+        own_models = any(task.model not in MODELS for task in tasks)
+        return cls(precisions, str(device), budget is not None and device.type == "cuda", own_models)
+
+    def conflict(self, other: Needs) -> str:
+        """Why this run cannot go beside ``other`` in one process; empty if it can."""
+        if len(self.precisions | other.precisions) > 1:
+            return "another precision, and torch has one setting for all products of a process"
+        if self.device == other.device and (self.capped or other.capped):
+            return f"a budget on {self.device}, and torch has one cap per process and device"
+        if self.draws or other.draws:
+            return "models of one's own, which may draw from torch's generator, and a process has one"
+        return ""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The state of the process as it was found."""
+
+    precision: str
+    collecting: bool
+    generators: dict[str, Tensor]
+    memory_fraction: float
+
+    @classmethod
+    def now(cls, device: torch.device) -> _Found:
+        precision, fraction = torch.get_float32_matmul_precision(), memory_fraction(device)
+        return cls(precision, gc.isenabled(), generator_states(device), fraction)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_float32_matmul_precision(self.precision)
+        (gc.enable if self.collecting else gc.disable)()
+        restore_generators(self.generators, device)
+        if memory_fraction(device) != self.memory_fraction:
+            set_memory_fraction(self.memory_fraction, device)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run under way: what it needs, and in which thread."""
+
+    needs: Needs
+    thread: int
+
+
+_LOCK = threading.Lock()
+_UNDER_WAY: list[_Run] = []  # the process has one of everything above, so it has one list of who uses it
+_OUTSIDE: list[tuple[_Found, torch.device]] = []  # what the first of them found, and on which device
+
+
+@contextmanager
+def process_state(needs: Needs, device: torch.device) -> Iterator[None]:
+    """A run that needs ``needs`` is under way inside; outside everything is as it was, however it ended."""
+    run, threads = _Run(needs, threading.get_ident()), torch.get_num_threads()
+    with _LOCK:
+        found = _enter(run, device)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        with _LOCK:
+            _leave(run, found, device)
+
+
+def _enter(run: _Run, device: torch.device) -> _Found:
+    for other in _UNDER_WAY:
+        reason = "" if other.thread == run.thread else run.needs.conflict(other.needs)
+        if reason:
+            raise SpecError(
+                f"another run is under way in this process, and one of the two has {reason}; "
+                "wait for it, or start a process for each"
+            )
+    found = _Found.now(device)
+    if not _UNDER_WAY:
+        _OUTSIDE[:] = [(found, device)]
+    _UNDER_WAY.append(run)
+    return found
+
+
+def _leave(run: _Run, found: _Found, device: torch.device) -> None:
+    _UNDER_WAY.remove(run)
+    if not _UNDER_WAY:
+        outside, place = _OUTSIDE.pop()
+        outside.restore(place)
+    elif any(other.thread == run.thread for other in _UNDER_WAY):
+        found.restore(device)
+
+
+@contextmanager
+def group_state(task: Task, threads: int | None, device: torch.device) -> Iterator[None]:
+    """A group like ``task`` trains inside: generators at its seed, products in its precision, so many threads."""
+    with ExitStack() as stack:
+        stack.enter_context(seeded(task.seed, device))
+        stack.enter_context(matmul_precision(task.precision))
+        stack.enter_context(cpu_threads(threads))
+        yield

@@ -1,0 +1,40 @@
+"""Every hop sampler returns what the compiled one on the CPU does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.ops.sampling.graphs import CLOCK, SEEDS, random_csr
+from weft.flow.hops import CpuHops, TorchHops, TritonHops
+from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.reference import sample_torch
+from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
+
+FANOUTS = [3, 2]
+
+
+def assert_same_hops(mine, theirs) -> None:
+    for hop, expected in zip(mine, theirs, strict=True):
+        assert hop.first == expected.first
+        for name in ("indptr", "indices", "edges", "nodes"):
+            assert torch.equal(getattr(hop, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_triton(replace):
+    csr = random_csr(50)
+    triton = TritonHops(*csr, replace=replace, edges=True, device=torch.device("cpu"))
+    compiled = CpuHops(CpuSampler(*csr, replace=replace))
+    for _ in range(2):
+        assert_same_hops(triton(SEEDS, FANOUTS, CLOCK, "all"), compiled(SEEDS, FANOUTS, CLOCK, "all"))
+
+
+@pytest.mark.parametrize("expand", ["all", "new"])
+def test_hop_by_hop(expand):
+    csr = random_csr(50)
+    expected = CpuHops(CpuSampler(*csr))(SEEDS, FANOUTS, CLOCK, expand)
+    for sampler in (sample_torch, partial(sample_triton, edges=True, launch=SampleLaunch(32, 4))):
+        assert_same_hops(TorchHops(partial(sampler, *csr))(SEEDS, FANOUTS, CLOCK, expand), expected)
