@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import weft.ops  # noqa: F401 (registers the operators)
+import weft.ops.sparse.spmm_max  # noqa: F401 (registered on first use)
 from weft.capture.schemas import argument, argument_places
 from weft.weave.merge import FAMILY
 
