@@ -9,11 +9,11 @@ import weft
 class Net(nn.Module):
     """GCN, then SAGE."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, out_features: int, hidden: int = 32, dropout: float = 0.5) -> None:
         super().__init__()
-        self.first = weft.nn.GCNConv(in_features, 32)
-        self.drop = weft.nn.Dropout(0.5)
-        self.second = weft.nn.SAGEConv(32, out_features)
+        self.first = weft.nn.GCNConv(in_features, hidden)
+        self.drop = weft.nn.Dropout(dropout)
+        self.second = weft.nn.SAGEConv(hidden, out_features)
 
     def forward(self, x, adj):
         """``x [N, F]`` dense or sparse, ``adj`` the plain adjacency."""

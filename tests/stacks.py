@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from weft.core.models import MODELS as NAMES
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.grouping.groups import group
 from weft.runtime.group import GroupRun
 
-MODELS = ["gcn", "sage", "gin", "gat", "gatv2"]
+MODELS = list(NAMES)
 
 
 def solo_plan(task: Task, stats, device: str) -> Plan:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from weft.core.models import traits_of
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 
 NODES, FEATURES, CLASSES = 60, 9, 3
+
+
+def small(model="gcn") -> dict[str, int]:
+    """Settings for a small model of this name, or of one of these names: those that it reads."""
+    rows = [traits_of(one) for one in (model if isinstance(model, (list, tuple)) else [model])]
+    read = {name for row in rows if row is not None for name in row.settings}
+    return {name: value for name, value in {"hidden": 8, "heads": 2}.items() if name in read}
 
 
 def tiny_graph(seed: int = 0, sparse: bool = False, multilabel: bool = False, weighted: bool = False) -> Graph:

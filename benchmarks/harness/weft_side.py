@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.timing import Memory
+from weft.core.models import traits_of
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.base.merger import merger_for
@@ -46,13 +47,14 @@ def eager_memory(memory: Memory, weft: WeftEpoch) -> tuple[float | None, float |
 
 def weft_task(name: str, graph: Graph, setting: Setting) -> Task:
     """The task that equals PyG's BasicGNN of the same setting; evaluated at the very end only."""
+    traits = traits_of(name)
+    heads = {"heads": setting.heads, "out_heads": setting.heads} if traits is not None and traits.has_heads else {}
     return Task(
         graph=graph,
         model=name,
         layers=setting.layers,
         hidden=setting.hidden,
-        heads=setting.heads,
-        out_heads=setting.heads,
+        **heads,
         dropout=setting.dropout,
         lr=setting.lr,
         epochs=MOST_EPOCHS,

@@ -32,6 +32,7 @@ from benchmarks.harness.timing import Memory, Timing, synchronize, time_until
 from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from benchmarks.harness.workers import Workers
 from benchmarks.suites.whole_runs import PARTS, RUNS, SHELLS, measure_runs, measure_shells
+from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.base.merger import merger_for
@@ -41,7 +42,8 @@ from weft.runtime.group import GroupRun
 from weft.weave.step import merged
 
 SIDES = ("woven", "concurrent", "stacks", "sequence", "mps")
-COMMON: dict[str, Any] = {"hidden": 64, "heads": 4, "out_heads": 4, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
+COMMON: dict[str, Any] = {"hidden": 64, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
+HEADS = {"heads": 4, "out_heads": 4}  # of models that have some
 CASES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "depths": ("pubmed", [{"model": "gcn", "layers": layers} for layers in (2, 2, 3, 4)]),
     "ten": (
@@ -55,10 +57,12 @@ ANALYSIS_SHARE = 0.005
 
 def settings_of(case: str, hidden: int) -> list[dict[str, Any]]:
     """What every task of a case is made of, names and seeds included."""
-    return [
-        {**COMMON, **own, "hidden": hidden, "seed": place, "name": f"{own['model']}-{own['layers']}-{place}"}
-        for place, own in enumerate(CASES[case][1])
-    ]
+    found = []
+    for place, own in enumerate(CASES[case][1]):
+        heads = HEADS if BUILT_IN[own["model"]].has_heads else {}
+        name = f"{own['model']}-{own['layers']}-{place}"
+        found.append({**COMMON, **heads, **own, "hidden": hidden, "seed": place, "name": name})
+    return found
 
 
 def tasks_of(case: str, graph: Graph, hidden: int) -> list[Task]:

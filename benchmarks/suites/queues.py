@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
+from weft.core.models import BUILT_IN
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 
@@ -47,7 +48,8 @@ class Entry:
         """``count`` such trainings that differ in their seeds and rates."""
         settings: dict[str, Any] = {"model": self._model(hidden), "epochs": 400}
         if self.kind == "queues":
-            settings |= {"layers": self.layers, "hidden": hidden, "heads": 4, "out_heads": 4}
+            settings |= {"layers": self.layers, "hidden": hidden}
+            settings |= {"heads": 4, "out_heads": 4} if BUILT_IN[self.model].has_heads else {}
         return [Task(graph=graph, name=f"{self.name}-{i}", seed=i, lr=0.01 / (1 + i), **settings) for i in range(count)]
 
     def _model(self, hidden: int) -> Any:

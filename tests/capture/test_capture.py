@@ -16,9 +16,10 @@ from tests.capture.graphs import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
+from weft.core.models import MODELS
 from weft.core.plan import Plan
 from weft.core.program import KEPT, Program
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
 from weft.weave.weaver import Weaver

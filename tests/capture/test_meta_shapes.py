@@ -138,7 +138,8 @@ def test_in_place_is_in_place():
 
 def test_an_estimate_does_without_torchs_compiler():
     code = (
-        "import sys; from tests.capture.graphs import PRODUCTS; from weft.core.task import MODELS, Task;"
+        "import sys; from tests.capture.graphs import PRODUCTS; from weft.core.models import MODELS;"
+        "from weft.core.task import Task;"
         "from weft.engine.planning.plan_report_builder import plan; from weft.runtime.dry_run import capture\n"
         "for model in MODELS:\n"
         "    for norm in (None, 'batch', 'layer'):\n"

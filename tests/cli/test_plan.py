@@ -100,7 +100,17 @@ def test_a_chart(weft, here):
         assert "<svg" in (here / name).read_text()
 
 
-BROKEN = "from torch import nn\n\n\nclass Model(nn.Linear):\n    def forward(self, x, adj):\n        return x.nothing\n"
+BROKEN = """
+from torch import nn
+
+
+class Model(nn.Linear):
+    def __init__(self, inputs, outputs, layers, hidden):
+        super().__init__(inputs, outputs)
+
+    def forward(self, x, adj):
+        return x.nothing
+"""
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_resume_where_nothing_is_says_so_first(weft, spec):
 FAILING = """
 from torch import nn
 class Net(nn.Module):
-    def __init__(self, i, o):
+    def __init__(self, i, o, **settings):
         super().__init__()
         self.layer = nn.Linear(i, o)
     def forward(self, x):

@@ -189,3 +189,15 @@ def test_examples_can_be_read(path):
     assert isinstance(work, Task if path.stem not in ("demo", "random-search") else Sweep)
     if path.stem == "demo":
         assert len(work) == 16
+
+
+def test_arguments_of_a_model_are_a_table_of_their_own(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text('graph = "demo"\n[model]\nname = "net.py:Net"\nhidden = 8\n[model.args]\nwidth = 3\n')
+    task = read_spec(path)
+    assert (task.hidden, task.model_args) == (8, {"width": 3})
+    assert read_spec(path, ["model.args.width=4", "model.args.deep=true"]).model_args == {"width": 4, "deep": True}
+    sweep = read_spec(path, ["model.args.width=[1, 2]"])
+    assert [one.model_args["width"] for one in sweep] == [1, 2]
+    drawn = read_spec(path, ["model.args.width={ choice = [1, 2] }", "sweep.samples=2"])
+    assert sorted(one.model_args["width"] for one in drawn) == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -198,3 +199,32 @@ def test_mistakes_in_ranges(make, message):
     with pytest.raises(SpecError) as error:
         make()
     assert message in str(error.value)
+
+
+def test_a_setting_of_all_that_only_some_read_is_theirs_alone():
+    sweep = Sweep("cora", model=["gcn", "gat"], heads=4, hidden=16, lr=[0.1, 0.2])
+    assert [task.heads for task in sweep] == [8, 8, 4, 4]
+    assert ["heads" in task.given for task in sweep] == [False, False, True, True]
+    assert sweep.varying == ("model", "lr")
+    optimizers = Sweep("cora", optimizer=["sgd", "adam"], momentum=0.9)
+    assert [task.momentum for task in optimizers] == [0.9, 0.0]
+    assert optimizers.varying == ("optimizer",)
+
+
+def test_arguments_of_a_model_vary_like_settings():
+    args = {"width": [1, 2], "depth": 3, "sizes": [[4, 5]], "rate": uniform(0, 1)}
+    sweep = Sweep("cora", model="net.py:Net", model_args=args, samples=2)
+    assert sweep.varying == ("model_args.width", "model_args.rate")
+    assert [task.model_args["width"] for task in sweep] == [1, 2, 1, 2]
+    assert all(task.model_args["sizes"] == (4, 5) and task.model_args["depth"] == 3 for task in sweep)
+    assert re.fullmatch(r"width=1 rate=0\.\d+", sweep.tasks()[0].label)
+    assert Sweep.from_dict(json.loads(json.dumps(sweep.to_dict()))).tasks() == sweep.tasks()
+    assert [task.model_args for task in Sweep.from_tasks(sweep.tasks())] == [task.model_args for task in sweep]
+    with pytest.raises(SpecError, match="model_args=3 must be a dict"):
+        Sweep("cora", model_args=3)
+
+
+def test_entries_change_one_argument_and_keep_the_others():
+    entries = [{"model_args": {"width": 2}}, {"model_args": {"deep": True}}]
+    sweep = Sweep("cora", model="net.py:Net", model_args={"width": 1}, tasks=entries)
+    assert [task.model_args for task in sweep] == [{"width": 2}, {"width": 1, "deep": True}]

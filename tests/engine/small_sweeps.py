@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.tiny import tiny_graph
+from tests.tiny import small, tiny_graph
 from weft.core.sweep import Sweep
 
 
 def make_sweep(graph=None, **settings) -> Sweep:
     """A sweep over ``settings``, on ``graph`` or on the tiny one."""
     graph = tiny_graph() if graph is None else graph
-    return Sweep(**{"graph": graph, "hidden": 8, "epochs": 12, "heads": 2, "name": "s", **settings})
+    return Sweep(**{"graph": graph, "epochs": 12, "name": "s", **small(settings.get("model", "gcn")), **settings})
 
 
 def of_kind(events, kind: str) -> list:

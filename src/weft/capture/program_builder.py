@@ -45,6 +45,8 @@ def program_of(
         born = [number for call in calls for number in call.made]
     else:  # also what came without a call: numbers handed over by the host
         born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
+    if setup is None:  # a module that keeps an activation leaves its whole graph behind, numbers from the host included
+        born += [number for number in left if number not in set(resident)]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
     step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
     step |= {number: kinds.get(number, "constant") for number in resident}

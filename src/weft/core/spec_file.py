@@ -10,7 +10,8 @@
     [sweep]
     samples = 20
 
-Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`. A list, a
+Sections only group: ``[model]`` and ``[train]`` flatten to the fields of :class:`weft.core.task.Task`, and
+``[model.args]`` is its ``model_args``. A list, a
 range to draw from, or ``[[task]]`` tables make it a :class:`weft.core.sweep.Sweep`.
 """
 
@@ -28,6 +29,7 @@ from weft.core.sweep import Sweep, read_value, varies
 from weft.core.task import Task, reject_unknown, rules
 
 SECTIONS = ("model", "train")
+IN_MODEL = {"name": "model", "args": "model_args"}  # what has another name outside of the section [model]
 SWEEP_KEYS = ("samples", "sample_seed")
 
 
@@ -131,15 +133,18 @@ def _apply(data: dict[str, Any], override: str) -> None:
     """Put one ``section.key=value`` into ``data``; the value is TOML, or a bare word taken as a string."""
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts) or len(parts) > 2:
+    most = 3 if parts[:2] == ["model", "args"] else 2
+    if not equals or not all(parts) or len(parts) > most:
         raise SpecError(f"--set {override}: expected key=value, such as --set train.lr=0.02")
     if parts[0] == "model" and len(parts) == 1:
         parts = ["model", "name"]
     if parts[0] == "model" and isinstance(data.get("model"), (str, list)):
         data["model"] = {"name": data["model"]}
-    section = data if len(parts) == 1 else data.setdefault(parts[0], {})
-    if not isinstance(section, dict):
-        raise SpecError(f"--set {override}: {parts[0]} is a single value, not a section")
+    section: Any = data
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise SpecError(f"--set {override}: {part} is a single value, not a section")
     section[parts[-1]] = _value(text.strip())
 
 
@@ -160,7 +165,8 @@ def _flatten(data: Mapping[str, Any], where: str) -> dict[str, Any]:
                 raise SpecError(f"{where}: {key} = {value!r} must be a section, written [{key}]")
             for name, item in value.items():
                 _check_known(name, key, where)
-                values["model" if (key, name) == ("model", "name") else name] = item
+                inside = IN_MODEL if key == "model" else {}
+                values[inside.get(str(name), str(name))] = item
         else:
             _check_known(key, "", where)
             values[key] = value
@@ -174,7 +180,7 @@ def _is_range(value: Any) -> bool:
 
 def _known(section: str) -> list[str]:
     names = [name for name, rule in rules().items() if rule.section == section]
-    extra = {"": ["graph", "model"], "model": ["name"], "train": ["betas"]}
+    extra = {"": ["graph", "model"], "model": list(IN_MODEL), "train": ["betas"]}
     return extra[section] + names
 
 

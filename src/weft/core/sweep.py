@@ -14,9 +14,10 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.core.field_rule import Rule
 from weft.core.search_space import Choice, Range, from_table
-from weft.core.task import Task, reject_unknown, rules
-from weft.core.value_names import Labels, describe, identity
+from weft.core.task import OPTIMIZER_SETTINGS, Task, model_settings, plain_value, reject_unknown, rules
+from weft.core.value_names import ARGS, Labels, describe, identity
 
+ARG = "argument"  # of a model, where its name does not matter
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
@@ -29,7 +30,8 @@ class Sweep:
     ``samples`` times (the same draws for the same ``sample_seed``); each draw meets every combination of the grid.
     ``betas`` is a pair, so a grid of it is a list of pairs. ``tasks`` is a list of overrides for settings that
     belong together, ``tasks=[{"model": "gcn", "lr": 0.01}, {"model": "gat", "lr": 0.005}]``; an override may have
-    lists and a ``name``. Each of them meets the rest of the grid.
+    lists and a ``name``. Each of them meets the rest of the grid. A list or a range inside ``model_args`` varies like
+    any other setting; a list that is one value stands in a list of its own.
     """
 
     settings: Mapping[str, Any]
@@ -68,10 +70,11 @@ class Sweep:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The settings that differ between members, in the order in which they were given, seed last."""
-        given = _seed_last(dict.fromkeys([*self.settings, *(key for entry in self.explicit for key in entry)]))
+        written = [key for entry in (self.settings, *self.explicit) for key in with_args_apart(entry)]
+        given = _seed_last(dict.fromkeys(written))
         members = self.tasks()
-        several = (key for key in given if key != "name" and _distinct(getattr(task, key) for task in members) > 1)
-        return tuple(several)
+        values = {key: [setting_of(task, key) for task in members if not task.ignores(key)] for key in given}
+        return tuple(key for key in given if key != "name" and _distinct(values[key]) > 1)
 
     @cached_property
     def graphs(self) -> tuple[str, ...]:
@@ -118,12 +121,16 @@ class Sweep:
         """The sweep that has exactly ``tasks``; those without a name get one from what tells them apart."""
         if not tasks:
             raise SpecError("no tasks: give at least one weft.Task")
-        names = [field.name for field in fields(Task) if field.name != "name"]
-        shared = {key: getattr(tasks[0], key) for key in names if _distinct(getattr(t, key) for t in tasks) == 1}
-        usual = Task(graph="any")
-        settings = {key: value for key, value in shared.items() if value != getattr(usual, key)}
+        names = [field.name for field in fields(Task) if field.name not in ("name", "model_args")]
+        names += list(dict.fromkeys(f"{ARGS}{key}" for task in tasks for key in task.model_args))
+        shared = [key for key in names if _distinct((setting_of(t, key, _absent), _gives(t, key)) for t in tasks) == 1]
+        usual, first = Task(graph="any"), tasks[0]
+        chosen = [key for key in shared if _gives(first, key) and _matters(first, key, usual)]
+        settings = _with_args({key: setting_of(first, key) for key in chosen}, whole=True)
+        own = [[key for key in names if key not in shared and _gives(task, key)] for task in tasks]
         entries = [
-            {"name": task.name} | {key: getattr(task, key) for key in names if key not in shared} for task in tasks
+            {"name": task.name} | _with_args({key: setting_of(task, key) for key in keys}, whole=True)
+            for task, keys in zip(tasks, own, strict=True)
         ]
         return cls(tasks=[{k: v for k, v in e.items() if k != "name" or v} for e in entries], name=name, **settings)
 
@@ -137,11 +144,15 @@ def is_grid(name: str, value: Any) -> bool:
 
 def varies(name: str, value: Any) -> bool:
     """Whether ``value`` makes a sweep of a task: a list, or a range to draw from."""
+    if name == "model_args" and isinstance(value, Mapping):
+        return any(varies(key, item) for key, item in value.items())
     return isinstance(value, (Range, Choice)) or is_grid(name, value)
 
 
 def read_value(name: str, value: Any) -> Any:
     """A value out of JSON or TOML: tables say how to draw, anything else is itself."""
+    if name == "model_args" and isinstance(value, Mapping):
+        return {key: read_value(key, item) for key, item in value.items()}
     return from_table(name, value) if isinstance(value, Mapping) else value
 
 
@@ -163,9 +174,26 @@ def _tasks(sweep: Sweep, label: str) -> list[Task]:
     names = _names(sweep, combinations)
     tasks = []
     for name, (_, values) in zip(names, combinations, strict=True):
-        tasks.append(Task(**{**values, "name": name}))
+        tasks.append(Task(**_with_args({**values, "name": name})))
     _refuse_twins(tasks, label)
+    return _without_ignored(tasks)
+
+
+def _without_ignored(tasks: list[Task]) -> list[Task]:
+    """Tasks without the settings that all of them have but only some read: ``model=["gcn", "gat"], heads=4``.
+
+    What varies stays where it is, and is refused when the sweep is run: it would seem to have been tried.
+    """
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS):
+        ignored = [task.ignores(name) and name in task.given for task in tasks]
+        if any(ignored) and not all(ignored) and _distinct(getattr(task, name) for task in tasks) == 1:
+            pairs = zip(tasks, ignored, strict=True)
+            tasks = [_without(task, name) if ignores else task for task, ignores in pairs]
     return tasks
+
+
+def _without(task: Task, name: str) -> Task:
+    return Task(**{key: getattr(task, key) for key in task.given if key != name})
 
 
 def _combinations(sweep: Sweep, label: str) -> list[tuple[int, dict[str, Any]]]:
@@ -173,7 +201,7 @@ def _combinations(sweep: Sweep, label: str) -> list[tuple[int, dict[str, Any]]]:
     found: list[tuple[int, dict[str, Any]]] = []
     drawn_anywhere = False
     for position, entry in enumerate(sweep.explicit or ({},)):
-        merged = _seed_last({**sweep.settings, **entry})
+        merged = _seed_last({**with_args_apart(sweep.settings), **with_args_apart(entry)})
         grid = {key: list(value) for key, value in merged.items() if is_grid(key, value)}
         for key, values in grid.items():
             _check_grid(key, values, label)
@@ -242,7 +270,9 @@ def _refuse_too_many(before: int, sizes: Sequence[int], label: str) -> None:
 def _refuse_twins(tasks: Sequence[Task], label: str) -> None:
     seen: dict[tuple[Any, ...], str] = {}
     for task in tasks:
-        values = tuple(identity(getattr(task, f.name)) for f in fields(Task) if f.name != "name")
+        plain = [f.name for f in fields(Task) if f.name not in ("name", "model_args")]
+        values = tuple(identity(getattr(task, name)) for name in plain)
+        values += tuple((name, identity(value)) for name, value in sorted(task.model_args.items()))
         if values in seen:
             raise SpecError(
                 f"{label}: {seen[values]!r} and {task.name!r} have the same settings; remove one of them, or "
@@ -264,7 +294,8 @@ def _names(sweep: Sweep, combinations: Sequence[tuple[int, dict[str, Any]]]) -> 
     short, full = [], []
     for position, each in combinations:
         named = isinstance(each.get("name"), str) and each["name"]
-        fixed = {key for key, value in entries[position].items() if not varies(key, value)} if named else set()
+        entry = with_args_apart(entries[position])
+        fixed = {key for key, value in entry.items() if not varies(key, value)} if named else set()
         short.append(labels.name(each, [key for key in varying if key not in fixed], named or ""))
         full.append(labels.name(each, varying, named or ""))
     taken = Counter(short)
@@ -289,8 +320,44 @@ def _unique(names: Sequence[str], fallback: str) -> list[str]:
 # ---- values ------------------------------------------------------------------------------------------
 
 
+def with_args_apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with each of ``model_args`` under a key of its own: ``model_args.width``."""
+    args = settings.get("model_args", {})
+    found = {key: value for key, value in settings.items() if key != "model_args"}
+    return found | {f"{ARGS}{name}": value for name, value in args.items()}
+
+
+def _with_args(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """The inverse. ``whole``: a tuple is one value, to be kept as the only one of a list."""
+    args = {key.removeprefix(ARGS): value for key, value in values.items() if key.startswith(ARGS)}
+    if whole:
+        args = {name: (value,) if isinstance(value, (list, tuple, range)) else value for name, value in args.items()}
+    found = {key: value for key, value in values.items() if not key.startswith(ARGS)}
+    return found | ({"model_args": args} if args else {})
+
+
+def setting_of(task: Task, key: str, absent: Any = None) -> Any:
+    """The value of a setting by the name that :attr:`Sweep.varying` gives it; ``absent`` for a missing argument."""
+    return task.model_args.get(key.removeprefix(ARGS), absent) if key.startswith(ARGS) else getattr(task, key)
+
+
+def _gives(task: Task, key: str) -> bool:
+    """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
+    if key.startswith(ARGS):
+        return key.removeprefix(ARGS) in task.model_args
+    return key in task.given or task.traits is not None or key not in model_settings()
+
+
+def _matters(task: Task, key: str, usual: Task) -> bool:
+    """Whether leaving the value of a setting out would change the task."""
+    return task.traits is None or key.startswith(ARGS) or getattr(task, key) != getattr(usual, key)
+
+
 def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with every list, range and array as a tuple, so that equal sweeps compare equal."""
+    args = settings.get("model_args", {})
+    if not isinstance(args, Mapping):
+        raise SpecError(f"sweep: model_args={args!r} must be a dict, such as model_args={{'width': [16, 32]}}")
     for key, value in settings.items():
         if isinstance(value, (set, frozenset, Iterator)):
             kind = type(value).__name__
@@ -307,6 +374,8 @@ def _seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _as_tuples(value: Any) -> Any:
     if hasattr(value, "tolist") and getattr(value, "ndim", None):  # arrays of numpy and torch
         value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _as_tuples(item) for key, item in value.items()}
     return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple, range)) else value
 
 
@@ -320,6 +389,10 @@ def _plain(key: str, value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, tuple):
         return [_plain(key, item) for item in value]
+    if key == "model_args":
+        return {name: _plain(ARG, item) for name, item in value.items()}
+    if key == ARG and not hasattr(value, "item"):
+        return plain_value(value)
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if hasattr(value, "__fspath__"):

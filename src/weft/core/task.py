@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.field_rule import Rule, choice, setting
+from weft.core.models import ModelTraits, model_names, traits_of
 
-MODELS = ("gcn", "sage", "gin", "gat", "gatv2")
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
+OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 MAX_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
 
 
@@ -19,9 +20,11 @@ MAX_LAYERS = 10_000  # each is built and followed before anything is said, a tho
 class Task:
     """One training: a graph, a model, and how to train it. Every field is checked on construction.
 
-    ``graph`` is a name (``"cora"``), a path, or a :class:`weft.Graph`. ``model`` is one of :data:`MODELS`,
+    ``graph`` is a name (``"cora"``), a path, or a :class:`weft.Graph`. ``model`` is the name of a model (``"gcn"``),
     ``"module:callable"`` or ``"file.py:callable"``, an ``nn.Module``, or a callable
-    ``(in_features, out_features) -> nn.Module``; the sizes below shape the named models only.
+    ``(in_features, out_features, ...) -> nn.Module``. A callable is given those model settings that the task gives
+    and whose names its signature has, and all of ``model_args``; a setting that nothing reads is an error when the
+    task is run or planned. ``init="fresh"`` draws new weights, by the seed, for an ``nn.Module`` given as an object.
     """
 
     graph: Any = None
@@ -37,6 +40,8 @@ class Task:
     norm: str | None = choice(None, "batch", "layer", section="model")
     residual: bool = setting(False, bool, section="model")
     aggregator: str = choice("mean", "mean", "max", "sum", section="model")  # sage
+    init: str | None = choice(None, "fresh", section="model")  # None: a module given as an object keeps its weights
+    model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
     optimizer: str = choice("adam", "adam", "adamw", "sgd")
     lr: float = setting(0.01, float, above=0)
@@ -59,14 +64,23 @@ class Task:
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
+    def __new__(cls, *values: Any, **settings: Any) -> Task:
+        """Note which settings were given: a default of Weft's does not replace that of a user's model."""
+        task = object.__new__(cls)
+        names = [*settings, *(f.name for f in fields(cls)[: len(values)])]
+        object.__setattr__(task, "_given", frozenset(names))
+        return task
+
     def __post_init__(self) -> None:
         self._check_graph()
         self._check_model()
+        self._check_model_args()
         for field_name, rule in rules().items():
             value = rule.check(self.label, field_name, getattr(self, field_name))
             object.__setattr__(self, field_name, value)
         self._check_betas()
-        if self.model in ("gat", "gatv2") and self.layers > 1 and self.hidden % self.heads:
+        has_heads = self.traits is not None and self.traits.has_heads
+        if has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
                 f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
                 "it is the width of all heads together"
@@ -76,6 +90,27 @@ class Task:
                 f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "
                 "or nothing is left to train at the full rate"
             )
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given, rather than left at their defaults."""
+        given: frozenset[str] = self._given  # type: ignore[attr-defined]
+        return given
+
+    @property
+    def traits(self) -> ModelTraits | None:
+        """What Weft knows of the model by its name; None for a model of the user's own."""
+        return traits_of(self.model)
+
+    def given_to_model(self) -> tuple[str, ...]:
+        """The model settings that were given, in the order of the fields; ``init`` is Weft's own business."""
+        return tuple(name for name in model_settings() if name in self.given)
+
+    def ignores(self, name: str) -> bool:
+        """Whether the setting ``name`` has no effect, as far as names tell: a user's model may read any."""
+        if name in OPTIMIZER_SETTINGS:
+            return self.optimizer not in OPTIMIZER_SETTINGS[name]
+        return self.traits is not None and name in model_settings() and name not in self.traits.settings
 
     @property
     def label(self) -> str:
@@ -99,7 +134,7 @@ class Task:
     def with_values(self, **changes: Any) -> Task:
         """The same task with some fields changed, checked again."""
         reject_unknown(changes, f"task {self.label!r}")
-        return replace(self, **changes)
+        return Task(**{**{name: getattr(self, name) for name in self.given}, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
@@ -109,12 +144,19 @@ class Task:
             data["graph"] = f"<{self.graph_name}>"
         if not isinstance(self.model, str):
             data["model"] = f"<{self.model_name}>"
+        data["model_args"] = {name: plain_value(value) for name, value in self.model_args.items()}
+        if self.traits is None:
+            data["given"] = list(self.given_to_model())  # what its model was built with
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
         """The inverse of :meth:`to_dict`, for tasks whose graph and model have names."""
+        data = dict(data)
+        given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
+        if given is not None:
+            data = {name: value for name, value in data.items() if name in given or name not in model_settings()}
         return cls(**data)
 
     def _check_graph(self) -> None:
@@ -128,12 +170,12 @@ class Task:
 
     def _check_model(self) -> None:
         if isinstance(self.model, str):
-            if self.model in MODELS or (":" in self.model and not self.model.startswith("<")):
+            if self.traits is not None or (":" in self.model and not self.model.startswith("<")):
                 return
-            close = get_close_matches(self.model, MODELS, n=1)
+            close = get_close_matches(self.model, model_names(), n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise SpecError(
-                f"task {self.label!r}: model={self.model!r} must be one of {', '.join(MODELS)}, "
+                f"task {self.label!r}: model={self.model!r} must be one of {', '.join(model_names())}, "
                 f'or "module:callable" for a model of your own{hint}'
             )
         if not callable(self.model):
@@ -141,6 +183,18 @@ class Task:
                 f"task {self.label!r}: model={self.model!r} must be a name, an nn.Module, "
                 "or a callable (in_features, out_features) -> nn.Module"
             )
+
+    def _check_model_args(self) -> None:
+        found = self.model_args
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise SpecError(
+                f"task {self.label!r}: model_args={found!r} must be a dict by the names of the model's own parameters, "
+                'such as model_args={"width": 32}'
+            )
+        for name in found:
+            if name in model_settings():
+                raise SpecError(f"task {self.label!r}: {name} is a setting of its own; give {name}=, not model_args")
+        object.__setattr__(self, "model_args", dict(found))
 
     def _check_betas(self) -> None:
         betas = self.betas
@@ -154,6 +208,20 @@ class Task:
 def rules() -> dict[str, Rule]:
     """The rule of every field that has one, by field name."""
     return {f.name: f.metadata["rule"] for f in fields(Task) if "rule" in f.metadata}
+
+
+def model_settings() -> tuple[str, ...]:
+    """The settings that shape a model, by name; ``init`` says how its weights begin, not what it is."""
+    return tuple(name for name, rule in rules().items() if rule.section == "model" and name != "init")
+
+
+def plain_value(value: Any) -> Any:
+    """A value of ``model_args`` for JSON; an object becomes a description of it."""
+    if isinstance(value, (list, tuple)):
+        return [plain_value(item) for item in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return f"<{getattr(value, '__name__', type(value).__name__)}>"
 
 
 def reject_unknown(data: Mapping[str, Any], where: str) -> None:

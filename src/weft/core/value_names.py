@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+ARGS = "model_args."  # how the names of a model's own arguments begin among settings
 MANY = 12  # numbers, from which on a few that look alike are better than all of them long
 
 
@@ -49,7 +50,10 @@ class Labels:
         """``"gcn hidden=16 lr=0.01"``: the settings ``keys`` that ``values`` has; models go without their key."""
         words = [self.word(key, values[key]) for key in keys if key in values]
         shown = [key for key in keys if key in values]
-        pairs = [word if key in ("model", "graph") else f"{key}={word}" for key, word in zip(shown, words, strict=True)]
+        pairs = [
+            word if key in ("model", "graph") else f"{key.removeprefix(ARGS)}={word}"
+            for key, word in zip(shown, words, strict=True)
+        ]
         return " ".join([first, *pairs] if first else pairs)
 
 

@@ -1,6 +1,7 @@
 """Layers and models over Weft's operators, and their conversion from and to PyG."""
 
-from weft.nn.build import build
+from weft.core.models import ModelTraits
+from weft.nn.build import build, register_model
 from weft.nn.conv.gat import GATConv
 from weft.nn.conv.gatv2 import GATv2Conv
 from weft.nn.conv.gcn import GCNConv
@@ -9,7 +10,7 @@ from weft.nn.conv.sage import SAGEConv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import Epilogue
 from weft.nn.initial import reset_parameters
-from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.pyg.models import from_pyg, to_pyg
 
@@ -17,6 +18,7 @@ __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "GNN",
     "SAGE",
     "BatchNorm",
     "Dropout",
@@ -27,10 +29,12 @@ __all__ = [
     "GCNConv",
     "GINConv",
     "LayerNorm",
+    "ModelTraits",
     "SAGEConv",
     "assign_sites",
     "build",
     "from_pyg",
+    "register_model",
     "reset_parameters",
     "to_pyg",
 ]

@@ -89,6 +89,16 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
             module.reset_running_stats()
 
 
+def parameters_without_initial(model: nn.Module) -> list[str]:
+    """Names of the parameters that :func:`reset_parameters` would leave as they are."""
+    names = [name for name, _ in model.named_parameters()]
+    return [
+        full
+        for full, (module, name, _) in zip(names, _owned_parameters(model), strict=True)
+        if _initial_of(module, name) is None and not hasattr(module, "reset_parameters")
+    ]
+
+
 def _owned_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Every parameter once, with the module it hangs in, in the order of ``model.parameters()``."""
     for path, parameter in model.named_parameters():

@@ -88,6 +88,8 @@ def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, 
 def check_same_task(saved: Mapping[str, Any], task: Mapping[str, Any], path: Path) -> None:
     """A :class:`SpecError` that names the first setting in which a checkpoint's task differs."""
     for key in task:
+        if key not in saved and not task[key]:
+            continue  # a setting that the Weft of the checkpoint did not have, and that this task does not use
         if key != "name" and saved.get(key) != task[key]:
             raise SpecError(
                 f"{path}: was trained with {key}={saved.get(key)!r}, but this task has {key}={task[key]!r}; "

@@ -26,7 +26,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.program import Program
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
@@ -79,7 +79,7 @@ def capture(
         return _follow(group, lambda: stand_in(graph), plan, META, merger=merger)
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
-        if told or all(one.model in MODELS for one in group):
+        if told or all(one.traits is not None for one in group):
             raise
     return _follow_small(group, graph if isinstance(graph, GraphStats) else graph.stats(), plan)
 
@@ -121,7 +121,7 @@ def _follow(
     merger: StepMerger | None = None,
 ) -> Captured:
     gpu = plan.device == "cuda"
-    if any(one.model not in MODELS for one in group):
+    if any(one.traits is None for one in group):
         # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)

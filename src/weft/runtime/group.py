@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.compile.inductor import compile_stack
@@ -167,7 +167,7 @@ class GroupRun:
     def _make_stack(self, rows: list[int]) -> Stack:
         tasks = [self.tasks[row] for row in rows]
         once = self.plan.first_layer == "once" and not any(task.input_dropout for task in tasks)
-        if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].model in MODELS or self.device.type != "cpu":
+        if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].traits is not None or self.device.type != "cpu":
             return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
         own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator, as it would alone
         with own:

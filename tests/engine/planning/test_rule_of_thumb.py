@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core.task import MODELS, Task
+from weft.core.models import MODELS
+from weft.core.task import Task
 from weft.engine.planning.estimator import Estimator
 from weft.planner.cost.rule_of_thumb import memory
 from weft.planner.machine_profiles import profile

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.stacks import solo_plan
-from tests.tiny import tiny_graph
+from tests.tiny import small, tiny_graph
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.task import Task
 from weft.engine.run import run
@@ -21,7 +21,7 @@ from weft.runtime.group import GroupRun
 
 def make_task(graph=None, **settings):
     graph = tiny_graph() if graph is None else graph
-    return Task(**{"graph": graph, "hidden": 8, "epochs": 20, "heads": 2, "name": "t", **settings})
+    return Task(**{"graph": graph, "epochs": 20, "name": "t", **small(settings.get("model", "gcn")), **settings})
 
 
 class TestResult:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.core.graph_stats import GraphStats
-from weft.core.task import MODELS, Task
+from weft.core.models import MODELS
+from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import DEFAULT_RATES, memory, rates_of, work
 from weft.planner.machine_profiles import profile
 

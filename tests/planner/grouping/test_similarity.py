@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.core.graph_stats import GraphStats
-from weft.core.task import MODELS, Task
+from weft.core.models import MODELS
+from weft.core.task import Task
 from weft.planner.grouping.similarity import Features, features_of_task, similarity
 
 STATS = GraphStats("g", 1000, 5000, 32, num_classes=4)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from weft.core.compatibility import metric_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.step.objectives import Objective, metric_name, objective_of_stack
+from weft.runtime.step.objectives import Objective, objective_of_stack
 
 
 def objective_for(task: Task, multilabel: bool) -> Objective:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
+from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
-from weft.planner.grouping.compatibility import graph_key
+from weft.graph.data.verify import check_ids
 
 HOST = torch.device("cpu")
 
@@ -59,6 +60,7 @@ class Graphs:
             found = self.summary(task)
             if isinstance(found, GraphStats):
                 found = find_graph(task, self._maker)
+            check_ids(found)
             self._placed[key] = found.to(self._device)
             self._true[key] = self._placed[key].stats()
         return self._placed[key]

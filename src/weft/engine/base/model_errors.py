@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft.core.errors import ModelError, WeftError
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.engine.base.memory_errors import is_memory_error
 
 _WEFT = str(Path(__file__).parents[2])
@@ -33,7 +33,7 @@ def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
     except WeftError:
         raise
     except Exception as error:
-        own = [task for task in tasks if task.model not in MODELS]
+        own = [task for task in tasks if task.traits is None]
         if not own or is_memory_error(error):
             raise
         raise ModelError(f"{_who(own)}: {what_was_raised(error, own[0])}") from error

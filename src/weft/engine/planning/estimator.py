@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
@@ -23,7 +24,6 @@ from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
-from weft.planner.grouping.compatibility import group_key, structure, width
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.runtime.dry_run import capture
@@ -125,7 +125,7 @@ class Estimator:
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""
         numbers = (width(task), task.epochs, *_switches(task))
-        return (group_key(task, self.stats(task)), tuple(structure(task).items()), *numbers)
+        return (group_key(task, self.stats(task).multilabel), tuple(stack_key(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
         """Equal for stacks of the same size as wide as each other: narrower members are padded, whoever they are."""
@@ -143,7 +143,7 @@ class Estimator:
             return float(self.alone(tasks[0]).cost.total_bytes)
         stacks: dict[Hashable, list[Task]] = {}
         for task in tasks:
-            stacks.setdefault(tuple(structure(task).items()), []).append(task)
+            stacks.setdefault(tuple(stack_key(task).items()), []).append(task)
         key = frozenset((self._key(max(part, key=width)), len(part)) for part in stacks.values())
         if key not in self._bytes:
             # A stack is as wide as its widest member: the others are padded.

@@ -18,15 +18,15 @@ from types import TracebackType
 
 import torch
 
+from weft.core.compatibility import graph_key, stack_key
 from weft.core.errors import WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.engine.base.device import machine_of
 from weft.engine.base.machines import load_throughput, update_throughput
 from weft.engine.base.memory_errors import give_back_memory
 from weft.graph.data.graph import Graph
 from weft.planner.cost.rule_of_thumb import rates_of, work
-from weft.planner.grouping.compatibility import graph_key, structure
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.stack_size import MOST
 from weft.planner.grouping.stack_size_table import Throughput, find_group_size
@@ -86,8 +86,8 @@ def _kinds(tasks: Sequence[Task]) -> list[list[Task]]:
     """Tasks that could be one stack, where they are so many that it matters into how many they are cut."""
     found: dict[Hashable, list[Task]] = {}
     for task in tasks:
-        if task.model in MODELS:
-            key = (graph_key(task), task.feature_norm, task.precision, *structure(task).items())
+        if task.traits is not None:
+            key = (graph_key(task), task.feature_norm, task.precision, *stack_key(task).items())
             found.setdefault(key, []).append(task)
     return [alike for alike in found.values() if len(alike) >= LEAST_TASKS]
 

@@ -8,7 +8,6 @@ import torch
 
 from weft.core.errors import DoesNotFitError, SpecError
 from weft.core.plan import Plan
-from weft.core.task import MODELS
 from weft.core.units import show_bytes
 from weft.engine.base.device import choose_device
 from weft.engine.base.graph_cache import Graphs
@@ -69,7 +68,7 @@ def _check_own_models(plan: Plan, planner: RunPlanner) -> None:
     """A user's module may have changed since; built-in models have the shapes that their settings say."""
     for stack, planned in zip(plan.stack_members, plan.weights, strict=False):
         task = plan.tasks[stack[0]]
-        if task.model not in MODELS:
+        if task.traits is None:
             now = planner.weights(task)
             if now and now[0] != planned:
                 raise SpecError(other_weights(task.label, task.model_name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from weft.core.compatibility import graph_key
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan, PlanOptions
@@ -16,10 +17,10 @@ from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
 from weft.engine.planning.sampled_estimates import alone_estimates
 from weft.planner.cost.calibration import Calibration
-from weft.planner.grouping.compatibility import graph_key
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
 from weft.planner.report.suggestions import nearest, roomy_machines
+from weft.runtime.user_modules.settings import check_tasks
 
 AT_PEAK = 4  # of the largest things alive
 
@@ -43,6 +44,7 @@ def plan(
     """
     check_choices(weave=weave, compile=compile)
     planned, name = _checked(work)
+    check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
     there = find_machine(machine)
     limit = None if budget is None else parse_bytes(budget)
     estimator = Estimator(there, load_calibration(there))

@@ -15,7 +15,7 @@ import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
 from weft.core.plan import Plan, PlanOptions
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
@@ -74,7 +74,7 @@ class RunPlanner:
         """The tasks whose steps can be followed; of the others, what went wrong."""
         wrong: dict[str, str] = {}
         for task in tasks:
-            if task.model not in MODELS:
+            if task.traits is None:
                 try:
                     self._estimator.alone(task)
                 except Exception as error:  # what cannot be foreseen may well train

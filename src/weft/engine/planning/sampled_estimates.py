@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from weft.core.cost import Cost
 from weft.core.plan import Plan
-from weft.core.task import MODELS, Task
-from weft.planner.cost.rule_of_thumb import ATTENTION, attention_bytes, memory, rates_of, work
+from weft.core.task import Task
+from weft.planner.cost.rule_of_thumb import attention_bytes, memory, rates_of, work
 from weft.planner.grouping.limits import SURELY
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RoughEstimate:
             widest = max((tasks[slot] for slot in slots), key=lambda task: task.hidden)
             one = work(widest, stats)
             seconds += one.launches * rates.launch + len(slots) * one.seconds(rates)
-            heads = (widest.heads, widest.out_heads) if widest.model in ATTENTION else ()
+            heads = (widest.heads, widest.out_heads) if widest.traits is not None and widest.traits.has_heads else ()
             kinds.add((widest.model_name, widest.layers, *heads))
         rough = memory(list(tasks), stats, device)
         most = SURELY * rough + attention_bytes(list(tasks), stats)
@@ -80,7 +80,7 @@ def _in_order(groups: Sequence[RoughEstimate]) -> list[int]:
 
 
 def _surely_fits(group: RoughEstimate, room: int) -> bool:
-    return all(task.model in MODELS for task in group.tasks) and group.most <= room
+    return all(task.traits is not None for task in group.tasks) and group.most <= room
 
 
 def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapping[int, Estimate]) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
 
+from weft.core.sweep import setting_of
 from weft.engine.report.charts import Frame, Scale, linear, nice_ticks
 from weft.engine.report.ranking import Effect
 from weft.engine.report.scales import Span, mark, warp
@@ -40,7 +41,7 @@ def _listed(effect: Effect) -> tuple[dict[int, float], list[tuple[float, str]]]:
 
 def _binned(result: SweepResult, effect: Effect) -> tuple[dict[int, float], list[tuple[float, str]]]:
     """Where members stand by the size of their value."""
-    values = {i: float(getattr(result.tasks[i].task, effect.setting)) for members in effect.members for i in members}
+    values = {i: float(setting_of(result.tasks[i].task, effect.setting)) for members in effect.members for i in members}
     low, high = min(values.values()), max(values.values())
     change = warp(result, effect.setting, list(values.values()))
     to_x = linear(change(low), change(high), FRAME.left + 12, FRAME.end - 14)

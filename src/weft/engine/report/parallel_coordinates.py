@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.core.sweep import setting_of
 from weft.engine.report.charts import Scale, linear, nice_ticks
 from weft.engine.report.html import text
 from weft.engine.report.ranking import MOST_VALUES, chosen_settings, labels_of
@@ -71,7 +72,7 @@ def _axis(axis: Axis, x: float, last: bool) -> str:
 
 
 def _setting_axis(result: SweepResult, key: str, scores: Sequence[float | None]) -> Axis:
-    values = [getattr(member.task, key) for member in result.tasks]
+    values = [setting_of(member.task, key) for member in result.tasks]
     distinct = {value_of(member, key): value for member, value in zip(result.tasks, values, strict=True)}
     numbers = all(is_number(value) for value in values)
     if numbers and len(distinct) > MOST_VALUES:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+from weft.core.sweep import setting_of
 from weft.core.value_names import Labels
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, value_of
@@ -88,7 +89,7 @@ def score_of(result: Result, metric: str) -> float | None:
 def labels_of(result: SweepResult) -> Labels:
     """Words for the values of the settings that vary."""
     tasks = [member.task for member in result.tasks]
-    return Labels({key: [getattr(task, key) for task in tasks] for key in result.sweep.varying})
+    return Labels({key: [setting_of(task, key) for task in tasks] for key in result.sweep.varying})
 
 
 def chosen_settings(result: SweepResult) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ def _standing(
     if not known:
         return None
     task = result.tasks[known[0][0]].task
-    name = labels.name({key: getattr(task, key) for key in keys}, keys) or task.label
+    name = labels.name({key: setting_of(task, key) for key in keys}, keys) or task.label
     tests = [score_of(result.tasks[i], "test_" + metric.partition("_")[2]) for i, _ in known]
     test, test_error = _mean([value for value in tests if value is not None])
     score, error = _mean([value for _, value in known])
@@ -144,7 +145,7 @@ def _effect(result: SweepResult, key: str, labels: Labels) -> Effect | None:
     for index, member in enumerate(result.tasks):
         score = score_of(member, metric)
         if score is not None:
-            values[value_of(member, key)] = getattr(member.task, key)
+            values[value_of(member, key)] = setting_of(member.task, key)
             groups.setdefault(value_of(member, key), []).append((index, score))
     if len(groups) < 2:
         return None

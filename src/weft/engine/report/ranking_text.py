@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from weft.core.sweep import setting_of
 from weft.engine.report.ranking import Effect, Standing, chosen_settings, labels_of, lead, within
 from weft.engine.results.sweep_result import SweepResult
 
@@ -91,7 +92,7 @@ def in_common(result: SweepResult) -> str:
 
 def _narrow(result: SweepResult, key: str, top: Sequence[int]) -> str:
     labels = labels_of(result)
-    every = [getattr(member.task, key) for member in result.tasks]
+    every = [setting_of(member.task, key) for member in result.tasks]
     those = [every[i] for i in top]
     if len({labels.word(key, value) for value in those}) == 1:
         return f"{key}={labels.word(key, those[0])}"

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from weft.core.search_space import Range
+from weft.core.sweep import with_args_apart
 from weft.engine.report.charts import Scale
 from weft.engine.report.ranking import score_of
 from weft.engine.results.sweep_result import SweepResult
@@ -73,7 +74,7 @@ def rank_key(score: float | None) -> float:
 
 def warp(result: SweepResult, key: str, values: Sequence[float]) -> Scale:
     """The logarithm for a setting that was drawn by it or spans decades, else the number itself."""
-    source = result.sweep.settings.get(key)
+    source = with_args_apart(result.sweep.settings).get(key)
     low, high = min(values), max(values)
     wide = source.log if isinstance(source, Range) else low > 0 and high / low > LOG_FROM
     return math.log10 if wide and low > 0 else float

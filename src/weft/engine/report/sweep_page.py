@@ -13,6 +13,7 @@ from typing import Any
 from weft.core.event import finite
 from weft.core.files import write_text
 from weft.core.plan import Plan
+from weft.core.sweep import setting_of
 from weft.core.task import Task
 from weft.core.units import show_loss
 from weft.engine.report.effect_chart import effect_chart
@@ -149,8 +150,8 @@ def _figure(value: float, error: float | None, words: str) -> str:
 
 def _settings(task: Task) -> str:
     usual = Task(graph="any").to_dict()
-    hidden = ("name", "seed")
-    chosen = {key: value for key, value in task.to_dict().items() if usual[key] != value and key not in hidden}
+    hidden = ("name", "seed", "given")
+    chosen = {key: value for key, value in task.to_dict().items() if usual.get(key) != value and key not in hidden}
     return f"<details><summary>all its settings that are not defaults</summary>{table(chosen)}</details>"
 
 
@@ -208,7 +209,7 @@ def _rows(result: SweepResult, order: Sequence[int], scored: Sequence[str], best
     rows = []
     for rank, i in enumerate(order, 1):
         member = result.tasks[i]
-        values = [(key, getattr(member.task, key)) for key in settings]
+        values = [(key, setting_of(member.task, key)) for key in settings]
         cells = [_cell(rank), *(_cell(labels.word(key, value), value) for key, value in values)]
         cells += [] if settings else [_cell(member.name)]
         cells.append(f'<td class="{text(member.status)}">{text(member.status)}</td>')

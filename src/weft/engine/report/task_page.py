@@ -89,7 +89,7 @@ def _splits(history: dict[str, list[float]]) -> list[str]:
 def _settings(task: Task) -> str:
     """What was chosen for this task, and the defaults of the rest behind a fold."""
     usual = Task(graph="any").to_dict()
-    given = {key: value for key, value in task.to_dict().items() if value is not None}
+    given = {key: value for key, value in task.to_dict().items() if value is not None and key != "given"}
     chosen = {key: value for key, value in given.items() if usual[key] != value and key != "name"}
     rest = {key: value for key, value in given.items() if usual[key] == value}
     return f"{table(chosen)}<details><summary>defaults</summary>{table(rest)}</details>"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import SpecError
 from weft.core.files import write_json
 from weft.core.plan import Plan
-from weft.core.sweep import Sweep
-from weft.core.value_names import identity
+from weft.core.sweep import Sweep, setting_of
+from weft.core.value_names import ARGS, identity
 from weft.engine.results.result import Result
 
 if TYPE_CHECKING:
@@ -170,7 +170,8 @@ class SweepResult:
     def _row(self, result: Result) -> dict[str, Any]:
         described = result.task.to_dict()
         described["graph"] = self.sweep.graph_of(result.task)
-        settings = {key: described[key] for key in self.sweep.varying}
+        arguments = {f"{ARGS}{key}": value for key, value in described["model_args"].items()}
+        settings = {key.removeprefix(ARGS): (described | arguments).get(key) for key in self.sweep.varying}
         return {"name": result.name, "status": result.status, **settings, **result.metrics, "message": result.message}
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -234,7 +235,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
 
 def value_of(result: Result, setting: str) -> Any:
     """A hashable value of a member's setting, equal for equal settings."""
-    return identity(getattr(result.task, setting))
+    return identity(setting_of(result.task, setting))
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan, PlanOptions
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
@@ -38,6 +38,7 @@ from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 
 
@@ -93,6 +94,7 @@ class Job:
             self._events.note("no checkpoint to resume from; starting afresh")
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
+            check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
             stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
@@ -221,7 +223,7 @@ class Job:
         try:
             return group.best_model(index), track.message
         except Exception as error:
-            if track.task.model in MODELS or is_memory_error(error):
+            if track.task.traits is not None or is_memory_error(error):
                 raise
             lost = f"task {track.name!r}: trained, but its model could not be copied, so there are no weights: "
             message = "; ".join(filter(None, (track.message, lost + what_was_raised(error, track.task))))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.engine.base.memory_budget import memory_fraction, set_memory_fraction
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.threads import cpu_threads
@@ -38,7 +38,7 @@ class Needs:
     def of(cls, tasks: Sequence[Task], device: torch.device, budget: int | None) -> Needs:
         """What a run of ``tasks`` needs."""
         precisions = frozenset("tf32" if task.precision == "tf32" else "fp32" for task in tasks)
-        own_models = any(task.model not in MODELS for task in tasks)
+        own_models = any(task.traits is None for task in tasks)
         return cls(precisions, str(device), budget is not None and device.type == "cuda", own_models)
 
     def conflict(self, other: Needs) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
 from weft.core.errors import SpecError, TrainingError
 from weft.engine.base.control import Control
@@ -18,7 +19,6 @@ from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.member_progress import MemberProgress
-from weft.planner.grouping.compatibility import graph_key
 from weft.runtime.group import GroupRun
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]

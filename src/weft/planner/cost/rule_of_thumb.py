@@ -12,12 +12,9 @@ from itertools import pairwise
 
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.task import MODELS, Task
+from weft.core.models import BUILT_IN, ModelTraits
+from weft.core.task import Task
 
-LAUNCHES = {"gcn": 8, "sage": 10, "gin": 14, "gat": 12, "gatv2": 14}  # of one layer, forward and backward
-LINEAR_MAPS = {"gcn": 1, "sage": 2, "gin": 2, "gat": 1, "gatv2": 2}
-WALKS = {"gcn": 2, "sage": 2, "gin": 2, "gat": 4, "gatv2": 5}  # over the edges, forward and backward
-ATTENTION = ("gat", "gatv2")  # models with heads
 LAUNCHES_AROUND = 10  # loss, update, evaluation, book-keeping
 ROWS_TOUCHED = 6  # passes over a layer's [N, H] that are not part of a walk
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
@@ -26,7 +23,6 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
 # models, norms and precisions, on the pubmed, arxiv, products and amazon0601 shapes.
 ROWS_KEPT = 2.0
 KEPT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.75}  # some of what bf16 keeps is float32
-KEPT = {"gcn": 1.0, "sage": 1.0, "gin": 1.35, "gat": 2.05, "gatv2": 1.85}
 NORM_KEPT = {"cpu": 0.65, "cuda": 0.2}  # a GPU keeps a norm's input, and no output beside it
 SAVED_HEADS = 8  # rows of the last layer's heads that are there at once, at most
 SPARE = 1.1  # as an estimate has, and a little for what a rule does not know
@@ -79,7 +75,9 @@ def rates_of(device: str, machine: Machine | None, precision: str) -> Rates:
 
 def widths(task: Task, stats: GraphStats, hidden: int | None = None) -> list[int]:
     """Widths from the features to the classes, with ``hidden`` instead of the task's own where given."""
-    layers = task.layers if task.model in MODELS else 2  # a model of one's own: two layers are as good a guess as any
+    layers = (
+        task.layers if task.traits is not None else 2
+    )  # a model of one's own: two layers are as good a guess as any
     inner = task.hidden if hidden is None else hidden
     return [stats.num_features, *[inner] * (layers - 1), max(stats.num_classes, 1)]
 
@@ -105,24 +103,29 @@ def forward_multiply_adds(tasks: Sequence[Task], stats: GraphStats) -> int:
     return sum(task.hidden * (task.layers * walked(stats) + feature_values(stats)) for task in tasks)
 
 
+def _traits(task: Task) -> ModelTraits:
+    """The row of the model; a model of one's own counts as a GCN."""
+    return task.traits or BUILT_IN["gcn"]
+
+
 def work(task: Task, stats: GraphStats, hidden: int | None = None) -> Work:
     """The work of one epoch of ``task``; ``hidden`` replaces its width (padding)."""
-    model = task.model if task.model in MODELS else "gcn"
+    traits = _traits(task)
     size, nodes, edges = BYTES[task.precision], stats.num_nodes, walked(stats)
     moved = flops = 0.0
     steps = list(pairwise(widths(task, stats, hidden)))
     for place, (size_in, size_out) in enumerate(steps):
         values = nodes * size_in if place else feature_values(stats)
-        walks = WALKS[model] if place else WALKS[model] / 2  # nothing flows back into the features
+        walks = traits.walks if place else traits.walks / 2  # nothing flows back into the features
         moved += size * (walks * edges * min(size_in, size_out) + 3 * values + ROWS_TOUCHED * nodes * size_out)
-        flops += 3.0 * LINEAR_MAPS[model] * values * size_out
-    return Work(moved, flops, LAUNCHES[model] * len(steps) + LAUNCHES_AROUND)
+        flops += 3.0 * traits.linear_maps * values * size_out
+    return Work(moved, flops, traits.launches * len(steps) + LAUNCHES_AROUND)
 
 
 def parameters(task: Task, stats: GraphStats, hidden: int | None = None) -> int:
     """P, roughly."""
-    model = task.model if task.model in MODELS else "gcn"
-    return sum(LINEAR_MAPS[model] * (a * b + b) for a, b in pairwise(widths(task, stats, hidden)))
+    maps = _traits(task).linear_maps
+    return sum(maps * (a * b + b) for a, b in pairwise(widths(task, stats, hidden)))
 
 
 def graph_bytes(stats: GraphStats, size: int = 4) -> float:
@@ -152,7 +155,7 @@ def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
     """
     total = 0.0
     for task in tasks:
-        if task.model in ATTENTION:
+        if task.traits is not None and task.traits.has_heads:
             heads = [*[task.heads] * (task.layers - 1), task.out_heads]
             total += 4.0 * walked(stats) * (sum(heads) + 2 * max(heads))
             total += 4.0 * SAVED_HEADS * stats.num_nodes * max(stats.num_classes, 1) * task.out_heads
@@ -161,6 +164,6 @@ def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
 
 def _kept(task: Task, device: str) -> float:
     """Bytes that a model keeps of every value of its rows for the backward pass, more than a GCN does."""
-    own = KEPT[task.model] if task.model in MODELS else max(KEPT.values())
-    norms = 0 if task.norm is None else 2 if task.model == "gin" else 1
+    own = _traits(task).kept if task.traits is not None else max(traits.kept for traits in BUILT_IN.values())
+    norms = 0 if task.norm is None else _traits(task).norms
     return KEPT_BYTES[task.precision] * ROWS_KEPT * (own + norms * NORM_KEPT[device])

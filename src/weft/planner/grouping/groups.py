@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from weft.core.compatibility import GROUP_KEY_NAMES, group_key
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.grouping import step_options as step
-from weft.planner.grouping.compatibility import GROUP_KEY_NAMES, group_key
 from weft.planner.grouping.limits import Limits, MemoryOf, size_in_words
 from weft.planner.grouping.sharing import shared_groups
 from weft.planner.grouping.stack_size import Size
@@ -95,7 +95,8 @@ def _check_names(tasks: Sequence[Task]) -> None:
 def _by_group_key(tasks: Sequence[Task], stats: StatsOf) -> list[list[int]]:
     found: dict[tuple[object, ...], list[int]] = {}
     for place, task in enumerate(tasks):
-        key = group_key(task, stats if isinstance(stats, GraphStats) else stats(task))
+        found_stats = stats if isinstance(stats, GraphStats) else stats(task)
+        key = group_key(task, found_stats.multilabel)
         found.setdefault(key, []).append(place)
     return list(found.values())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import Rates, attention_bytes, memory, rates_of
 from weft.planner.grouping.stack_size_table import Throughput
 
@@ -51,7 +51,7 @@ class Limits:
     def _surely_fits(self, tasks: Sequence[Task]) -> bool:
         """Whether there is room for several times what the rule of thumb says, so that nothing has to be captured."""
         assert self.room is not None
-        known = all(task.model in MODELS for task in tasks)
+        known = all(task.traits is not None for task in tasks)
         most = SURELY * memory(list(tasks), self.stats, self.device) + attention_bytes(list(tasks), self.stats)
         return known and most <= self.room
 

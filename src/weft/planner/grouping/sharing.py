@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from weft.core.plan import FILLS_DEVICE
-from weft.core.task import MODELS
 from weft.planner.grouping.limits import Limits, size_in_words
 from weft.planner.grouping.similarity import Features, features_of_task, similarity
 from weft.planner.grouping.stacks import StackDraft
@@ -52,7 +51,7 @@ def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[
 
 def _trains_alone(bundle: StackDraft, limits: Limits) -> str | None:
     """Why no other stack trains beside this one, whatever the room; None where one may."""
-    if bundle.tasks[0].model not in MODELS:
+    if bundle.tasks[0].traits is None:
         return f"{bundle.tasks[0].model_name} in a group of its own: what its operators do to a device is not known"
     if limits.stats.num_edges >= FILLS_DEVICE:
         return (
@@ -119,5 +118,5 @@ def _no_room(bundle: StackDraft, joined: list[StackDraft], limits: Limits, how: 
 
 def _called(bundle: StackDraft) -> str:
     task = bundle.tasks[0]
-    depth = f" of {task.layers} layers" if task.model in MODELS else ""
+    depth = f" of {task.layers} layers" if task.traits is not None else ""
     return f"{task.model_name}{depth} x {len(bundle.tasks)}"

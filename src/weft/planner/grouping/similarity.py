@@ -11,18 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 
 MATCHED, WIDTH, DEPTH = 0.7, 0.15, 0.15  # weights of the three parts
 
-# What a layer of each model has, forward and backward together.
-LAYER: Mapping[str, Mapping[str, int]] = {
-    "gcn": {"spmm": 2, "matmul": 3, "pointwise": 2},
-    "sage": {"spmm": 2, "matmul": 5, "pointwise": 2},
-    "gin": {"spmm": 2, "matmul": 6, "pointwise": 4},
-    "gat": {"attention": 2, "matmul": 3, "pointwise": 2},
-    "gatv2": {"attention_v2": 2, "matmul": 5, "pointwise": 2},
-}
 AROUND = {"loss": 2, "update": 1}
 
 
@@ -37,10 +29,10 @@ class Features:
 
 def features_of_task(task: Task, stats: GraphStats) -> Features | None:
     """Counted from the settings of a named model; None for a model of one's own, which must be captured first."""
-    if task.model not in MODELS:
+    if task.traits is None:
         return None
-    layer = Counter(LAYER[task.model])
-    if task.model == "sage" and task.aggregator == "max":
+    layer = Counter(task.traits.operators)
+    if "aggregator" in task.traits.shaping and task.aggregator == "max":
         layer = Counter({"spmm_max" if kind == "spmm" else kind: count for kind, count in layer.items()})
     if task.norm is not None:
         layer["norm"] += 2

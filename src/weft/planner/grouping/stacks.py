@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
+from weft.core.compatibility import padding_obstacle, stack_key, width
 from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import work
-from weft.planner.grouping.compatibility import padding_obstacle, structure, width
 from weft.planner.grouping.limits import Limits, size_in_words
 from weft.planner.grouping.stack_size import Size, fitting_size
 from weft.planner.grouping.width_runs import cut_widths, waste
@@ -35,7 +35,7 @@ def by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
     """Places of tasks that differ in numbers and widths alone."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place in places:
-        found.setdefault(tuple(structure(tasks[place]).items()), []).append(place)
+        found.setdefault(tuple(stack_key(tasks[place]).items()), []).append(place)
     return list(found.values())
 
 
@@ -156,7 +156,7 @@ def _stack_reason(tasks: list[Task]) -> list[str]:
 
 
 def _numbers() -> list[str]:
-    return [f.name for f in fields(Task) if f.name not in ("graph", "model", "name")]
+    return [f.name for f in fields(Task) if f.name not in ("graph", "model", "model_args", "name")]
 
 
 def _listed(values: Iterable[int]) -> str:

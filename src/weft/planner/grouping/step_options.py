@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import BYTES, forward_multiply_adds, gathered_bytes
-
-CONSTANT_FIRST_LAYER = ("gcn", "sage", "gin")
 
 # Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
 # and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
@@ -41,16 +39,17 @@ def first_layer(tasks: Sequence[Task], stats: GraphStats) -> tuple[bool, str]:
 
 
 def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
-    if task.model in MODELS and task.model not in CONSTANT_FIRST_LAYER:
-        return False, f"first layer every step: {task.model}'s attention depends on the weights"
-    if task.model == "sage" and task.aggregator == "max" and stats.sparse_features:
+    traits = task.traits
+    if traits is not None and traits.first_layer:
+        return False, f"first layer every step: {task.model}'s {traits.first_layer}"
+    if traits is not None and "aggregator" in traits.shaping and task.aggregator == "max" and stats.sparse_features:
         return False, "first layer every step: a maximum over sparse features would be dense"
-    if task.model in MODELS and task.input_dropout:
+    if traits is not None and task.input_dropout:
         return False, f"first layer every step: input_dropout={task.input_dropout:g} changes the input"
     if stats.sparse_features:
         return False, "first layer every step: the features are sparse, and their aggregate would be dense"
     megabytes = stats.num_nodes * stats.num_features * 4 / 1e6
-    if task.model not in MODELS:
+    if traits is None:
         return True, "first layer once if the model offers first_aggregate: the features do not change"
     return True, f"first layer's aggregation once ({megabytes:,.1f} MB kept): the features do not change"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.core.cost import Cost
 from weft.core.machine import Machine
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.report.plan_report import Suggestion
 
@@ -37,9 +37,9 @@ def candidates(task: Task, bf16: bool = True) -> list[dict[str, Any]]:
 
 def widths_below(task: Task) -> list[int]:
     """Narrower hidden layers to try, widest first; none where ``hidden`` does not shape the model."""
-    if task.model not in MODELS or task.layers < 2:
+    if task.traits is None or task.layers < 2:
         return []
-    step = task.heads if task.model in ("gat", "gatv2") else 1
+    step = task.heads if task.traits.has_heads else 1
     widths, width = [], task.hidden // 2
     while width >= max(step, 4):
         widths += [width // step * step]

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from weft.nn.build import MODELS
+from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
@@ -39,7 +39,7 @@ class Forward:
     ) -> None:
         self._layout, self.call, self._dtype = layout, call, dtype
         self._set_mode = mode_switch(model)
-        self._built_in, self._own_products = type(model) in MODELS.values(), has_own_products(model)
+        self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 

@@ -7,8 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
+from weft.core.value_names import identity
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
@@ -28,8 +29,9 @@ from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, take
 from weft.runtime.step.parameters import Layout, Slots, layout_of
 from weft.runtime.step.source import Batch, Features, Source
 from weft.runtime.step.state import State
-from weft.runtime.step.zero_padding import Padding, obstacle, widths_of
+from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.build import build_model
+from weft.runtime.user_modules.copying import copy_module
 
 
 class CannotStack(Exception):
@@ -56,7 +58,7 @@ class Members:
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
-        if len(models) > 1 and self._task.model not in MODELS:
+        if len(models) > 1 and self._task.traits is None:
             _check_attributes(models)  # before any of them is told to run for all
         rates = self._take_rates(models)
         _set_stacked(self._model, len(tasks) > 1)
@@ -107,7 +109,7 @@ class Members:
     def _build(self, task: Task) -> nn.Module:
         device = self._graph.device
         # A step that is only followed needs no values, and drawing those of many members takes longer than the rest.
-        with device if device.type == "meta" and task.model in MODELS else nullcontext():
+        with device if device.type == "meta" and task.traits is not None else nullcontext():
             return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
@@ -158,7 +160,7 @@ class Members:
         wide = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         if all(narrow[name] == shape for name, shape in wide.items()):
             return None
-        reason = obstacle(task)
+        reason = padding_obstacle(task)
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
@@ -183,7 +185,7 @@ class Members:
 
     def _note_dense(self, error: SpecError) -> None:
         """Remark that features are made dense, where that may help a user's model that failed with ``error``."""
-        if not self._sparse or self._task.model in MODELS or error.__cause__ is None or self.notes:
+        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
             raise error
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
@@ -191,7 +193,7 @@ class Members:
         """Where the batches of the model that runs come from."""
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
-            first = self._inputs.first(self._model, x, (task.model, task.aggregator) if task.model in MODELS else None)
+            first = self._inputs.first(self._model, x, aggregation_key(task))
         return self._inputs.source(x, first, subgraph=not takes_blocks(self._model))
 
     def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
@@ -202,8 +204,10 @@ class Members:
             self._note_dense(error)
             self.source = self._source(dense=True)
             self._alone(state, 0)
-        if state.members > 1 and self._task.model not in MODELS:
-            self._try_together(state, loss)
+        if self._task.traits is None:
+            if state.members > 1:
+                self._try_together(state, loss)
+            self._try_copy(state)
 
     def _alone(self, state: State, row: int) -> Tensor:
         """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
@@ -236,6 +240,26 @@ class Members:
         if not state.flat.is_meta:
             self._compare(state, together)
 
+    def _try_copy(self, state: State) -> None:
+        """Copy a user's module as at the end of training: what cannot be copied is better known before it begins."""
+        if state.flat.is_meta:
+            return
+        task, buffers = self._task, {name: buffer[0] for name, buffer in state.buffers.items()}
+        try:
+            self.model_of(self.slots[0], state.flat[0], buffers, state)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise SpecError(
+                f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
+                f"given back: {type(error).__name__}: {error}"
+            ) from error
+
+    def _note_left_out(self, names: Sequence[str]) -> None:
+        if names:
+            note = f"left out of the trained model, since they cannot be copied: {', '.join(names)}"
+            self.notes += [note] if note not in self.notes else []
+
     def _compare(self, state: State, together: Tensor) -> None:
         """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
         near = {"rtol": 2e-2, "atol": 2e-2} if self._task.precision == "bf16" else {"rtol": 1e-3, "atol": 1e-4}
@@ -264,12 +288,15 @@ class Members:
         """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
         device = self._graph.device
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
-        if slot.task.model in MODELS:
+        if slot.task.traits is not None:
             model = self._build(slot.task)
         else:
             self.forward.materialise(flat.to(device), slot.rates, {n: value.to(device) for n, value in buffers.items()})
-            model = copy.deepcopy(self._model)
-            self.attach(state)
+            try:
+                model, left_out = copy_module(self._model)
+            finally:
+                self.attach(state)
+            self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
         Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
         for prefix, module in model.named_modules():
@@ -278,6 +305,14 @@ class Members:
                 if name in buffers:
                     module._buffers[key] = named[name].clone()
         return model.eval()
+
+
+def aggregation_key(task: Task) -> Hashable:
+    """Equal for tasks whose first aggregation of the same features is the same; None: nobody else's is."""
+    if task.traits is None:
+        return None
+    shaping = (getattr(task, name) for name in task.traits.shaping)
+    return (task.model, *shaping, identity(tuple(task.model_args.items())))
 
 
 def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft import ops
+from weft.core.compatibility import objective_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
 
@@ -75,7 +76,7 @@ def objective_of_stack(tasks: Sequence[Task], multilabel: bool, device: torch.de
 
 def _check(task: Task, multilabel: bool) -> None:
     expected = "multilabel" if multilabel else "multiclass"
-    if task.objective not in ("auto", expected):
+    if objective_name(task, multilabel) != expected:
         kind = "many 0/1 labels per node" if multilabel else "one class per node"
         raise SpecError(
             f"task {task.label!r}: objective={task.objective!r} does not suit graph {task.graph_name!r}, "
@@ -86,10 +87,3 @@ def _check(task: Task, multilabel: bool) -> None:
             f"task {task.label!r}: label_smoothing={task.label_smoothing:g} is for multiclass objectives; "
             "set it to 0 for many labels per node"
         )
-
-
-def metric_name(task: Task, multilabel: bool) -> str:
-    """The metric of ``task``: its own, or accuracy (one class) or micro F1 (many labels)."""
-    if task.metric != "auto":
-        return task.metric
-    return "f1_micro" if multilabel else "accuracy"

@@ -40,7 +40,7 @@ class Layout:
         """
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1)
-        return [part.view(*lead, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [part.view((*lead, *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def copies(self, flat: Tensor) -> list[Tensor]:
         """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.core.task import MODELS, Task
+from weft.core.compatibility import metric_name, stack_obstacle
+from weft.core.task import Task
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.objectives import metric_name, objective_of_stack
+from weft.runtime.step.objectives import objective_of_stack
 from weft.runtime.step.optimizers import Optimizer
 from weft.runtime.step.source import Batch, Source
 from weft.runtime.step.state import State
@@ -162,25 +163,6 @@ class Stack:
 
 def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:
     """:class:`CannotStack` unless the steps of ``tasks`` have the same operators."""
-    first = tasks[0]
-    for task in tasks[1:]:
-        for name in _fixed(first):
-            mine, other = getattr(first, name), getattr(task, name)
-            if mine is not other and mine != other:
-                raise CannotStack(f"they differ in {name} ({mine!r} and {other!r})")
-        if (task.optimizer == "sgd") != (first.optimizer == "sgd"):
-            raise CannotStack(f"they differ in optimizer ({first.optimizer!r} and {task.optimizer!r})")
-        if metric_name(task, multilabel) != metric_name(first, multilabel):
-            raise CannotStack(f"they differ in metric ({first.metric!r} and {task.metric!r})")
-    reaches = {task.decay for task in tasks if task.weight_decay}
-    if len(reaches) > 1:
-        raise CannotStack("weight decay reaches all layers of some, and the first layer alone of others")
-
-
-def _fixed(task: Task) -> tuple[str, ...]:
-    """Settings that shape the step of ``task``; its model makes nothing of the others."""
-    shared = ("model", "precision", "feature_norm")
-    if task.model not in MODELS:
-        return shared
-    own = {"gat": ("heads", "out_heads"), "gatv2": ("heads", "out_heads"), "sage": ("aggregator",)}.get(task.model, ())
-    return (*shared, "layers", "norm", "residual", *own)
+    reason = stack_obstacle(tasks, multilabel)
+    if reason is not None:
+        raise CannotStack(reason)

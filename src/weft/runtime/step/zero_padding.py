@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from weft.core.task import MODELS, Task
+from weft.core.task import Task
 from weft.runtime.step.parameters import Layout
-
-ATTENTION = ("gat", "gatv2")
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,7 @@ class Widths:
 
 def widths_of(task: Task, wide: int) -> Widths:
     """How the width of ``task`` lies in a width of ``wide``."""
-    return Widths(task.hidden, wide, task.heads if task.model in ATTENTION else 1)
-
-
-def obstacle(task: Task) -> str | None:
-    """Why the width of ``task`` cannot be padded with zeros; None where it can."""
-    if task.model not in MODELS:
-        return f"model {task.model_name} is not one of {', '.join(MODELS)}, whose widths are known"
-    if task.norm == "layer":
-        return "norm='layer' takes its mean over the whole width, which zeros would move"
-    return None
+    return Widths(task.hidden, wide, task.heads if task.traits is not None and task.traits.has_heads else 1)
 
 
 class Padding:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib
-import importlib.util
-import sys
-import traceback
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +9,20 @@ from torch import nn
 
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
-from weft.core.task import MODELS, Task
-
-ATTENTION = ("gat", "gatv2")
+from weft.core.task import Task
+from weft.nn.initial import parameters_without_initial
+from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.importing import import_callable, in_words
+from weft.runtime.user_modules.settings import arguments, signature_of
 
 
 def build_model(task: Task, in_features: int, out_features: int) -> nn.Module:
     """The model of ``task`` with fresh weights from its seed; a module given as an object keeps its own."""
-    if task.model in MODELS:
-        model = weft_nn.build(task.model, in_features, out_features, **model_options(task))
+    if task.traits is not None:
+        model: nn.Module = weft_nn.build(task.model, in_features, out_features, **model_options(task))
         weft_nn.reset_parameters(model, task.seed)
     elif isinstance(task.model, nn.Module):
-        model = copy.deepcopy(task.model)
+        model = _copied(task)
     else:
         model = _from_factory(task, in_features, out_features)
     weft_nn.assign_sites(model)
@@ -35,72 +30,46 @@ def build_model(task: Task, in_features: int, out_features: int) -> nn.Module:
 
 
 def model_options(task: Task) -> dict[str, Any]:
-    """The settings that the named model of ``task`` understands."""
-    options: dict[str, Any] = {
-        "hidden": task.hidden,
-        "layers": task.layers,
-        "dropout": task.dropout,
-        "input_dropout": task.input_dropout or 0.0,
-        "norm": task.norm,
-        "residual": task.residual,
-    }
-    if task.model in ATTENTION:
-        attention = task.dropout if task.attention_dropout is None else task.attention_dropout
-        options |= {"heads": task.heads, "out_heads": task.out_heads, "attention_dropout": attention}
-    if task.model == "sage":
-        options["aggregator"] = task.aggregator
-    return options
+    """The settings that the named model of ``task`` reads, and those by names of its own."""
+    assert task.traits is not None
+    return {name: getattr(task, name) for name in task.traits.settings} | task.model_args
+
+
+def _copied(task: Task) -> nn.Module:
+    """A copy of the module that a task was given, with new weights where ``init="fresh"`` asks for them."""
+    model, _ = copy_module(task.model)
+    if task.init != "fresh":
+        return model
+    unknown = parameters_without_initial(model)
+    if unknown:
+        raise SpecError(
+            f"task {task.label!r}: init='fresh': nothing says how {', '.join(unknown)} of {task.model_name} "
+            f"begin{'s' * (len(unknown) == 1)}; write a reset_parameters() for the module that has them, or give the "
+            "class instead of an object"
+        )
+    weft_nn.reset_parameters(model, task.seed)
+    return model
 
 
 def _from_factory(task: Task, in_features: int, out_features: int) -> nn.Module:
     factory = import_callable(task) if isinstance(task.model, str) else task.model
+    signature = signature_of(factory)
+    sizes = {"in_features": in_features, "out_features": out_features}
+    given = arguments(task, signature)
     torch.manual_seed(task.seed)
     try:
-        model = factory(in_features, out_features)
+        if signature.by_name:
+            model = factory(**sizes, **given)
+        else:
+            model = factory(in_features, out_features, **given)
     except Exception as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in (sizes | given).items())
         raise SpecError(
-            f"task {task.label!r}: model {task.model_name} could not be called as "
-            f"(in_features={in_features}, out_features={out_features}): {_in_words(error)}"
+            f"task {task.label!r}: model {task.model_name} could not be called as ({shown}): "
+            f"{in_words(error, __file__)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise SpecError(
             f"task {task.label!r}: model {task.model_name} returned {type(model).__name__}; expected an nn.Module"
         )
     return model
-
-
-def import_callable(task: Task) -> Callable[[int, int], nn.Module]:
-    """What ``"package.module:name"`` or ``"path/file.py:name"`` points to."""
-    place, _, name = task.model.rpartition(":")
-    if not place or not name:
-        raise SpecError(
-            f'task {task.label!r}: model={task.model!r} must be "module:callable" or "file.py:callable" with both parts'
-        )
-    try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        raise SpecError(f"task {task.label!r}: model={task.model!r}: {_in_words(error)}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise SpecError(f"task {task.label!r}: model={task.model!r}: {place} has no callable {name!r}")
-    return found
-
-
-def _in_words(error: Exception) -> str:
-    """What went wrong in a user's code, and on which line of it."""
-    if isinstance(error, (ImportError, FileNotFoundError)):
-        return str(error)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    known = last.filename == __file__ or isinstance(error, SyntaxError)
-    place = "" if known else f" (line {last.lineno} of {last.filename})"
-    return f"{type(error).__name__}: {error}{place}"
-
-
-def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise FileNotFoundError(f"no such file: {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that classes defined there can be copied and pickled
-    spec.loader.exec_module(module)
-    return module

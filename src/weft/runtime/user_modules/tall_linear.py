@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 from torch.overrides import TorchFunctionMode
 
-from weft.nn.build import MODELS
+from weft.nn.build import is_named_model
 from weft.ops.dense.linear import is_tall, linear
 from weft.ops.launch.backend import on_gpu
 from weft.runtime.user_modules.transforms import PLAIN, has_forward_derivatives, saved_tensors_are_hooked, vmap_sizes
@@ -40,7 +40,7 @@ class TallLinear(TorchFunctionMode):
 
 def has_own_products(model: nn.Module) -> bool:
     """Whether ``model`` may multiply by other means than Weft's: a user's module, unless torch compiled parts of it."""
-    return type(model) not in MODELS.values() and not any(_is_compiled(module) for module in model.modules())
+    return not is_named_model(model) and not any(_is_compiled(module) for module in model.modules())
 
 
 def _is_compiled(module: nn.Module) -> bool:

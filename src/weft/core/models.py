@@ -1,0 +1,125 @@
+"""ModelTraits: one row per named model, with all that planning and running know of it besides its layers.
+
+The classes behind the names are in ``weft.nn.build``. A model of one's own gets a row, and a class, for as long as a
+``with weft.nn.register_model(traits, cls):`` block lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from weft.core.errors import SpecError
+
+GNN_SETTINGS = ("hidden", "layers", "dropout", "input_dropout", "norm", "residual")  # what weft.nn.model.GNN takes
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What Weft knows of a named model without building it.
+
+    ``settings``: the settings of a task that it reads, by name; any other that a task gives is refused.
+    ``shaping``: those of them that change which operators a step has, beyond the depth, norm and residuals.
+    ``has_heads``: ``hidden`` is the width of ``heads`` heads together. ``first_layer``: why the first aggregation
+    changes from step to step ("": it does not, and may be computed once). ``padding``: why a narrow member cannot be
+    padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"``).
+
+    The rest is for rules of thumb, per layer: ``operators`` by kind, forward and backward together (``spmm``,
+    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``, ``walks``
+    over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass as a multiple of a GCN's.
+    """
+
+    name: str
+    settings: tuple[str, ...] = GNN_SETTINGS
+    shaping: tuple[str, ...] = ()
+    has_heads: bool = False
+    first_layer: str = ""
+    padding: str = ""
+    operators: Mapping[str, int] = field(default_factory=lambda: {"spmm": 2, "matmul": 3, "pointwise": 2}, hash=False)
+    launches: int = 8
+    linear_maps: int = 1
+    walks: int = 2
+    norms: int = 1
+    kept: float = 1.0
+
+
+_HEADS = {
+    "settings": (*GNN_SETTINGS, "heads", "out_heads", "attention_dropout"),
+    "shaping": ("heads", "out_heads"),
+    "has_heads": True,
+    "first_layer": "attention depends on the weights",
+}
+BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
+    {
+        traits.name: traits
+        for traits in (
+            ModelTraits("gcn"),
+            ModelTraits(
+                "sage",
+                settings=(*GNN_SETTINGS, "aggregator"),
+                shaping=("aggregator",),
+                operators={"spmm": 2, "matmul": 5, "pointwise": 2},
+                launches=10,
+                linear_maps=2,
+            ),
+            ModelTraits(
+                "gin",
+                operators={"spmm": 2, "matmul": 6, "pointwise": 4},
+                launches=14,
+                linear_maps=2,
+                norms=2,
+                kept=1.35,
+            ),
+            ModelTraits(
+                "gat",
+                **_HEADS,  # type: ignore[arg-type]
+                operators={"attention": 2, "matmul": 3, "pointwise": 2},
+                launches=12,
+                walks=4,
+                kept=2.05,
+            ),
+            ModelTraits(
+                "gatv2",
+                **_HEADS,  # type: ignore[arg-type]
+                operators={"attention_v2": 2, "matmul": 5, "pointwise": 2},
+                launches=14,
+                linear_maps=2,
+                walks=5,
+                kept=1.85,
+            ),
+        )
+    }
+)
+MODELS = tuple(BUILT_IN)  # the names of the built-in models
+
+# The rows in force here: per thread and per asynchronous task, never changed in place.
+_rows: ContextVar[Mapping[str, ModelTraits]] = ContextVar("_rows", default=BUILT_IN)
+
+
+def traits_of(model: Any) -> ModelTraits | None:
+    """The row of a named model; None for any other object, which is a model of the user's own."""
+    return _rows.get().get(model) if isinstance(model, str) else None
+
+
+def model_names() -> tuple[str, ...]:
+    """The names that have a row here: the built-in ones, then registered ones."""
+    return tuple(_rows.get())
+
+
+@contextmanager
+def with_traits(traits: ModelTraits) -> Iterator[None]:
+    """Know ``traits`` inside the ``with`` block; ``weft.nn.register_model`` adds the class to it."""
+    name, rows = traits.name, _rows.get()
+    if not name.isidentifier():
+        raise SpecError(f"model name {name!r} must be a word of letters, digits and underscores, such as 'my_gcn'")
+    if name in rows:
+        raise SpecError(f"model name {name!r} is taken; choose another")
+    before = _rows.set({**rows, name: traits})
+    try:
+        yield
+    finally:
+        _rows.reset(before)

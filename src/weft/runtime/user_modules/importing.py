@@ -1,0 +1,53 @@
+"""From ``"package.module:name"`` or ``"path/file.py:name"`` to what it points to."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from weft.core.errors import SpecError
+from weft.core.task import Task
+
+
+def import_callable(task: Task) -> Callable[..., nn.Module]:
+    """What ``"package.module:name"`` or ``"path/file.py:name"`` points to."""
+    place, _, name = task.model.rpartition(":")
+    if not place or not name:
+        raise SpecError(
+            f'task {task.label!r}: model={task.model!r} must be "module:callable" or "file.py:callable" with both parts'
+        )
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        raise SpecError(f"task {task.label!r}: model={task.model!r}: {in_words(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SpecError(f"task {task.label!r}: model={task.model!r}: {place} has no callable {name!r}")
+    return found
+
+
+def in_words(error: Exception, *own: str) -> str:
+    """What went wrong in a user's code, and on which line of it; ``own``: files of Weft that do not count."""
+    if isinstance(error, (ImportError, FileNotFoundError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    known = last.filename in (__file__, *own) or isinstance(error, SyntaxError)
+    place = "" if known else f" (line {last.lineno} of {last.filename})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"no such file: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that classes defined there can be copied and pickled
+    spec.loader.exec_module(module)
+    return module

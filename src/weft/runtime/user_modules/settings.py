@@ -1,0 +1,162 @@
+"""Which settings reach a model: by its row where it has a name, by its signature where it is a user's.
+
+A setting that was given and that nothing reads would be reported as if it had been tried, so it is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from weft.core.errors import SpecError
+from weft.core.suggest import nearest_names
+from weft.core.task import OPTIMIZER_SETTINGS, Task, model_settings
+from weft.core.value_names import identity
+from weft.nn.build import check_options
+from weft.runtime.user_modules.importing import import_callable
+
+SIZES = ("in_features", "out_features")
+DEFAULTS = {f.name: f.default for f in fields(Task)}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a callable that builds a model takes besides its two sizes.
+
+    ``names``: parameters; ``required``: those without a default; ``open``: it has ``**kwargs``; ``by_name``: its
+    sizes are called ``in_features`` and ``out_features``, wherever they stand; ``shown``: as it is written.
+    """
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    open: bool
+    by_name: bool
+    shown: str
+
+    def takes(self, name: str) -> bool:
+        """Whether it can be given ``name``."""
+        return self.open or name in self.names
+
+
+def signature_of(factory: Callable[..., Any]) -> Signature:
+    """What ``factory(in_features, out_features, ...)`` takes."""
+    called = str(getattr(factory, "__name__", type(factory).__name__))
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C: it is called with the two sizes alone
+        return Signature((), (), False, False, f"{called}(...)")
+    kinds, found = inspect.Parameter, list(signature.parameters.values())
+    bare = [p.replace(annotation=kinds.empty) for p in found]
+    shown = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    named = [p for p in found if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
+    by_name = set(SIZES) <= {p.name for p in named}
+    positional = [p.name for p in found if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    sizes = SIZES if by_name else tuple(positional[:2])
+    own = [p for p in named if p.name not in sizes]
+    return Signature(
+        tuple(p.name for p in own),
+        tuple(p.name for p in own if p.default is kinds.empty),
+        any(p.kind is kinds.VAR_KEYWORD for p in found),
+        by_name,
+        f"{called}{shown}",
+    )
+
+
+def arguments(task: Task, signature: Signature) -> dict[str, Any]:
+    """What a user's callable is given: settings of the task by name, and ``model_args``.
+
+    A setting that the task leaves at its default is left to the callable's own default, where it has one.
+    """
+    given = [name for name in task.given_to_model() if signature.takes(name)]
+    needed = [name for name in signature.required if name in model_settings() and name not in given]
+    return {name: getattr(task, name) for name in (*given, *needed)} | task.model_args
+
+
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """A :class:`SpecError` for settings that nothing reads, and for seeds that would all begin with equal weights.
+
+    A value equal to the default is harmless. So is a setting that is the same for all tasks and that some of them
+    read: ``Sweep(model=["gcn", "gat"], heads=4)``.
+    """
+    signatures: dict[Hashable, Signature | None] = {}
+    for task in tasks:
+        key = identity(task.model)
+        if key not in signatures:
+            signatures[key] = _signature(task)
+        _check_arguments(task, signatures[key])
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS):
+        read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
+        shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
+        for task, is_read in zip(tasks, read, strict=True):
+            if not is_read and not shared and getattr(task, name) != DEFAULTS[name]:
+                raise SpecError(_unread(task, name, signatures[identity(task.model)], any(read)))
+    _check_seeds(tasks)
+
+
+def _signature(task: Task) -> Signature | None:
+    """The signature of a user's callable; None for a named model and for a module that is already built."""
+    if task.traits is not None or isinstance(task.model, nn.Module):
+        return None
+    if not isinstance(task.model, str):
+        return signature_of(task.model)
+    try:
+        return signature_of(import_callable(task))
+    except SpecError:  # the task fails when its model is built, and costs the others nothing
+        return Signature((), (), True, False, task.model_name)
+
+
+def _reads(task: Task, name: str, signature: Signature | None) -> bool:
+    if name in OPTIMIZER_SETTINGS or task.traits is not None:
+        return not task.ignores(name)
+    return signature is not None and signature.takes(name)
+
+
+def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool) -> str:
+    value = getattr(task, name)
+    start = f"task {task.label!r}: {name}={value!r} would have no effect: "
+    if name in OPTIMIZER_SETTINGS:
+        users = OPTIMIZER_SETTINGS[name]
+        why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
+    elif signature is not None:
+        why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
+    elif task.traits is not None:
+        why = f"{task.model} has no {name}; leave it out"
+    else:
+        why = f"the model is a {task.model_name} that is already built; give its class, or a function that builds it"
+    return start + why + ("; give it only to those that read it, with tasks=[{...}, ...]" if elsewhere else "")
+
+
+def _check_arguments(task: Task, signature: Signature | None) -> None:
+    """Names of ``model_args`` that the model does not have."""
+    if not task.model_args:
+        return
+    where = f"task {task.label!r}: model_args"
+    if task.traits is not None:
+        try:
+            check_options(task.model, task.model_args)
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+    elif signature is None:
+        raise SpecError(f"{where}: the model is a {task.model_name} that is already built; give its class instead")
+    else:
+        for name in task.model_args:
+            if not signature.takes(name):
+                hint = nearest_names(name, signature.names)
+                raise SpecError(f"{where}: {signature.shown} has no parameter {name!r}{hint}")
+
+
+def _check_seeds(tasks: Sequence[Task]) -> None:
+    """Several seeds of one module, all of which would begin with the weights that it has."""
+    seeds: dict[int, Task] = {}
+    for task in tasks:
+        if isinstance(task.model, nn.Module) and task.init != "fresh":
+            first = seeds.setdefault(id(task.model), task)
+            if task.seed != first.seed:
+                raise SpecError(
+                    f"task {task.label!r}: seed={task.seed} and seed={first.seed} of one {task.model_name} object "
+                    'would begin with the same weights; give its class, or init="fresh" to draw new ones for every seed'
+                )
