@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -107,3 +110,78 @@ def test_extras_are_imported_where_they_are_used(path):
         if path == STANDS_IN and root == "triton":
             continue
         assert root == "weft" or root in REQUIRED or root in sys.stdlib_module_names, f"{name} at import"
+
+
+# ---- folders, sub-packages with them -----------------------------------------------------------------------
+
+MOST_FILES = 18  # of a folder, its __init__ aside
+TOO_MANY = {"core": 26}  # folders that have outgrown it: they may shrink
+WEAVERS = ("weave/", "engine/base/merger.py")  # who may import weft.weave
+MODULES = {".".join(["weft", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
+MODULES |= {name.removesuffix(".__init__"): path for name, path in MODULES.items() if name.endswith(".__init__")}
+
+
+def modules_imported(path: Path, top_level_only: bool = True) -> Iterator[str]:
+    """The modules of Weft that ``path`` imports; ``from package import module`` is the module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in _top_level(tree) if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            for base in _from(node, path):
+                whole = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+                yield from (name for name in whole[1:] or whole if name in MODULES)
+                if base in MODULES and not any(name in MODULES for name in whole[1:]):
+                    yield base
+
+
+def check_acyclic(edges: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        raise AssertionError("imports go in a circle: " + " <- ".join(error.args[1])) from None
+
+
+def test_modules_import_each_other_one_way():
+    by_path = {path: str(path.relative_to(PACKAGE)) for path in FILES}
+    edges = {by_path[path]: {by_path[MODULES[name]] for name in modules_imported(path)} for path in FILES}
+    check_acyclic({name: {other for other in used if other != name} for name, used in edges.items()})
+
+
+def test_folders_import_each_other_one_way():
+    """Sub-packages of one package included; a package and what is inside of it may use each other."""
+    edges: dict[str, set[str]] = {}
+    for path in FILES:
+        here = path.parent
+        used = {MODULES[name].parent for name in modules_imported(path)}
+        apart = {one for one in used if here not in (one, *one.parents) and one not in here.parents}
+        edges.setdefault(str(here.relative_to(PACKAGE)), set()).update(str(one.relative_to(PACKAGE)) for one in apart)
+    check_acyclic(edges)
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda one: str(one.name))
+def test_a_folder_can_be_taken_in_at_a_glance(folder):
+    files = [path for path in FILES if path.parent == folder and path.name != "__init__.py"]
+    most = TOO_MANY.get(str(folder.relative_to(PACKAGE)), MOST_FILES)
+    assert len(files) <= most, f"{folder.name} has {len(files)} files; make rooms in it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_weaving_is_imported_on_request_alone(path):
+    place = str(path.relative_to(PACKAGE)).replace(os.sep, "/")
+    if not place.startswith(WEAVERS):
+        woven = [name for name in modules_imported(path, top_level_only=False) if name.startswith("weft.weave")]
+        assert not woven, f"{place} imports {woven[0]}; weft.engine.base.merger does that for plans that ask for it"
+
+
+def test_a_default_run_imports_nothing_of_weaving(tmp_path):
+    code = (
+        "import sys, weft\n"
+        "weft.run(weft.Sweep('demo', model=['gcn', 'gat'], hidden=8, epochs=2), device='cpu', progress=False)\n"
+        "print([name for name in sys.modules if name.startswith('weft.weave')])"
+    )
+    paths = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "WEFT_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -25,6 +25,7 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from benchmarks.harness.timing import Memory, time_until
 from benchmarks.harness.weft_side import MOST_EPOCHS, eager_memory, group_epoch
 from weft.core.task import Task
+from weft.engine.base.graph_cache import Graphs
 from weft.engine.planning.estimator import Estimator
 from weft.graph.data.graph import Graph
 from weft.nn import GCNConv
@@ -98,7 +99,7 @@ def measure(case: str, side: str, graph: Graph, args: Namespace) -> dict[str, An
 
 def foreseen(tasks: list[Task], graph: Graph) -> dict[str, float]:
     """What the plan expects compiling to save an epoch, and to take."""
-    estimator = Estimator(PROFILES["h200"], None, lambda task: graph)
+    estimator = Estimator(PROFILES["h200"], None, Graphs(find=lambda task: graph))
     plan = plan_as_one_group(tasks, graph.stats(), "cuda")
     found = estimator.compiling(estimator.together(tasks, plan), tasks[0], plan)
     if found is None:

@@ -13,7 +13,7 @@ from weft.cli.data import app
 from weft.core.errors import GraphError, SpecError
 from weft.graph.catalog import datasets
 from weft.graph.catalog import names as catalog
-from weft.graph.readers import saved_folder as store
+from weft.graph.readers import read
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_info_shows_sizes_and_degrees():
 )
 def test_make_saves_what_was_asked_for(words, expected, tmp_path):
     data("make", *words, "--out", tmp_path / "made")
-    graph = store.open(tmp_path / "made").verify()
+    graph = read(tmp_path / "made").verify()
     assert (graph.num_nodes, graph.num_edges, graph.num_classes) == expected
     assert json.loads(data("info", tmp_path / "made", "--json"))["num_nodes"] == expected[0]
 
@@ -71,13 +71,13 @@ def test_make_saves_what_was_asked_for(words, expected, tmp_path):
 def test_make_follows_the_seed_and_replaces_only_when_told(tmp_path):
     words = ["make", "citation", "--nodes", "40", "--edges", "100", "--out", tmp_path / "made"]
     data(*words, "--seed", "1")
-    first = store.open(tmp_path / "made").adj.indices.clone()
+    first = read(tmp_path / "made").adj.indices.clone()
     with pytest.raises(GraphError, match="already holds a graph"):
         data(*words)
     data(*words, "--seed", "1", "--overwrite")
-    assert store.open(tmp_path / "made").adj.indices.equal(first)
+    assert read(tmp_path / "made").adj.indices.equal(first)
     data(*words, "--seed", "2", "--overwrite")
-    assert not store.open(tmp_path / "made").adj.indices.equal(first)
+    assert not read(tmp_path / "made").adj.indices.equal(first)
 
 
 def test_convert_saves_any_readable_graph(tmp_path):
@@ -85,15 +85,15 @@ def test_convert_saves_any_readable_graph(tmp_path):
     data("convert", tmp_path / "edges.npz", tmp_path / "as-is")
     data("convert", tmp_path / "edges.npz", tmp_path / "both-ways", "--undirected")
     data("convert", "demo", tmp_path / "demo")
-    assert store.open(tmp_path / "as-is").num_edges == 3
-    assert store.open(tmp_path / "both-ways").num_edges == 4
-    assert store.open(tmp_path / "demo").num_nodes == 2_400
+    assert read(tmp_path / "as-is").num_edges == 3
+    assert read(tmp_path / "both-ways").num_edges == 4
+    assert read(tmp_path / "demo").num_nodes == 2_400
 
 
 def test_convert_splits_at_random(tmp_path):
     data("convert", "demo", tmp_path / "shares", "--split", "0.5,0.25")
     data("convert", "demo", tmp_path / "counts", "--split", "140,500,100")
-    shares, counts = store.open(tmp_path / "shares"), store.open(tmp_path / "counts")
+    shares, counts = read(tmp_path / "shares"), read(tmp_path / "counts")
     assert [len(part) for part in (shares.train, shares.val, shares.test)] == [1_200, 600, 600]
     assert [len(part) for part in (counts.train, counts.val, counts.test)] == [140, 500, 100]
     for text in ("half", "0.5", "1,2,3,4"):

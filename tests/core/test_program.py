@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from weft.core.program import Operator, Program, Value
+import pytest
+
+from weft.core.program import FAMILIES, Operator, Program, Value, family_of
 
 
 def small() -> Program:
@@ -26,6 +29,57 @@ def small() -> Program:
 def test_it_survives_json():
     program = small()
     assert Program.from_dict(json.loads(json.dumps(program.to_dict()))) == program
+
+
+def test_families_of_operators_of_an_older_file_are_found_at_reading():
+    data = json.loads(json.dumps(small().to_dict()))
+    assert [op.pop("family") for op in data["operators"]] == ["matmul", "pointwise", "pointwise"]
+    assert Program.from_dict(data) == small()
+
+
+def test_whether_a_step_can_be_recorded_is_a_field():
+    noted = small()  # has a note, and can be recorded all the same
+    assert noted.recordable
+    waits = replace(noted, note="", recordable=False)
+    assert not Program.from_dict(json.loads(json.dumps(waits.to_dict()))).recordable
+    data = waits.to_dict()
+    del data["recordable"]  # as older files have it
+    assert Program.from_dict(data).recordable
+    assert not Program.from_dict({**data, "note": "scaled from one real step"}).recordable
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("aten.mm", "matmul"),
+        ("aten.addmm", "matmul"),
+        ("weft.linear_backward", "matmul"),
+        ("weft.spmm_max_backward", "spmm"),
+        ("weft.graph_attention_packed", "attention"),
+        ("weft.edge_softmax", "attention"),
+        ("aten.index", "gather"),
+        ("aten.embedding_dense_backward", "gather"),
+        ("aten.index_add_", "scatter"),
+        ("aten.scatter_add", "scatter"),
+        ("aten.native_layer_norm", "reduction"),
+        ("aten._log_softmax", "reduction"),
+        ("weft.column_sum", "reduction"),
+        ("aten.empty_like", "allocation"),
+        ("aten.zeros_like", "pointwise"),
+        ("triton.relu", "pointwise"),
+    ],
+)
+def test_family_by_name(name, family):
+    assert family_of(name) == Operator(name, "forward", (), (), flops=1.0).family == family
+    assert family in FAMILIES
+
+
+def test_family_by_what_an_operator_does():
+    assert family_of("aten.linear", computes=False) == "pointwise"  # a view of one
+    assert family_of("aten.nll_loss", gathers=True) == "gather"
+    assert family_of("weft.cross_entropy_rows", gathers=True) == "spmm"
+    given = Operator("weft.mine", "forward", (), (), family="attention")
+    assert given.family == replace(given, flops=2.0).family == "attention"
 
 
 def test_bytes_by_kind_of_all_and_of_some():

@@ -8,7 +8,7 @@ import torch
 from tests.tiny import tiny_graph
 from weft import nn, ops
 from weft.core.errors import InputError
-from weft.nn.model import GNN
+from weft.nn.models import GNN
 from weft.ops import Adjacency
 
 MODELS = {

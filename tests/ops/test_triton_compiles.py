@@ -7,13 +7,14 @@ argument types and constants of a real call.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.ops.interpreted.walks import numbers, small, walks
-from weft.ops.launch.launch import H200_SHARED
+from weft.ops.launch.device_limits import H200, assume_limits
 
 triton = pytest.importorskip("triton")
 
@@ -60,7 +61,7 @@ def launches(monkeypatch):
     return made
 
 
-def compile_all(launches, arch: int = 90, shared: int = H200_SHARED) -> None:
+def compile_all(launches, arch: int = 90, shared: int = H200.shared_memory_per_block) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -107,22 +108,23 @@ def test_products_with_narrow_tiles_beside(launches):
 
 @pytest.mark.parametrize(("arch", "shared"), [(80, 166912), (89, 101376)], ids=["A100", "RTX 4090"])
 @pytest.mark.parametrize(("inputs", "wants_x"), [(64, True), (128, False)])
-def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs, wants_x, arch, shared, monkeypatch):
-    from weft.ops.dense import linear_backward_triton as module
+def test_linear_backward_with_the_accuracy_of_float32_elsewhere(launches, inputs, wants_x, arch, shared):
+    from weft.ops.dense.linear_backward_triton import linear_backward_triton
 
-    monkeypatch.setattr(module, "shared_memory", lambda device: shared)
     x, grad, weight = numbers(300, inputs), numbers(300, 64), numbers(64, inputs)
-    module.linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, wants_x)
+    with assume_limits(replace(H200, shared_memory_per_block=shared)):
+        linear_backward_triton(grad, grad, x, weight, None, "relu", *dropout_of(), 3, False, wants_x)
     compile_all(launches, arch, shared)
 
 
 def test_linear_backward_asks_for_the_shared_memory_there_is():
     from weft.ops.dense.linear_backward_triton import choose_launch, shared_bytes
 
-    roomy, tight = choose_launch(128, 128), choose_launch(128, 128, limit=101376)
+    roomy = choose_launch(128, 128)
+    tight = choose_launch(128, 128, limits=replace(H200, shared_memory_per_block=101376))
     assert roomy.block_rows > tight.block_rows
     assert shared_bytes(tight, 128, 4, True) <= 101376
-    assert choose_launch(128, 128, limit=1024) is None
+    assert choose_launch(128, 128, limits=replace(H200, shared_memory_per_block=1024)) is None
 
 
 def dropout_of(*lead: int) -> tuple[Tensor, Tensor]:

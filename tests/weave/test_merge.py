@@ -10,11 +10,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.tiny import tiny_graph
+from tests.weave.launch_counts import count_launches
 from tests.weave.trainees import STEPS, Trainee, assert_trains_as_alone, restore, snapshot
 from weft import ops
 from weft.core.errors import InputError
 from weft.graph.data.graph import Graph
-from weft.weave.merge import count_launches, weave
+from weft.weave.lab import multi_spmm  # noqa: F401 (registers the operator that pushes)
+from weft.weave.merge import weave
 from weft.weave.recorder import record
 
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tiny import tiny_graph
+from tests.weave.launch_counts import count_launches, longest_chain
 from tests.weave.trainees import Trainee, assert_trains_as_alone
 from weft.capture.launch_watch import watched_launches
 from weft.capture.meta_graph import META, stand_in
@@ -13,7 +14,7 @@ from weft.graph.catalog.shapes import make
 from weft.ops.launch.backend import meta_means_gpu
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
-from weft.weave.merge import Woven, count_launches, longest_chain
+from weft.weave.merge import Woven
 from weft.weave.step import merged
 from weft.weave.weaver import Weaver
 

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from tests.tiny import tiny_graph
+from tests.weave.launch_counts import issued_in_order
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.group import GroupRun
 from weft.weave.merge import weave
 from weft.weave.recorder import record
 from weft.weave.step import WovenStep
-from weft.weave.stream_schedule import START, issued_in_order, schedule
+from weft.weave.stream_schedule import START, schedule
 from weft.weave.weaver import Weaver
 
 CPU = torch.device("cpu")

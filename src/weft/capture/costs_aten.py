@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
-from weft.capture.observer import ALLOCATIONS, Call
+from weft.capture.observer import Call
+from weft.core.program import ALLOCATIONS
 
 
 def _nothing(call: Call) -> Work:
@@ -100,7 +101,7 @@ def _sort(call: Call) -> Work:
 
 
 FAMILIES: dict[Callable[[Call], Work], str] = {
-    _nothing: "resize_ set_ lift_fresh " + " ".join(name.removeprefix("aten.") for name in ALLOCATIONS),
+    _nothing: "resize_ set_ lift_fresh " + " ".join(ALLOCATIONS),
     _fill: (
         "zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill_ fill zero_ arange "
         "scalar_tensor eye rand rand_like randn randn_like randint randint_like bernoulli_ uniform_ normal_ "

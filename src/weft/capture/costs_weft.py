@@ -7,26 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 from weft.capture.costs import Work, bytes_in, bytes_out, elements, tensors
 from weft.capture.observer import Call, Seen
+from weft.capture.schemas import argument
 
 INDEX = 4  # bytes of an edge's column
 HASH = 20  # operations to draw one random number
 
 
+def _given(call: Call, name: str) -> Any:
+    """The argument of that name in the operator's schema; None where it is None or the operator has none."""
+    return argument(call.name, call.args, name)
+
+
 def _edges(call: Call) -> int:
-    """E, from the first walk among the arguments."""
-    return next(arg[1].numel for arg in call.args if isinstance(arg, list) and len(arg) >= 4)
+    """E, from the walk among the arguments: row offsets, then columns."""
+    return _given(call, "walk")[1].numel
 
 
 def _rows(call: Call) -> int:
-    return next(arg[0].numel - 1 for arg in call.args if isinstance(arg, list) and len(arg) >= 4)
-
-
-def _at(call: Call, position: int) -> Seen | None:
-    value = call.args[position] if position < len(call.args) else None
-    return value if isinstance(value, Seen) else None
+    return _given(call, "walk")[0].numel - 1
 
 
 def _plain_in(call: Call) -> int:
@@ -40,16 +42,16 @@ def _tiles(width_bytes: int) -> int:
 
 
 def _spmm(call: Call) -> Work:
-    x, weight = call.args[0], _at(call, 1)
+    x, weight = _given(call, "x"), _given(call, "weight")
     edges, tasks = _edges(call), prod(x.shape[:-2])
     row = x.shape[-1] * x.itemsize
     index = edges * (INDEX + (weight.itemsize if weight else 0)) * tasks * _tiles(row)
-    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (_at(call, 3) is not None))
+    flops = edges * x.shape[-1] * tasks * (2 + (weight is not None) + (_given(call, "col_scale") is not None))
     return Work(flops=flops, stream=index + bytes_out(call), gather=edges * row * tasks)
 
 
 def _spmm_max_backward(call: Call) -> Work:
-    grad, edges = call.args[0], _edges(call)
+    grad, edges = _given(call, "grad"), _edges(call)
     row, tasks = grad.shape[-1], prod(grad.shape[:-2])
     return Work(
         flops=2 * edges * row * tasks,
@@ -59,7 +61,7 @@ def _spmm_max_backward(call: Call) -> Work:
 
 
 def _sddmm(call: Call) -> Work:
-    a, edges = call.args[0], _edges(call)
+    a, edges = _given(call, "a"), _edges(call)
     row, tasks = a.shape[-1] * a.itemsize, prod(a.shape[:-2])
     return Work(
         flops=2 * edges * a.shape[-1] * tasks,
@@ -74,8 +76,8 @@ def _edge_softmax(call: Call) -> Work:
 
 def _attention(call: Call, packed: bool = False) -> Work:
     """One pass: scores and coefficients once an edge and head, rows gathered once an edge."""
-    x, edges, rows = call.args[0], _edges(call), _rows(call)
-    heads = call.args[1] if packed else x.shape[-2]
+    x, edges, rows = _given(call, "packed" if packed else "x"), _edges(call), _rows(call)
+    heads = _given(call, "heads") if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
     tasks = x.numel // max(rows * (x.shape[-1] if packed else width), 1)
     coefficients = edges * heads * tasks
@@ -92,7 +94,7 @@ def _attention_packed(call: Call) -> Work:
 
 def _attention_backward(call: Call) -> Work:
     """One pass over the transpose: the gradient's rows and the statistics of every edge's destination."""
-    grad, edges = call.args[0], _edges(call)
+    grad, edges = _given(call, "grad"), _edges(call)
     heads, width = grad.shape[-2], grad.shape[-2] * grad.shape[-1]
     tasks = prod(grad.shape[:-3])
     coefficients = edges * heads * tasks
@@ -104,11 +106,13 @@ def _attention_backward(call: Call) -> Work:
 
 
 def _row_gradient(call: Call) -> Work:
-    return Work(flops=4 * elements(call.args[:2]), stream=bytes_in(call) + bytes_out(call))
+    return Work(
+        flops=4 * elements((_given(call, "grad"), _given(call, "out"))), stream=bytes_in(call) + bytes_out(call)
+    )
 
 
 def _attention_v2(call: Call) -> Work:
-    x, edges = call.args[0], _edges(call)
+    x, edges = _given(call, "x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
     return Work(
         flops=edges * width * tasks * 8,
@@ -119,7 +123,7 @@ def _attention_v2(call: Call) -> Work:
 
 def _attention_v2_backward(call: Call) -> Work:
     """Two passes: one over the graph, one over the transpose."""
-    x, edges = call.args[1], _edges(call)
+    x, edges = _given(call, "x_src"), _edges(call)
     width, tasks = prod(x.shape[-2:]), prod(x.shape[:-3])
     return Work(
         flops=edges * width * tasks * 24,
@@ -130,21 +134,21 @@ def _attention_v2_backward(call: Call) -> Work:
 
 def _product(call: Call) -> Work:
     """``x [..., N, I]`` times ``weight [..., O, I]``, with whatever the layer ends in."""
-    weight, out = call.args[1], next(tensors(call.outs))
-    drops = HASH * out.numel if _at(call, 5) else 0
+    weight, out = _given(call, "weight"), next(tensors(call.outs))
+    drops = HASH * out.numel if _given(call, "rate") else 0
     return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
 
 
 def _linear_backward(call: Call) -> Work:
     """The weight's gradient and, where wanted, the input's: two products over the same rows."""
-    grad, x = call.args[0], call.args[2]
-    products = 1 + bool(call.args[10])
-    drops = HASH * grad.numel if _at(call, 6) else 0
+    grad, x = _given(call, "grad"), _given(call, "x")
+    products = 1 + bool(_given(call, "wants_x"))
+    drops = HASH * grad.numel if _given(call, "rate") else 0
     return Work(flops=2 * products * grad.numel * x.shape[-1] + drops, stream=bytes_in(call) + bytes_out(call))
 
 
 def _weight_grad(call: Call) -> Work:
-    grad, x = call.args
+    grad, x = _given(call, "grad"), _given(call, "x")
     return Work(flops=2 * grad.numel * x.shape[-1], stream=bytes_in(call) + bytes_out(call))
 
 
@@ -165,14 +169,15 @@ def _batch_norm(call: Call) -> Work:
 
 
 def _cross_entropy(call: Call) -> Work:
-    logits, rows = call.args[-3], call.args[-1]
+    logits, rows = _given(call, "logits"), _given(call, "rows")
     listed = rows.numel * logits.shape[-1] * prod(logits.shape[:-2])
     return Work(flops=12 * listed, stream=rows.bytes * 2 + bytes_out(call), gather=listed * logits.itemsize)
 
 
 def _adam(call: Call) -> Work:
     """Weight, gradient and two moments read, three of them written."""
-    return Work(flops=12 * call.args[0].numel, stream=bytes_in(call) + 3 * call.args[0].bytes)
+    param = _given(call, "param")
+    return Work(flops=12 * param.numel, stream=bytes_in(call) + 3 * param.bytes)
 
 
 WEFT: dict[str, Callable[[Call], Work]] = {

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.launch_watch import watched_launches
 from weft.capture.meta_shapes import light
+from weft.core.program import family_of
 
 
 @dataclass
@@ -286,7 +287,6 @@ def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
 
 
 LIBRARY = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten.mv")
-ALLOCATIONS = ("aten.empty", "aten.new_empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty_strided")
 
 
 def is_library(name: str) -> bool:
@@ -307,7 +307,7 @@ def is_lt(call: Call) -> bool:
 
 def is_allocation(name: str) -> bool:
     """Whether the operator takes memory and does nothing with it."""
-    return name in ALLOCATIONS
+    return family_of(name) == "allocation"
 
 
 def is_composite(func: Any) -> bool:

@@ -25,6 +25,7 @@ def program_of(
     setup: int | None = None,
     carried: Sequence[int] = (),
     left: Sequence[int] = (),
+    recordable: bool = True,
 ) -> Program:
     """The Program of the calls from number ``first`` on, up to ``last``.
 
@@ -32,6 +33,7 @@ def program_of(
     it does not). The storages of kind ``"weight"`` tell the update from the evaluation. ``setup``: the calls are what
     is done once, up to that number to set up and from there on in a first step; what is of a known kind stays.
     ``carried`` and ``left`` are storages that a step finds and lets go, and that it leaves behind.
+    ``recordable``: whether the step can be captured as a CUDA graph.
     """
     calls = observer.calls[first:last]
     weights = {number for number, kind in kinds.items() if kind == "weight"}
@@ -56,7 +58,7 @@ def program_of(
         operators += (Operator(KEPT, "warm-up", stays, ()),)
     unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
     groups = [tuple(ids[number] for number in numbers) for numbers in (resident, carried, left)]
-    return Program(values, operators, groups[0], tuple(unknown), tasks, note, *groups[1:])
+    return Program(values, operators, groups[0], tuple(unknown), tasks, note, *groups[1:], recordable)
 
 
 def known(name: str) -> bool:

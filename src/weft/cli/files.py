@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.core.files import write_text
 
 
 def check_file(path: Path) -> None:
@@ -15,8 +16,6 @@ def check_file(path: Path) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write ``text`` in one piece, making folders on the way."""
-    from weft.engine.results.result import write_text  # loads torch
-
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

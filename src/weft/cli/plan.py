@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.files import check_file, write_file
-from weft.cli.options import Compile, Weave
+from weft.cli.run import Compile, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.spec_file import read_spec

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.options import Compile, Weave
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.spec_file import read_spec
@@ -28,6 +27,23 @@ if TYPE_CHECKING:
 
 FAILED = 3  # exit code: no member of a sweep got anywhere
 MOST_TOLD = 8  # members that went wrong
+
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Send steps through Inductor, or never do.",
+        show_default="on a GPU, where the plan expects it to repay",
+    ),
+]
+Weave = Annotated[
+    bool | None,
+    typer.Option(
+        "--weave/--no-weave",
+        help="Merge tasks of different structure into one step, or train them in turn.",
+        show_default="beside each other on a GPU that they do not fill",
+    ),
+]
 
 
 def run(

@@ -16,6 +16,18 @@ MODES = ("full",)
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
+GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicted
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a user may ask of a plan beyond the tasks; None leaves it to the plan.
+
+    ``weave``: merge tasks of different structure into one step. ``compile``: send steps through Inductor.
+    """
+
+    weave: bool | None = None
+    compile: bool | None = None
 
 
 @dataclass(frozen=True)

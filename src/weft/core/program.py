@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 KINDS = ("graph", "input", "weight", "state", "activation", "gradient", "temporary", "constant")
 PHASES = ("forward", "backward", "update", "evaluation")
+# Families of operators, in the order in which names are tried; each with what the operator's own name holds.
+_ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
+_SCATTERS = ("scatter", "index_add", "index_put")
+_GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
+_PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
+_REDUCTIONS = (
+    "sum", "mean", "amax", "amin", "max", "min", "var", "norm", "softmax", "cumsum", "sort", "topk", "cat", "argmax",
+    "nonzero", "_to_copy",
+)  # fmt: skip
+ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+FAMILIES = ("attention", "spmm", "scatter", "gather", "matmul", "reduction", "allocation", "pointwise")
 KEPT = "weft.kept"  # closes a Program of what is done once: it costs nothing and reads all that stays
 
 
@@ -43,7 +55,8 @@ class Operator:
     cuBLAS or its like, which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where
     a Program does not say so for a Value, it goes after its last use. ``stream``: operators of different streams may
     overlap, and share no memory pool. ``engine``: autograd's own thread calls it, for which libraries have workspaces
-    of their own; ``lt``: the library is asked through cuBLASLt, which has one more.
+    of their own; ``lt``: the library is asked through cuBLASLt, which has one more. ``family`` is one of
+    :data:`FAMILIES`, found when the operator is captured, or read from a file that does not have it.
     """
 
     name: str
@@ -61,12 +74,41 @@ class Operator:
     stream: int = 0
     engine: bool = False
     lt: bool = False
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.family:
+            object.__setattr__(self, "family", family_of(self.name, self.flops > 0, self.gather_bytes > 0))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operator:
         """The inverse of ``asdict``."""
         lists = {key: tuple(data.get(key, ())) for key in ("reads", "writes", "frees", "pieces")}
         return cls(**{**data, **lists})
+
+
+@cache
+def family_of(name: str, computes: bool = True, gathers: bool = False) -> str:
+    """The family of the operator ``name`` (``"aten.mm"``), which does arithmetic, or fetches rows by index.
+
+    ``attention`` and ``spmm``: Weft's kernels over edges. ``gather`` and ``scatter``: torch's indexing of rows, the
+    second with results that are whole only once everything was read, as are those of a ``reduction``.
+    """
+    library, _, own = name.rpartition(".")
+    torchs = library == "aten"
+    if torchs and own in ALLOCATIONS:
+        return "allocation"
+    if _has(own, _ATTENTION):
+        return "attention"
+    if gathers or _has(own, _GATHERS):
+        return ("scatter" if _has(own, (*_SCATTERS, *_REDUCTIONS)) else "gather") if torchs else "spmm"
+    if computes and _has(own, _PRODUCTS):
+        return "matmul"
+    return "reduction" if _has(own, _REDUCTIONS) else "pointwise"
+
+
+def _has(name: str, marks: tuple[str, ...]) -> bool:
+    return any(mark in name for mark in marks)
 
 
 @dataclass(frozen=True)
@@ -77,6 +119,7 @@ class Program:
     state). ``unknown`` names the operators that no cost is known for. ``note`` says when and how the figures
     are not a plain capture. ``left`` are Values that the step makes and leaves behind, such as the weights that the
     model was last called with; ``carried`` are those that the step before left, which this one lets go, in that order.
+    ``recordable``: whether the step can be captured as a CUDA graph; one that asks its data for sizes waits for them.
     """
 
     values: tuple[Value, ...]
@@ -87,6 +130,7 @@ class Program:
     note: str = ""
     carried: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+    recordable: bool = True
 
     def bytes_by_kind(self, ids: tuple[int, ...] | None = None) -> dict[str, int]:
         """Bytes of the Values ``ids`` (None: all of them) by kind; kinds without any are left out."""
@@ -151,4 +195,5 @@ class Program:
             note=data.get("note", ""),
             carried=tuple(data.get("carried", ())),
             left=tuple(data.get("left", ())),
+            recordable=bool(data.get("recordable", not data.get("note"))),  # older files had the note alone
         )

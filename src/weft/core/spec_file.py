@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.search_space import Choice
+from weft.core.suggest import did_you_mean
 from weft.core.sweep import Sweep, read_value, varies
 from weft.core.task import Task, reject_unknown, rules
 
@@ -193,8 +193,8 @@ def _check_known(name: str, section: str, where: str) -> None:
             place = f"in [{other}]" if other else "at the top, before the first section"
             raise SpecError(f"{where}: {shown} is in the wrong place; {name} belongs {place}")
     everything = {(f"{s}.{n}" if s else n): n for s in ("", *SECTIONS) for n in _known(s)}
-    close = get_close_matches(shown, everything, n=1) or get_close_matches(name, everything.values(), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "known here: " + ", ".join(_known(section))
+    hint = did_you_mean(shown, everything) or did_you_mean(name, everything.values())
+    hint = hint or "known here: " + ", ".join(_known(section))
     raise SpecError(f"{where}: unknown setting {shown!r}; {hint}")
 
 

@@ -1,15 +1,49 @@
-"""Suggesting what a misspelt name was meant to be."""
+"""Suggest what a misspelt name was meant to be: the one "did you mean"."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+CUTOFF = 0.6  # of difflib's ratio: below it two names have little in common
+
+
+def closest(name: object, known: Iterable[object], count: int = 1, cutoff: float = CUTOFF) -> list[str]:
+    """Up to ``count`` of ``known`` that are close to ``name``, the fewest typing errors away first.
+
+    Letter case does not count; what is not a string is never suggested.
+    """
+    typed = str(name).lower()
+    found = []
+    for place, candidate in enumerate(known):
+        if isinstance(candidate, str):
+            likeness = SequenceMatcher(None, typed, candidate.lower()).ratio()
+            if likeness >= cutoff:
+                found.append((edits(typed, candidate.lower()), -likeness, place, candidate))
+    return [one[-1] for one in sorted(found)[:count]]
+
+
+def did_you_mean(name: object, known: Iterable[object], count: int = 1, cutoff: float = CUTOFF) -> str:
+    """``"did you mean 'a' or 'b'?"``, empty if nothing is close."""
+    close = closest(name, known, count, cutoff)
+    return "did you mean " + " or ".join(repr(one) for one in close) + "?" if close else ""
 
 
 def nearest_names(name: str, known: Iterable[str], count: int = 3) -> str:
-    """``"; did you mean 'a' or 'b'?"``-like ending for an error message, empty when nothing is close."""
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)
-    if not close:
-        return ""
-    return " (did you mean " + " or ".join(repr(by_lower[match]) for match in close) + "?)"
+    """``" (did you mean 'a' or 'b'?)"`` to append to an error message, empty if nothing is close."""
+    hint = did_you_mean(name, known, count)
+    return f" ({hint})" if hint else ""
+
+
+def edits(a: str, b: str) -> int:
+    """How many letters to insert, delete, replace or swap with their neighbour make ``b`` of ``a``."""
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, one in enumerate(a, 1):
+        before, last, row = row, before, [i]
+        for j, other in enumerate(b, 1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (one != other))
+            if i > 1 and j > 1 and one == b[j - 2] and a[i - 2] == other:
+                best = min(best, last[j - 2] + 1)
+            row.append(best)
+    return row[-1]

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -66,7 +67,7 @@ class Sweep:
         """What messages call this sweep."""
         return self.name or "sweep"
 
-    @property
+    @cached_property
     def varying(self) -> tuple[str, ...]:
         """The settings that differ between members, in the order in which they were given, seed last."""
         written = [key for entry in (self.settings, *self.explicit) for key in with_args_apart(entry)]
@@ -75,7 +76,7 @@ class Sweep:
         values = {key: [setting_of(task, key) for task in members if not task.ignores(key)] for key in given}
         return tuple(key for key in given if key != "name" and _distinct(values[key]) > 1)
 
-    @property
+    @cached_property
     def graphs(self) -> tuple[str, ...]:
         """What the graphs of the members are called, in the order in which they come up."""
         return tuple(dict.fromkeys(map(self.graph_of, self.tasks())))

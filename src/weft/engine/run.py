@@ -14,7 +14,7 @@ import torch
 
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.graph_stats import GraphStats
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
@@ -198,7 +198,7 @@ def _report(folder: RunFolder | None) -> dict[str, str]:
 
 
 def _summary(result: SweepResult) -> dict[str, Any]:
-    whole = result.to_dict()
+    whole = result.summary()
     several = ("graphs",) if len(whole["graphs"]) > 1 else ()
     summary = {key: whole[key] for key in ("best", "metric", "statuses", "seconds", *several)}
     best = result[summary["best"]].metrics if summary["best"] is not None else {}

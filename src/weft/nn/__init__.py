@@ -10,8 +10,7 @@ from weft.nn.conv.sage import SAGEConv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import Epilogue
 from weft.nn.initial import reset_parameters
-from weft.nn.model import GNN
-from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.pyg.models import from_pyg, to_pyg
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, with_traits
-from weft.nn.checks import did_you_mean
-from weft.nn.model import GNN
-from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
+from weft.nn.checks import hint
+from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 
 # One class per row of weft.core.models.
 CLASSES: Mapping[str, type[GNN]] = MappingProxyType({"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2})
@@ -56,7 +55,7 @@ def build(name: str, in_features: int, out_features: int, **options: Any) -> GNN
     """The model ``name`` from ``in_features`` to ``out_features``; ``hidden`` is 64 unless given."""
     classes = _classes.get()
     if name not in classes:
-        raise SpecError(f"model={name!r} must be one of {', '.join(classes)}{did_you_mean(name, tuple(classes))}")
+        raise SpecError(f"model={name!r} must be one of {', '.join(classes)}{hint(name, classes)}")
     check_options(name, options)
     options.setdefault("hidden", 64)
     return classes[name](in_features, out_features=out_features, **options)
@@ -67,8 +66,8 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     known = options_of(name)
     for option in options:
         if option not in known:
-            hint = did_you_mean(option, known) or f"; it takes {', '.join(known)}"
-            raise SpecError(f"model {name!r} has no option {option!r}{hint}")
+            advice = hint(option, known) or f"; it takes {', '.join(known)}"
+            raise SpecError(f"model {name!r} has no option {option!r}{advice}")
 
 
 def options_of(name: str) -> tuple[str, ...]:

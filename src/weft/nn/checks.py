@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.suggest import did_you_mean
 
 
 def check_count(name: str, value: Any) -> int:
@@ -27,12 +28,11 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     """One of ``choices``."""
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
-        raise SpecError(f"{name}={value!r} must be one of {known}{did_you_mean(value, choices)}")
+        raise SpecError(f"{name}={value!r} must be one of {known}{hint(value, choices)}")
     return value
 
 
-def did_you_mean(value: Any, choices: tuple[Any, ...]) -> str:
-    """``"; did you mean ...?"`` where a choice is close to ``value``, else nothing."""
-    words = [choice for choice in choices if isinstance(choice, str)]
-    close = get_close_matches(str(value).lower(), words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def hint(value: Any, choices: Iterable[Any]) -> str:
+    """``"; did you mean ...?"`` if a choice is close to ``value``, else nothing."""
+    suggestion = did_you_mean(value, choices)
+    return f"; {suggestion}" if suggestion else ""

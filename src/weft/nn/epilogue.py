@@ -1,9 +1,12 @@
-"""Epilogue: what stands between two layers, in as few passes over the activations as can be."""
+"""Epilogue: what stands between two layers. Ending: a layer's bias and epilogue, fused into its last operator."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
+from weft import ops
 from weft.nn.checks import check_choice
 from weft.nn.dropout import Dropout
 from weft.nn.norm import Then, make_norm
@@ -33,3 +36,40 @@ class Epilogue(nn.Module):
     def extra_repr(self) -> str:
         """The activation."""
         return f"activation={self.activation!r}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """``epilogue(out + add, bias)``, or plainly ``out + add + bias`` without an epilogue.
+
+    Shapes: ``bias [O]``, ``add [N, O]`` (a residual). A layer finishes with :meth:`linear` where its last step is a
+    product, which takes everything into the product's own pass, and with :meth:`apply` otherwise.
+    """
+
+    bias: Tensor | None = None
+    epilogue: Epilogue | None = None
+    add: Tensor | None = None
+
+    def apply(self, out: Tensor, also: Tensor | None = None, parts: int = 1) -> Tensor:
+        """``out [N, O]`` finished; ``also [N, O]`` is added to it. ``parts``: heads side by side in O."""
+        add = self._sum(also)
+        out = out if add is None else out + add
+        if self.epilogue is None:
+            return ops.bias_act_dropout(out, self.bias)
+        return self.epilogue(out, self.bias, parts)
+
+    def linear(self, x: Tensor, weight: Tensor, also: Tensor | None = None) -> Tensor:
+        """``x W^T`` finished, ``x [N, I]``, ``weight [O, I]``; ``also [N, O]`` is added to it."""
+        add = self._sum(also)
+        if self.epilogue is None:
+            return ops.linear(x, weight, self.bias, add=add)
+        if self.epilogue.norm is not None:
+            return self.epilogue(ops.linear(x, weight, add=add), self.bias)
+        rate, clock = self.epilogue.dropout.draw(x.device)
+        act, site = self.epilogue.activation, self.epilogue.dropout.site
+        return ops.linear(x, weight, self.bias, add=add, act=act, p=rate, clock=clock, site=site)
+
+    def _sum(self, also: Tensor | None) -> Tensor | None:
+        if self.add is None or also is None:
+            return also if self.add is None else self.add
+        return self.add + also

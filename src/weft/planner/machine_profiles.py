@@ -13,7 +13,6 @@ replaces all of that by what a machine really does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from weft.core.device import Device
@@ -22,6 +21,7 @@ from weft.core.host import Host
 from weft.core.link import Link
 from weft.core.machine import Machine
 from weft.core.processor import Rates
+from weft.core.suggest import did_you_mean
 
 GB = 10**9
 MIB = 2**20
@@ -242,8 +242,8 @@ def profile(name: str) -> Machine:
         if known == name.lower():
             return machine
     longer = [known for known in PROFILES if name and known.startswith(name.lower())]
-    close = longer or get_close_matches(name.lower(), PROFILES, n=3, cutoff=0.4)
-    hint = "did you mean " + " or ".join(repr(one) for one in close) + "?" if close else "known: " + ", ".join(PROFILES)
+    hint = did_you_mean(name, longer or PROFILES, count=3, cutoff=0.0 if longer else 0.4)
+    hint = hint or "known: " + ", ".join(PROFILES)
     raise SpecError(f"there is no machine {name!r}; {hint} (or a JSON file that `weft probe --out FILE` wrote)")
 
 

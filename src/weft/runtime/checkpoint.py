@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.core.errors import SpecError
+from weft.core.files import replacing
 from weft.core.version import __version__
 from weft.core.wording import option
 
@@ -78,17 +78,11 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
 def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file beside ``path``, flush it to the disk, then move it into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path, flush=True) as partial:
         partial.touch()
         mode = partial.stat().st_mode
         save_file(tensors, partial, metadata=metadata)
         partial.chmod(mode)  # safetensors lets the owner alone read it
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def check_same_task(saved: Mapping[str, Any], task: Mapping[str, Any], path: Path) -> None:

@@ -142,7 +142,7 @@ def _follow(
     if sizes is not None:
         rescale(observer, sizes)
         note = sizes.note
-    about = {"tasks": len(group), "note": note}
+    about = {"tasks": len(group), "note": note, "recordable": sizes is None}
     program = program_of(observer, resident, kinds, first=first, carried=carried, left=left, **about)
     preparation = program_of(observer, [], kinds, last=first, setup=setup, left=carried, **about)
     return Captured(program, preparation, run)

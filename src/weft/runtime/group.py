@@ -8,6 +8,7 @@ Shapes: T members of a stack, L epochs, M columns of history.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
@@ -20,7 +21,7 @@ from weft.core.errors import InputError, SpecError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-from weft.ops.sparse.row_clusters import order_rows
+from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
@@ -142,12 +143,17 @@ class GroupRun:
     # ---- putting it together -------------------------------------------------------------------------
 
     def _order_rows(self) -> None:
-        """Find clusters of the graph's rows; training may fit where finding them does not, and goes by length then."""
+        """Walk the graph's rows by cluster, on a graph of this run's own: the user's stays as it is.
+
+        Training may fit where finding clusters does not, and goes by length then.
+        """
         try:
-            order_rows(self.graph.adj)
+            ordered = ordered_rows(self.graph.adj)
         except torch.OutOfMemoryError:
             self._notes.append("rows by length: the memory was not enough to find clusters")
         else:
+            self.graph = copy(self.graph)
+            self.graph.adj = ordered
             return
         torch.cuda.empty_cache()  # only now does no frame hold what was tried
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from math import prod
 
 from weft.capture.costs import Work, bytes_out
-from weft.capture.costs_weft import INDEX, WEFT, _edges, register_costs
+from weft.capture.costs_weft import INDEX, WEFT, _edges, _given, register_costs
 from weft.capture.observer import Call
 from weft.weave.together import Flat, results, unflatten
 
 
 def _spmm_push(call: Call) -> Work:
     """Rows sent along the edges: read in order, added to where they go."""
-    x, edges = call.args[0], _edges(call)
+    x, edges = _given(call, "x"), _edges(call)
     row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
     return Work(
         flops=2 * edges * x.shape[-1] * tasks,

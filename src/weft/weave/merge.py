@@ -14,7 +14,6 @@ touched that storage before it in its own step, and before everything after.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,26 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from weft.capture.schemas import argument
 from weft.core.errors import InputError
 from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.matching import Lane, Place, Round, in_order, match
 from weft.weave.recorder import Captured, is_random, written_arguments
 from weft.weave.together import Call, flatten, is_mutable, results
 
-# The argument that holds the walk an operator takes, by name.
-WALKED = {
-    "spmm": 4,
-    "spmm_max": 2,
-    "spmm_max_backward": 4,
-    "sddmm": 3,
-    "edge_softmax": 1,
-    "edge_softmax_backward": 2,
-    "graph_attention_packed": 6,
-    "graph_attention_packed_backward": 11,
-    "graph_attention_v2": 7,
-    "graph_attention_v2_backward": 11,
-}
-# Operators that may share a launch: their kernels need about as many registers.
+# Operators that walk a graph, and which may share a launch: their kernels need about as many registers.
 FAMILY = {
     "spmm": "spmm",
     "spmm_max": "spmm",
@@ -229,10 +216,10 @@ class _Member:
         self.structures = structures
         for place, node in enumerate(self.nodes):
             name = operator_name(node)
-            if name in self._families and name not in WALKED:
+            if name in self._families and name not in FAMILY:
                 self.family_of[place] = self._families[name]
-            if name in WALKED and all(isinstance(arg, Node) for arg in node.args[WALKED[name]]):
-                indices = self.inputs.get(node.args[WALKED[name]][1])
+            if name in FAMILY and all(isinstance(arg, Node) for arg in _given(node, "walk")):
+                indices = self.inputs.get(_given(node, "walk")[1])
                 if indices is not None:
                     self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
                     self.family_of[place] = self._families[name]
@@ -240,13 +227,13 @@ class _Member:
     def pushable(self, place: int) -> int | None:
         """The structure along which the sum at ``place`` could be sent instead; None where it could not."""
         node = self.nodes[place]
-        if operator_name(node) != "spmm" or not node.meta.get("backward") or not node.args[5]:
+        if operator_name(node) != "spmm" or not node.meta.get("backward") or not _given(node, "back"):
             return None
         if node.meta["dtype"] not in (torch.float32, torch.float64) or (
-            node.args[1] is not None and node.args[6] is None
+            _given(node, "weight") is not None and _given(node, "weight_back") is None
         ):
             return None  # a push gives the type it is added up in, and needs the weights in their own order
-        indices = self.inputs.get(node.args[5][1])
+        indices = self.inputs.get(_given(node, "back")[1])
         return None if indices is None else self.structures.get(_identity(indices))
 
     def lane(self, walks: str) -> Lane:
@@ -255,6 +242,11 @@ class _Member:
         for place, family in self.family_of.items():
             keys[place] = (family, self.walk_of.get(place)) if walks == "same" else family
         return Lane(tuple(keys), self.before)
+
+
+def _given(node: Node, name: str) -> Any:
+    """The argument of one of Weft's operators that its schema calls ``name``."""
+    return argument(f"weft.{operator_name(node)}", node.args, name)
 
 
 def _identity(tensor: Tensor) -> Hashable:
@@ -401,7 +393,7 @@ class _Merge:
         if not push:
             return Call(operator_name(node), arguments)
         grad, _, col_scale, row_scale, _, walk, weight = arguments
-        rows = self.members[member].inputs[node.args[4][0]].numel() - 1
+        rows = self.members[member].inputs[_given(node, "walk")[0]].numel() - 1
         return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
 
     def _part(self, fused: Node, result: int) -> Node:
@@ -415,37 +407,3 @@ class _Merge:
         shape = next(described, ())
         direction = "backward" if node.meta.get("backward") else "forward"
         return Entry(place[0], node.name, name, direction, member.walk_of.get(place[1]), shape, mine)
-
-
-def count_launches(woven: Woven) -> Counter[str]:
-    """How many nodes of the merged graph there are of each operator, fused ones as ``"together"``."""
-    return Counter(name for node in woven.graph.nodes if (name := operator_name(node)))
-
-
-FREE = ("aten::_unsafe_view", "aten::new_empty", "aten::empty", "aten::empty_like")  # operators that launch nothing
-
-
-def launches_something(node: Node) -> bool:
-    """Whether a node is work for a device: it neither looks at memory another way nor only reserves it."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.name in FREE:
-        return False
-    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
-    return not is_view
-
-
-def longest_chain(woven: Woven) -> int:
-    """How many operators follow one another at most, each after the one before: what bounds a step on a small graph.
-
-    Fused ones follow one another in the order in which they are issued, as they do on the stream that they share.
-    """
-    length: dict[Node, int] = {}
-    last: dict[int, int] = {}  # by stream, of the fused ones
-    for node in woven.graph.calls:
-        before = max((length.get(other, 0) for other in (*node.meta["after"], *node.all_input_nodes)), default=0)
-        stream = node.meta["stream"]
-        fused = not 0 < stream <= len(woven.table.members)
-        length[node] = max(before, last.get(stream, 0) if fused else 0) + launches_something(node)
-        if fused:
-            last[stream] = length[node]
-    return max(length.values(), default=0)

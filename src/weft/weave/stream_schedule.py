@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from weft.runtime.device import streams
 from weft.weave.graph import Node, map_nodes
@@ -171,17 +170,3 @@ def run_node(node: Node, values: dict[Node, Any]) -> None:
     """Run one node on the results so far."""
     args, kwargs = map_nodes((node.args, node.kwargs), lambda given: values[given])
     values[node] = node.target(*args, **kwargs)
-
-
-def issued_in_order(woven: Woven, side_streams: int) -> tuple[Tensor, ...]:
-    """Run the schedule of a woven step one action after another, on no stream at all; also without a GPU."""
-    plan = schedule(woven, side_streams)
-    graph = woven.graph
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[Node, Any] = dict(zip(inputs, woven.inputs, strict=True))
-    for action in plan.actions:
-        run_node(action.node, values)
-        for node in action.drops:
-            del values[node]
-    output = next(node for node in graph.nodes if node.op == "output").args[0]
-    return map_nodes(output, lambda node: values[node])

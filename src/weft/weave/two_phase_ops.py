@@ -26,6 +26,7 @@ from weft.ops.dense.linear_backward_triton import linear_backward_triton
 from weft.ops.dense.partial_sums_triton import add_parts as add_parts_triton
 from weft.ops.dense.weight_grad_triton import choose_launch, weight_grad_triton
 from weft.ops.launch.backend import use_triton
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.train.cross_entropy import cross_entropy_rows_torch
 from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
 from weft.weave.merged_launch import Part, collected, launch_alone
@@ -70,7 +71,8 @@ def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
         return _flat(weight_grad_torch(grad, x), 2)[:, None]
     # Alone, a result much smaller than a tile is left to the library; beside others the tile costs nothing.
     suits = x.dtype != torch.float64 and x.shape[-2] >= LEAST_ROWS and grad.numel()
-    launch = choose_launch(grad.shape[-1], x.shape[-1], grad.shape[:-2].numel()) if suits else None
+    sizes = (grad.shape[-1], x.shape[-1], grad.shape[:-2].numel())
+    launch = choose_launch(*sizes, limits_of(x.device)) if suits else None
     return _taken(lambda: weight_grad_triton(grad, x, launch), lambda out: _flat(out, 2), make)[1]
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import types
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.engine.base import machines
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import THROUGHPUT, machine_folder, machine_name
 from weft.engine.base.machines import keep_throughput, load_throughput, machine_with, this_machine
@@ -141,3 +143,21 @@ def test_nvml_is_optional(monkeypatch):
     broken.nvmlInit = lambda: 1 / 0
     monkeypatch.setitem(sys.modules, "pynvml", broken)
     assert throughput._reader(torch.device("cuda")) is None
+
+
+def test_a_table_is_changed_under_a_lock(graph, home, monkeypatch):
+    """A table that another process keeps while this one waits for the lock is not lost."""
+    task, other = task_on(graph), task_on(graph, model="gat", heads=2)
+    entered = machines.locked
+
+    @contextmanager
+    def late(path):
+        keep_throughput(load_throughput(HERE).with_measured(other, graph.stats(), {1: 2.0}, {}))
+        with entered(path):
+            yield
+
+    monkeypatch.setattr(machines, "locked", late)
+    search(task, graph, CPU, limit=2, seconds=0.01)
+    table = load_throughput(HERE)
+    assert table.group_size(task, graph.stats()) is not None
+    assert table.group_size(other, graph.stats()) == 1

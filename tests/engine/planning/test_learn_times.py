@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -92,3 +93,21 @@ def test_one_run_at_a_time():
     assert load_calibration(CPU).factor("spmm") == pytest.approx(3.0, rel=0.05)
     assert observe(CPU, {}, 3.0, "nothing was predicted") is None
     assert len(load_calibration(CPU).observations) == 3
+
+
+def _observe(place, count):
+    for number in range(count):
+        cost = {"uncorrected": {"spmm": 0.001, "launch": 0.0001}}
+        observe(CPU, cost, 0.002, f"run {place}.{number}")
+
+
+def test_processes_that_learn_at_once_lose_nothing():
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_observe, args=(place, 8)) for place in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    labels = {one.label for one in load_calibration(CPU).observations}
+    assert labels == {f"run {place}.{number}" for place in range(3) for number in range(8)}

@@ -1,4 +1,4 @@
-"""Plans of very many tasks: some groups are followed, the others reckoned from them, and the text stays short."""
+"""Plans of very many tasks: some groups are followed, the others extrapolated from them, and the text stays short."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_few_tasks_are_all_followed(followed):
     assert all(task.cost is not None for task in report.tasks)
 
 
-def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
+def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
     monkeypatch.setattr(following, "MANY", 8)
@@ -38,16 +38,16 @@ def test_many_tasks_are_reckoned_from_some(followed, monkeypatch):
     for group, other in zip(report.groups, exact.groups, strict=True):
         assert group.cost.total_bytes == pytest.approx(other.cost.total_bytes, rel=0.5)
         assert group.cost.epoch_seconds == pytest.approx(other.cost.epoch_seconds, rel=0.5)
-        if "reckoned from group" in group.note:
+        if "extrapolated from group" in group.note:
             assert group.cost.uncorrected == {}, "nothing to learn from"
         else:
             assert group.cost == other.cost
-    assert sum("reckoned from group" in group.note for group in report.groups) == 4
+    assert sum("extrapolated from group" in group.note for group in report.groups) == 4
     assert sum(task.cost is not None for task in report.tasks) == 8
     assert report.to_dict()["tasks"][-1]["cost"] is None
-    assert "reckoned from group" in str(report)
+    assert "extrapolated from group" in str(report)
     assert "4 of " in report.notes[0]
-    assert "groups are reckoned from others" in report.notes[0]
+    assert "groups are extrapolated from others" in report.notes[0]
 
 
 def test_what_may_not_fit_is_followed(followed, monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 
 import pytest
 
 from tests.engine.sweeps import made
 from weft.core.errors import SpecError
 from weft.core.sweep import Sweep
+from weft.engine.report.sweep_page import render_sweep_report
 from weft.engine.results.sweep_result import folder_names
 
 SWEEP = Sweep("cora", hidden=[16, 64], lr=[0.1, 0.01], seed=[0, 1], name="mine")
@@ -99,3 +101,37 @@ def test_folders_have_names_that_can_be_folders():
         assert "/" not in folder
         assert folder.strip(".")
         assert len(folder) < 120
+
+
+def calls_of(function, *given) -> int:
+    """Functions that ``function(*given)`` calls, in all."""
+    count = 0
+
+    def look(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(look)
+    try:
+        function(*given)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("graphs", [1, 10], ids=["one graph", "ten graphs"])
+@pytest.mark.parametrize("what", ["to_dict", "summary", "page"])
+def test_the_end_of_a_sweep_is_linear_in_its_tasks(what, graphs):
+    def end_of(tasks):
+        names = "cora" if graphs == 1 else [f"graph-{i}" for i in range(graphs)]
+        rates = [0.001 * (1 + i) for i in range(tasks // (10 * graphs))]
+        result = made(Sweep(names, hidden=[16, 64], lr=rates, seed=range(5)), score)
+        return calls_of(render_sweep_report if what == "page" else lambda one: getattr(one, what)(), result)
+
+    assert end_of(800) < 5 * end_of(200), "four times as many tasks, about four times the work"
+
+
+def test_a_summary_is_what_the_whole_says(result):
+    whole, summary = result.to_dict(), result.summary()
+    assert {key: whole[key] for key in summary} == summary
+    assert "tasks" not in summary

@@ -9,7 +9,7 @@ import torch
 from tests.graph.made import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph
-from weft.graph.readers import saved_folder as store
+from weft.graph.readers import read
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +44,7 @@ def test_there_and_back_and_stored(tmp_path, sparse):
     assert there.to("cuda") is there
     assert_same(there.to("cpu"), graph)
     there.save(tmp_path / "g")
-    assert_same(store.open(tmp_path / "g", verify=True), graph)
+    assert_same(read(tmp_path / "g", verify=True), graph)
 
 
 def test_symmetry_is_found_on_the_gpu():

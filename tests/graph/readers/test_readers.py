@@ -7,7 +7,6 @@ import pytest
 from tests.graph.made import SHARED_DATA, assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph.readers import read
-from weft.graph.readers import saved_folder as store
 
 
 def test_a_saved_folder_is_mapped(tmp_path):
@@ -18,7 +17,7 @@ def test_a_saved_folder_is_mapped(tmp_path):
 
 def test_open_reads_files_too(tmp_path):
     (tmp_path / "e.csv").write_text("0,1\n1,2\n")
-    assert store.open(str(tmp_path / "e.csv"), directed=False).num_edges == 4
+    assert read(str(tmp_path / "e.csv"), directed=False).num_edges == 4
 
 
 @pytest.mark.parametrize("name", ["graph.xlsx", "graph", "graph.gz", "graph.tar.gz"])

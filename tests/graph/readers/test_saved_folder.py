@@ -16,6 +16,7 @@ from tests.graph.made import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph
 from weft.graph.data import mapped_array as arrayfile
+from weft.graph.readers import read
 from weft.graph.readers import saved_folder as store
 
 
@@ -30,7 +31,7 @@ def saved(tmp_path) -> Path:
 def test_round_trip(tmp_path, sparse, dtype):
     graph = small_graph(sparse=sparse, dtype=dtype)
     graph.save(tmp_path / "g")
-    assert_same(store.open(tmp_path / "g", verify=True), graph)
+    assert_same(read(tmp_path / "g", verify=True), graph)
 
 
 @settings(max_examples=25, deadline=None)
@@ -46,19 +47,19 @@ def test_round_trip_of_any_graph(tmp_path_factory, features, edges, directed, la
     graph = Graph.from_edges(src, dst, num_nodes=6, x=torch.rand(6, features), y=y, directed=directed, val=[1])
     folder = tmp_path_factory.mktemp("store") / "g"
     graph.save(folder)
-    assert_same(store.open(folder, verify=True), graph)
+    assert_same(read(folder, verify=True), graph)
 
 
 def test_arrays_are_mapped_and_writing_to_them_stays_private(saved):
-    graph = store.open(saved)
+    graph = read(saved)
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(saved) in line]
     assert any("x.npy" in line for line in mapped)
     graph.x[0, 0] = 77
-    assert store.open(saved).x[0, 0] == 1
+    assert read(saved).x[0, 0] == 1
 
 
 def test_numpy_reads_the_files_as_they_are(saved):
-    assert np.load(saved / "indices.npy").tolist() == store.open(saved).adj.indices.tolist()
+    assert np.load(saved / "indices.npy").tolist() == read(saved).adj.indices.tolist()
     assert np.load(saved / "x.npy", mmap_mode="r").dtype == np.dtype("<f4")
 
 
@@ -82,7 +83,7 @@ def test_a_graph_far_larger_than_memory_opens_at_once(tmp_path):
             except OSError:
                 pytest.skip("this file system keeps no sparse files of that size")
     (tmp_path / "g" / "meta.json").write_text(json.dumps(meta))
-    graph = store.open(tmp_path / "g")
+    graph = read(tmp_path / "g")
     assert graph.x.shape == (nodes, 128)
     assert graph.x[nodes - 1].sum() == 0
 
@@ -91,17 +92,17 @@ def test_existing_graphs_are_replaced_only_when_asked(saved):
     other = Graph.from_edges([0], [1], name="other")
     with pytest.raises(GraphError, match="already holds a graph; pass overwrite=True"):
         other.save(saved)
-    assert store.open(saved).name == "small"
-    still_open = store.open(saved)
+    assert read(saved).name == "small"
+    still_open = read(saved)
     other.save(saved, overwrite=True)
-    assert_same(store.open(saved), other)
+    assert_same(read(saved), other)
     assert_same(still_open, small_graph())
     assert [entry.name for entry in saved.parent.iterdir()] == ["g"]
 
 
 def test_a_graph_can_be_saved_over_the_folder_it_is_mapped_from(saved):
-    store.open(saved).save(saved, overwrite=True)
-    assert_same(store.open(saved), small_graph())
+    read(saved).save(saved, overwrite=True)
+    assert_same(read(saved), small_graph())
 
 
 def test_folders_that_are_no_graphs_are_never_replaced(tmp_path):
@@ -114,7 +115,7 @@ def test_folders_that_are_no_graphs_are_never_replaced(tmp_path):
         small_graph().save(tmp_path / "file", overwrite=True)
     (tmp_path / "empty").mkdir()
     small_graph().save(tmp_path / "empty")
-    assert_same(store.open(tmp_path / "empty"), small_graph())
+    assert_same(read(tmp_path / "empty"), small_graph())
     small_graph().save(tmp_path / "new" / "deep" / "g")
 
 
@@ -136,7 +137,7 @@ def test_nothing_is_written_half(tmp_path, monkeypatch, overwrite):
         small_graph().save(target, overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == (["g"] if overwrite else [])
     if overwrite:
-        assert store.open(target, verify=True).name == "old"
+        assert read(target, verify=True).name == "old"
 
 
 def test_the_old_graph_comes_back_when_the_last_rename_fails(saved, monkeypatch):
@@ -151,7 +152,7 @@ def test_the_old_graph_comes_back_when_the_last_rename_fails(saved, monkeypatch)
     with pytest.raises(GraphError, match="Permission denied"):
         Graph.from_edges([0], [1]).save(saved, overwrite=True)
     monkeypatch.undo()
-    assert_same(store.open(saved), small_graph())
+    assert_same(read(saved), small_graph())
     assert [entry.name for entry in saved.parent.iterdir()] == ["g"]
 
 
@@ -161,23 +162,23 @@ def test_truncated_and_lengthened_arrays_are_named_with_their_bytes(saved):
     with file.open("ab") as tail:
         tail.write(b"more")
     with pytest.raises(GraphError, match=f"x.npy holds {size + 4} bytes but {size} were expected"):
-        store.open(saved)
+        read(saved)
     os.truncate(file, size - 10)
     with pytest.raises(GraphError, match=f"x.npy holds {size - 10} bytes but {size} were expected.*truncated"):
-        store.open(saved)
+        read(saved)
     os.truncate(file, 5)
     with pytest.raises(GraphError, match=r"x.npy \(5 bytes, 72 bytes of values expected\) has no readable header"):
-        store.open(saved)
+        read(saved)
     file.unlink()
     with pytest.raises(GraphError, match=r"x.npy is missing; the saved graph is incomplete"):
-        store.open(saved)
+        read(saved)
 
 
 def test_an_array_of_another_type_or_shape_is_refused(saved):
     with (saved / "y.npy").open("wb") as file:
         np.lib.format.write_array(file, np.zeros(3, dtype="<i8"), version=(2, 0))
     with pytest.raises(GraphError, match=r"y.npy holds int64 \[3\] but int64 \[6\] was saved"):
-        store.open(saved)
+        read(saved)
 
 
 def _edit_meta(folder: Path, **changes) -> None:
@@ -188,16 +189,16 @@ def _edit_meta(folder: Path, **changes) -> None:
 def test_descriptions_that_cannot_be_read_are_refused(saved):
     _edit_meta(saved, version=99)
     with pytest.raises(GraphError, match="format version 99 and this Weft reads version 1"):
-        store.open(saved)
+        read(saved)
     _edit_meta(saved, version=1, arrays={})
     with pytest.raises(GraphError, match="lacks or garbles an entry: 'indptr'"):
-        store.open(saved)
+        read(saved)
     _edit_meta(saved, format="other")
     with pytest.raises(GraphError, match="not the description of a saved graph"):
-        store.open(saved)
+        read(saved)
     (saved / "meta.json").write_text("{")
     with pytest.raises(GraphError, match="not readable JSON"):
-        store.open(saved)
+        read(saved)
 
 
 def test_verify_reads_every_value(saved):
@@ -205,13 +206,13 @@ def test_verify_reads_every_value(saved):
     values[1] = 60
     with (saved / "indices.npy").open("wb") as file:
         np.lib.format.write_array(file, values, version=(2, 0))
-    assert store.open(saved).num_nodes == 6
+    assert read(saved).num_nodes == 6
     with pytest.raises(GraphError, match=r"indices\[1\] = 60"):
-        store.open(saved, verify=True)
+        read(saved, verify=True)
 
 
 def test_the_summary_needs_no_pass_over_a_mapped_graph(saved):
-    graph = store.open(saved)
+    graph = read(saved)
     assert graph._stats == small_graph().stats()
 
 

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.graphs import GRAPHS, adjacencies, from_pairs, mixed
+from weft import ops
 from weft.graph.generate import citation
 from weft.nn.normalisation import with_identity
 from weft.ops import Adjacency
 from weft.ops.csr.worklist import build_worklist, worklist, worklist_by_length
-from weft.ops.sparse.row_clusters import SEEDS, chain, clusters, order_rows
+from weft.ops.sparse.row_clusters import SEEDS, chain, clusters, order_rows, ordered_rows
 
 SQUARE = {name: make for name, make in GRAPHS.items() if name not in ("mixed", "wide offsets", "no rows")}
 
@@ -140,3 +141,19 @@ def test_tensors_without_data_have_no_clusters():
     adj = citation(30, 200, 4, 3, seed=1).adj.to("meta")
     order_rows(adj)
     assert not adj.nodes
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_ordered_rows_leave_the_matrix_as_it_was(directed):
+    adj = citation(300, 2400, 8, 3, seed=2, directed=directed).adj
+    before = worklist(adj.gcn()).light_row.clone()
+    ordered = ordered_rows(adj)
+    assert "clusters" in ordered.nodes
+    assert "clusters" not in adj.nodes
+    assert ordered_rows(adj) is ordered, "clusters are found once"
+    assert ordered.indices is adj.indices
+    fresh = type(adj)(adj.indptr, adj.indices, symmetric=adj.symmetric)
+    assert torch.equal(worklist(fresh.gcn()).light_row, before)
+    assert not torch.equal(worklist(ordered.gcn()).light_row, before)
+    x = torch.randn(adj.num_cols, 5)
+    assert torch.equal(ops.spmm(ordered.gcn(), x), ops.spmm(adj.gcn(), x))

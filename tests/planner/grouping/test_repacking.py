@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from weft.planner.grouping.repacking import GAIN, Pace, pays_to_leave, periods
+from weft.planner.grouping.repacking import Pace, pays_to_leave
 
 
 def test_half_of_a_long_training_leaves_and_the_end_of_a_short_one_does_not():
@@ -41,27 +39,3 @@ def test_the_slope_is_found_and_bounded():
     assert Pace().after(8, 0.001).after(4, 0.100).marginal(4) == 0.0
     assert Pace().marginal(4) == 0.0
     assert Pace().after(8, 1.0).after(8, 2.0).seen == ((8, 2.0),)
-
-
-def test_periods_by_hand():
-    found = periods([10, 10, 110], lambda members: 1.0 * members, prepare_seconds=20.0)
-    assert [(p.members, p.running, p.epochs) for p in found] == [(3, 3, 10), (1, 1, 100)]
-    assert [p.seconds for p in found] == [20.0 + 30.0, 20.0 + 100.0]
-    kept = periods([10, 10, 20], lambda members: 1.0 * members, prepare_seconds=20.0)
-    assert [(p.members, p.running, p.epochs, p.seconds) for p in kept] == [(3, 3, 10, 50.0), (3, 1, 10, 30.0)]
-
-
-@given(
-    st.lists(st.integers(1, 50), min_size=1, max_size=8),
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 1.0),
-    st.floats(0.0, 20.0),
-)
-def test_everybody_trains_to_the_end_and_leaving_never_costs(epochs, fixed, each, prepare):
-    found = periods(epochs, lambda members: fixed + each * members, prepare)
-    assert sum(p.epochs for p in found) == max(epochs)
-    assert all(p.members >= p.running >= 1 for p in found)
-    assert found[0].members == len(epochs)
-    together = prepare + max(epochs) * (fixed + each * len(epochs))
-    assert sum(p.seconds for p in found) <= together * (1 + 1e-9) + 1e-9
-    assert GAIN >= 1.0

@@ -6,10 +6,8 @@ import pytest
 
 from weft.core.graph_stats import GraphStats
 from weft.core.models import MODELS
-from weft.core.program import Operator, Program, Value
 from weft.core.task import Task
-from weft.planner.grouping.groups import group
-from weft.planner.grouping.similarity import Features, features_of_program, features_of_task, kind_of, similarity
+from weft.planner.grouping.similarity import Features, features_of_task, similarity
 
 STATS = GraphStats("g", 1000, 5000, 32, num_classes=4)
 
@@ -44,46 +42,3 @@ def test_nearer_is_more_similar():
 
 def test_own_models_are_unknown_until_captured():
     assert features_of_task(Task(graph="g", model=lambda i, o: None), STATS) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("weft.spmm", "spmm"),
-        ("weft.spmm_max", "spmm_max"),
-        ("weft.attention_v2", "attention_v2"),
-        ("aten.mm", "matmul"),
-        ("aten.baddbmm", "matmul"),
-        ("weft.linear", "matmul"),
-        ("aten.native_layer_norm", "norm"),
-        ("aten.relu", "pointwise"),
-    ],
-)
-def test_kinds_by_name(name, kind):
-    assert kind_of(name) == kind
-
-
-def program(*names: str, width: int = 16) -> Program:
-    values = tuple(Value(4 * width, "activation", (1000, width)) for _ in range(len(names) + 1))
-    operators = tuple(Operator(name, "forward", (i,), (i + 1,), launches=1) for i, name in enumerate(names))
-    return Program(values, operators, resident=(0,))
-
-
-def test_programs_are_counted():
-    found = features_of_program(program("aten.mm", "weft.spmm", "aten.relu", "weft.spmm"))
-    assert found == Features({"matmul": 1, "spmm": 2, "pointwise": 1}, 16, 2)
-
-
-def test_captured_programs_decide_for_own_models():
-    def one(size_in, size_out):
-        return None
-
-    def other(size_in, size_out):
-        return None
-
-    tasks = [Task(graph="g", name="a", model=one), Task(graph="g", name="b", model=other)]
-    alike = program("aten.mm", "weft.spmm", "aten.relu")
-    (plan,) = group(tasks, STATS, "cuda", program_of=lambda task: alike, weave=True)
-    assert plan.join == "woven"
-    unlike = {"a": alike, "b": program(*["weft.attention"] * 9, width=999)}
-    assert len(group(tasks, STATS, "cuda", program_of=lambda task: unlike[task.label], weave=True)) == 2

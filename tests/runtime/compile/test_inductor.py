@@ -174,11 +174,20 @@ def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch,
     assert run.notes == ["the step is not compiled: memory ran out"]
 
 
+def test_clusters_are_found_on_a_graph_of_the_runs_own(run_of):
+    run = run_of(Masked)
+    given = run.graph
+    run._order_rows()
+    assert "clusters" in run.graph.adj.nodes
+    assert "clusters" not in given.adj.nodes, "the user's graph is as it was"
+    assert run.graph.x is given.x
+
+
 def test_clusters_that_cannot_be_found_for_want_of_memory_cost_a_note(monkeypatch, run_of):
     def too_much(adj):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(group, "order_rows", too_much)
+    monkeypatch.setattr(group, "ordered_rows", too_much)
     run = run_of(Masked)
     run._order_rows()
     assert run.notes == ["rows by length: the memory was not enough to find clusters"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -9,7 +11,17 @@ from torch.nn import functional as F
 from weft.core.compatibility import metric_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.step.objectives import objective_for
+from weft.runtime.step.objectives import Objective, objective_of_stack
+
+
+def objective_for(task: Task, multilabel: bool) -> Objective:
+    """The objective of one task: losses without the dimension of tasks."""
+    stacked = objective_of_stack([task], multilabel, torch.device("cpu"))
+
+    def loss(logits, labels, rows):
+        return stacked.loss(logits[None], labels, rows)[0]
+
+    return replace(stacked, loss=loss)
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
+from weft.core.suggest import did_you_mean
 
 MOST_NAMED = 8  # members in a message
 POLL_SECONDS = 0.05  # while paused: a signal handler must not take the lock, so it cannot wake anybody
@@ -97,7 +97,6 @@ def _check(names: Iterable[str], known: Collection[str] | None) -> None:
     unknown = [name for name in names if known is not None and name not in known]
     if not unknown or known is None:
         return
-    close = get_close_matches(str(unknown[0]), known, n=1)
     more = ", ..." if len(known) > MOST_NAMED else ""
-    hint = f"did you mean {close[0]!r}?" if close else f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
+    hint = did_you_mean(unknown[0], sorted(known)) or f"they are: {', '.join(sorted(known)[:MOST_NAMED])}{more}"
     raise SpecError(f"cancel({unknown[0]!r}): no member has that name; {hint}")

@@ -1,16 +1,15 @@
-"""The graphs of a job: summaries until they are trained on, then on the device as long as somebody needs them."""
+"""The graphs of a plan or a run: summaries until they are trained on, then on the device as long as they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
 from weft.core.compatibility import graph_key
+from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.engine.base.resolve import check_trainable, find_graph
-from weft.engine.planning.estimator import check_plannable
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
@@ -19,41 +18,40 @@ HOST = torch.device("cpu")
 
 
 class Graphs:
-    """Graphs by the tasks that train on them; nothing is on ``device`` before :meth:`on_device`.
+    """Graphs by the tasks that train on them, each found once; nothing is on ``device`` before :meth:`on_device`.
 
     A graph of a named shape is made on ``device``, where that is fastest; with ``on_host`` it is made on the host,
-    since making one may take more memory than training on it.
+    since making one may take more memory than training on it. ``find``: the graph of a task, or its summary, as a plan
+    needs it (None: by its name).
     """
 
-    def __init__(self, device: torch.device, on_host: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device = HOST,
+        on_host: bool = False,
+        find: Callable[[Task], Graph | GraphStats] | None = None,
+    ) -> None:
         self._device, self._maker = device, HOST if on_host else device
-        self._summaries: dict[Hashable, Graph | GraphStats] = {}
+        self._find = find or _find_for_plan
+        self._found: dict[Hashable, Graph | GraphStats] = {}
         self._placed: dict[Hashable, Graph] = {}
-        self._stats: dict[Hashable, GraphStats] = {}
         self._true: dict[Hashable, GraphStats] = {}
 
     def summary(self, task: Task) -> Graph | GraphStats:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
         key = graph_key(task)
-        if key not in self._summaries:
-            self._summaries[key] = _summary(task)
-        return self._summaries[key]
+        if key not in self._found:
+            self._found[key] = self._find(task)
+        return self._found[key]
 
     def stats(self, task: Task) -> GraphStats:
-        """What grouping knows of the graph of ``task``."""
-        key = graph_key(task)
-        if key not in self._stats:
-            found = self.summary(task)
-            self._stats[key] = found if isinstance(found, GraphStats) else found.stats()
-        return self._stats[key]
+        """What grouping knows of the graph of ``task``; a Graph remembers its own."""
+        found = self.summary(task)
+        return found if isinstance(found, GraphStats) else found.stats()
 
     def check(self, task: Task) -> None:
         """A clear error unless the graph has what ``task`` needs."""
-        found = self.summary(task)
-        if isinstance(found, GraphStats):
-            check_plannable(task, found)
-        else:
-            check_trainable(task, found)
+        check_trainable(task, self.summary(task))
 
     def on_device(self, task: Task) -> Graph:
         """The graph of ``task`` where it is trained."""
@@ -77,9 +75,42 @@ class Graphs:
         self._placed = {key: graph for key, graph in self._placed.items() if key in keys}
 
 
-def _summary(task: Task) -> Graph | GraphStats:
+def _find_for_plan(task: Task) -> Graph | GraphStats:
     if isinstance(task.graph, Graph):
         return task.graph
     if isinstance(task.graph, str) and task.graph.startswith("shape:"):
         return catalog.stats(task.graph)
     return find_graph(task, HOST)
+
+
+def find_graph(task: Task, device: torch.device) -> Graph:
+    """The graph that ``task.graph`` names; a generated one is made on ``device``."""
+    if not isinstance(task.graph, str):
+        raise SpecError(
+            f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph "
+            "(see weft.Graph.from_pyg and from_edges)"
+        )
+    return catalog.load(task.graph, device=device)
+
+
+def check_trainable(task: Task, found: Graph | GraphStats) -> None:
+    """A clear error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
+    stats = found if isinstance(found, GraphStats) else found.stats()
+    labelled = stats.num_classes > 0 if isinstance(found, GraphStats) else found.y is not None
+    name = f"graph {stats.name!r}"
+    if not stats.num_features:
+        raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
+    if not labelled:
+        raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
+    if not stats.num_train:
+        raise GraphError(
+            f"{name} has no training nodes; give train=, or make a split: graph.random_split(train=0.6, val=0.2), "
+            "in a shell `weft data convert IN OUT --split 0.6,0.2`"
+        )
+    if stats.num_classes < 2 and not stats.multilabel:
+        raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
+    if task.patience is not None and not stats.num_val:
+        raise SpecError(
+            f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none; "
+            "leave patience out or give val="
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,13 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import SpecError
+from weft.core.files import locked, write_text
 from weft.core.host import Host
 from weft.core.machine import Machine
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
 from weft.engine.base.probe import MIB, cpu_count, host_bytes
-from weft.engine.results.result import write_text
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
@@ -127,11 +128,6 @@ def _by_properties(name: str, device: torch.device) -> Machine:
     )
 
 
-def probe_file(device: str) -> Path:
-    """Where the probe of this host with ``device`` is kept."""
-    return machine_folder(machine_name(device)) / PROBE
-
-
 def keep_probe(machine: Machine) -> Path:
     """Keep ``machine`` as what is known of this host with its device; of one with a GPU, also the host by itself."""
     if machine.devices and machine.host.flops:
@@ -176,6 +172,22 @@ def load_throughput(machine: str) -> Throughput:
         return replace(Throughput.from_dict(json.loads(text)), machine=machine)
     except (OSError, ValueError, TypeError, AttributeError):
         return Throughput(machine)
+
+
+def update_calibration(machine: Machine, change: Callable[[Calibration], Calibration]) -> Calibration:
+    """Change what runs on ``machine`` taught and keep it; another process changes it before or after, not meanwhile."""
+    with locked(machine_folder(machine.name) / CALIBRATION):
+        calibration = change(load_calibration(machine) or Calibration())
+        keep_calibration(machine, calibration)
+    return calibration
+
+
+def update_throughput(machine: str, change: Callable[[Throughput], Throughput]) -> Throughput:
+    """Change the table of group sizes of ``machine`` and keep it, one process at a time."""
+    with locked(machine_folder(machine) / THROUGHPUT):
+        table = change(load_throughput(machine))
+        keep_throughput(table)
+    return table
 
 
 def keep_throughput(table: Throughput) -> Path:

@@ -10,7 +10,7 @@ import torch
 
 from weft.core.machine import Machine
 from weft.engine.base.probe import host_bytes
-from weft.planner.grouping.groups import USABLE
+from weft.planner.grouping.limits import USABLE
 
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -1,30 +1,37 @@
-"""Estimator: memory and time of tasks and groups, each structure captured once."""
+"""Estimator: memory and time of tasks and groups, each structure captured once; and the groups that fit a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.core.compatibility import graph_key, group_key, stack_key, width
+from weft.core.compatibility import group_key, stack_key, width
 from weft.core.cost import Cost
-from weft.core.errors import GraphError, SpecError, WeftError
+from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.plan import Plan
+from weft.core.plan import Plan, PlanOptions
 from weft.core.program import Program
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
-from weft.graph.catalog import names as catalog
+from weft.engine.planning.sampled_estimates import group_estimates
 from weft.graph.data.graph import Graph
+from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
 from weft.planner.cost.calibration import Calibration
-from weft.planner.cost.inductor import Compiling, compiling
+from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
+from weft.planner.grouping.stack_size_table import Throughput
 from weft.runtime.dry_run import capture
 from weft.runtime.weight_shapes import weight_digests
+
+NONE = PlanOptions()
+ATTEMPTS = 4  # at groups that fit
+LESS = 0.99  # of the room that would be right, were memory proportional to the members
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Steps:
 class Estimate:
     """What a group takes: the cost, how its memory comes about, and the step they were read from.
 
+    ``extrapolated``: worked out by size from another group's, whose memory and step these are.
     ``weights``: a digest per stack of its parameters' names and shapes; empty where they are not known.
     """
 
@@ -49,31 +57,28 @@ class Estimate:
     program: Program
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
+    extrapolated: bool = False
 
 
 class Estimator:
-    """Estimates for one machine; remembers the graphs it has summarised and the steps it has captured.
-
-    ``graph_of(task)``: the graph of a task, or its summary (None: found by its name).
-    """
+    """Estimates for one machine; remembers the steps it has captured. ``graphs``: where those of tasks are found."""
 
     def __init__(
         self,
         machine: Machine,
         calibration: Calibration | None = None,
-        graph_of: Callable[[Task], Graph | GraphStats] | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.machine, self.calibration = machine, calibration
-        self._graph_of = graph_of or _summary
-        self._graphs: dict[Hashable, Graph | GraphStats] = {}
+        self._graphs = Graphs() if graphs is None else graphs
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
         self._bytes: dict[Hashable, float] = {}
 
     def stats(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
-        found = self._graph(task)
-        return found if isinstance(found, GraphStats) else found.stats()
+        self._graphs.check(task)
+        return self._graphs.stats(task)
 
     def plan(self, task: Task) -> Plan:
         """How ``task`` would run alone."""
@@ -85,7 +90,7 @@ class Estimator:
         if key not in self._captures:
             alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
             plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
-            self._captures[key] = captured(alike, self._graph(task), plan)
+            self._captures[key] = self._captured(alike, plan)
         return self._captures[key]
 
     def alone(self, task: Task) -> Estimate:
@@ -101,9 +106,12 @@ class Estimator:
             return self.alone(tasks[0])
         key = self._group_key(tasks, plan)
         if key not in self._estimates:
-            steps = captured(tasks, self._graph(tasks[0]), plan)
-            self._estimates[key] = self._estimate(steps, tasks, plan)
+            self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
+
+    def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        with assume_limits(limits_for(self.machine)):
+            return captured(tasks, self._graphs.summary(tasks[0]), plan)
 
     def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
         """Whether :meth:`alone` or :meth:`together` would answer at once."""
@@ -149,7 +157,7 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         setting = _setting(steps.step, first, plan)
-        held = memory(steps.step, self.machine, plan.replay, steps.preparation, _can_be_recorded(steps.step))
+        held = memory(steps.step, self.machine, plan.replay, steps.preparation, steps.step.recordable)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(
             cost,
@@ -168,37 +176,16 @@ class Estimator:
         costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), setting)
         return compiling(estimate.program, costs, costs.waiting)
 
-    def _graph(self, task: Task) -> Graph | GraphStats:
-        key = graph_key(task)
-        if key not in self._graphs:
-            self._graphs[key] = self._graph_of(task)
-        found = self._graphs[key]
-        check_plannable(task, found if isinstance(found, GraphStats) else found.stats())
-        return found
-
 
 def _setting(program: Program, task: Task, plan: Plan) -> Setting:
     """How the step of a group will run, of which ``task`` is a member."""
-    return Setting(task.precision, plan.replay and _can_be_recorded(program), plan.threads, task.eval_every)
-
-
-def _can_be_recorded(program: Program) -> bool:
-    """A model that asks its data for sizes waits for the answers, and what waits cannot be recorded."""
-    return not program.note
+    return Setting(task.precision, plan.replay and program.recordable, plan.threads, task.eval_every)
 
 
 def _switches(task: Task) -> tuple[bool, ...]:
     """Numbers that leave operators out when they are zero."""
     attention = task.dropout if task.attention_dropout is None else task.attention_dropout
     return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
-
-
-def _summary(task: Task) -> Graph | GraphStats:
-    if isinstance(task.graph, Graph):
-        return task.graph
-    if not isinstance(task.graph, str):
-        raise SpecError(f"task {task.label!r}: graph={task.graph!r} must be a name, a path or a weft.Graph")
-    return catalog.stats(task.graph) if task.graph.startswith("shape:") else catalog.load(task.graph)
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
@@ -213,21 +200,18 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
             f"task {first.label!r}: model {first.model_name} does not trace: {type(error).__name__}: {error}"
         ) from error
     # A step scaled from a small graph has the shapes of that one.
-    weights = () if found.program.note else weight_digests(found.run)
+    weights = () if not found.program.recordable else weight_digests(found.run)
     return Steps(found.program, found.preparation, tuple(found.parameters), weights)
 
 
-def check_plannable(task: Task, stats: GraphStats) -> None:
-    """A clear error unless the graph has the features, labels and training nodes that ``task`` needs."""
-    name = f"graph {stats.name!r}"
-    if not stats.num_features:
-        raise GraphError(f"{name} has no features; give x [nodes, features], one-hot degrees for example")
-    if not stats.num_classes:
-        raise GraphError(f"{name} has no labels; give y: one class per node, or 0/1 [nodes, labels]")
-    if not stats.num_train:
-        raise GraphError(f"{name} has no training nodes; give train=, or make a split: graph.random_split(...)")
-    if task.patience is not None and not stats.num_val:
-        raise SpecError(f"task {task.label!r}: patience={task.patience} needs validation nodes, but {name} has none")
+def limits_for(machine: Machine) -> DeviceLimits | None:
+    """What launches are chosen by on the machine planned for; None if it has no GPU or does not say.
+
+    A machine does not say how much shared memory a block may have: that is taken to be an H200's.
+    """
+    if machine.device != "cuda" or not machine.sms or not machine.l2_bytes:
+        return None
+    return replace(H200, sms=machine.sms, l2_bytes=machine.l2_bytes)
 
 
 def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
@@ -239,3 +223,53 @@ def check_budget(estimate: Estimate, task: Task, budget: int) -> None:
             f"{show_bytes(budget)} is below the weights and optimizer state of task {task.label!r} alone, "
             f"{show_bytes(weights)}; it needs {show_bytes(estimate.cost.total_bytes)} in all"
         )
+
+
+# ---- groups that fit ---------------------------------------------------------------------------------
+
+
+def groups_within_budget(
+    tasks: Sequence[Task], estimator: Estimator, room: int, throughput: Throughput, plan_options: PlanOptions = NONE
+) -> list[tuple[Plan, Estimate]]:
+    """Groups within ``room`` bytes and what they take, which is also their ``cost``.
+
+    They are made smaller where a captured group takes more than grouping had reckoned with; a task that does not fit
+    alone is a group all the same.
+    """
+    budget, by_name = room, {task.label: task for task in tasks}
+    for _ in range(ATTEMPTS):
+        plans = grouped(tasks, estimator, budget, throughput, plan_options.weave)
+        found = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
+        over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
+        if not over:
+            break
+        budget = int(budget * room / max(over) * LESS)
+    return [(_decided(plan, estimate, by_name, estimator, plan_options), estimate) for plan, estimate in found]
+
+
+def _decided(
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, plan_options: PlanOptions
+) -> Plan:
+    """The plan with its cost, and with what that says of compiling it."""
+    epochs = max(tasks[name].epochs for name in plan.members)
+    found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
+    compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
+    decisions = {"compiled": compiled, "why": (*plan.why, *why)}
+    return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
+
+
+def grouped(
+    tasks: Sequence[Task], estimator: Estimator, budget: int, throughput: Throughput, weave: bool | None = None
+) -> list[Plan]:
+    """Groups by what the estimator says of their memory."""
+    machine = estimator.machine
+    return group(
+        tasks,
+        estimator.stats,
+        machine.device,
+        machine=machine,
+        memory_of=estimator.group_bytes,
+        throughput=throughput,
+        budget=budget,
+        weave=weave,
+    )

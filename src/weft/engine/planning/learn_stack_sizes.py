@@ -23,7 +23,7 @@ from weft.core.errors import WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 from weft.engine.base.device import machine_of
-from weft.engine.base.machines import keep_throughput, load_throughput
+from weft.engine.base.machines import load_throughput, update_throughput
 from weft.engine.base.memory_errors import give_back_memory
 from weft.graph.data.graph import Graph
 from weft.planner.cost.rule_of_thumb import rates_of, work
@@ -57,9 +57,7 @@ def search(task: Task, graph: Graph, device: torch.device, limit: int, seconds: 
         return ms
 
     _, measured = find_group_size(measure, limit)
-    table = load_throughput(machine_of(device)).with_measured(task, graph.stats(), measured, busy)
-    keep_throughput(table)
-    return table
+    return update_throughput(machine_of(device), lambda table: table.with_measured(task, graph.stats(), measured, busy))
 
 
 def learn(

@@ -14,7 +14,7 @@ from weft.core.errors import InputError
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.base.machines import keep_calibration, load_calibration
+from weft.engine.base.machines import load_calibration, update_calibration
 from weft.engine.planning.estimator import Estimator
 from weft.planner.cost.calibration import Calibration, Observation
 
@@ -43,12 +43,13 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
             new.append(observation_of(results, estimator, label))
         except (ValueError, KeyError, TypeError, InputError) as error:
             skipped.append(f"{label}: {error}")
-    known = load_calibration(machine) or Calibration()
     labels = {one.label for one in new}
-    others = [one for one in known.observations if one.label not in labels]  # a run learned twice counts once
-    calibration = Calibration().with_observations([*others, *new])
-    if new:
-        keep_calibration(machine, calibration)
+
+    def added(known: Calibration) -> Calibration:
+        others = [one for one in known.observations if one.label not in labels]  # a run learned twice counts once
+        return Calibration().with_observations([*others, *new])
+
+    calibration = update_calibration(machine, added) if new else added(load_calibration(machine) or Calibration())
     before, after = typical_error(new, {}), typical_error(new, calibration.factors)
     return Lesson(calibration, tuple(new), before, after, tuple(skipped))
 
@@ -61,11 +62,12 @@ def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float,
     one = Observation(dict(cost.get("uncorrected", {})), seconds_per_epoch, label)
     if not one.usable:
         return None
-    known = load_calibration(machine) or Calibration()
-    others = [other for other in known.observations if not label or other.label != label]
-    calibration = Calibration().with_observations([*others, one])
-    keep_calibration(machine, calibration)
-    return calibration
+
+    def added(known: Calibration) -> Calibration:
+        others = [other for other in known.observations if not label or other.label != label]
+        return Calibration().with_observations([*others, one])
+
+    return update_calibration(machine, added)
 
 
 def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, label: str) -> Observation:

@@ -8,16 +8,14 @@ from dataclasses import replace
 from weft.core.compatibility import graph_key
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.plan import Plan
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import Plan, PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
-from weft.engine.planning.estimator import Estimate, Estimator, check_budget
-from weft.engine.planning.fitting import NONE, groups_within_budget
-from weft.engine.planning.sampled_estimates import RECKONED, alone_estimates
+from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
+from weft.engine.planning.sampled_estimates import alone_estimates
 from weft.planner.cost.calibration import Calibration
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
@@ -113,6 +111,7 @@ def _group(plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], room: int)
         at_peak=tuple(str(one) for one in estimate.memory.alive[:AT_PEAK]),
         unknown=estimate.program.unknown,
         note=estimate.program.note,
+        extrapolated=estimate.extrapolated,
         advice=estimate.memory.advice,
         timeline=estimate.memory.timeline,
         phases=estimate.memory.phases,
@@ -153,9 +152,9 @@ def _notes(
     suggestions: Sequence[Suggestion],
 ) -> list[str]:
     notes = []
-    rough = sum(group.note.startswith(RECKONED) for group in groups)
+    rough = sum(group.extrapolated for group in groups)
     if rough:
-        notes.append(f"{rough} of {len(groups)} groups are {RECKONED} from others: their bytes and seconds are rough")
+        notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
     if calibration is None:

@@ -14,14 +14,12 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
-from weft.core.plan import Plan
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
-from weft.engine.planning.estimator import Estimator
-from weft.engine.planning.fitting import NONE, groups_within_budget
+from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
 from weft.planner.cost.inductor import whether_to_compile
@@ -41,7 +39,7 @@ class RunPlanner:
     ) -> None:
         self._device, self._budget, self._plan_options = device, budget, plan_options
         self.machine = machine_with(device)
-        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs.summary)
+        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs)
 
     @property
     def room(self) -> int:

@@ -1,4 +1,4 @@
-"""Which groups of a plan are followed step by step, and which are reckoned from others: following takes time.
+"""Which groups of a plan get a dry run, and which are extrapolated from others: a dry run takes time.
 
 Of up to :data:`MANY` tasks every group is followed. Of more, the largest group of every kind comes first, then the
 others by size, until :data:`MAX_DRY_RUNS` members have been followed. What is left takes what a followed
@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from weft.core.cost import Cost
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.engine.planning.estimator import Estimate, Estimator
 from weft.planner.cost.rule_of_thumb import attention_bytes, memory, rates_of, work
-from weft.planner.grouping.groups import SURELY
+from weft.planner.grouping.limits import SURELY
+
+if TYPE_CHECKING:
+    from weft.engine.planning.estimator import Estimate, Estimator
 
 MANY = 1024  # tasks, from which on not everything is followed
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-RECKONED = "reckoned"  # how the note of a group begins that was not followed
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that are followed alone, of so many
 
 
@@ -86,12 +88,15 @@ def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapp
     alike = [place for place in found if groups[place].kind == group.kind] or list(found)
     place = min(alike, key=lambda place: abs(groups[place].bytes - group.bytes))
     other, estimate = groups[place], found[place]
-    note = f"{RECKONED} from group {place + 1} by size, not followed: there are many groups"
-    return Estimate(
-        _scaled(estimate.cost, group.bytes / other.bytes, group.seconds / other.seconds),
-        replace(estimate.memory, alive=(), advice=(), timeline={}, phases=()),
-        replace(estimate.program, note=note),
-        (),
+    note = f"extrapolated from group {place + 1} by size, without a dry run of its own: there are many groups"
+    return replace(
+        estimate,
+        cost=_scaled(estimate.cost, group.bytes / other.bytes, group.seconds / other.seconds),
+        memory=replace(estimate.memory, alive=(), advice=(), timeline={}, phases=()),
+        program=replace(estimate.program, note=note),
+        parameters=(),
+        weights=(),
+        extrapolated=True,
     )
 
 

@@ -6,20 +6,18 @@ from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
 
 from weft.core.sweep import setting_of
-from weft.engine.report.html import text
-from weft.engine.report.line_chart import nice_ticks
+from weft.engine.report.charts import Frame, Scale, linear, nice_ticks
 from weft.engine.report.ranking import Effect
-from weft.engine.report.scales import Scale, Span, linear, mark, warp
+from weft.engine.report.scales import Span, mark, warp
 from weft.engine.results.sweep_result import SweepResult
 
-WIDTH, HEIGHT = 340, 210
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 30
+FRAME = Frame(width=340, height=210, left=52, right=10, top=12, bottom=30)
 
 
 def effect_chart(result: SweepResult, effect: Effect, span: Span, best: Collection[int]) -> str:
     """An SVG: a dot for every member over the value it had, and the mean of every value (or range) with its spread."""
     ticks = nice_ticks(span.low, span.high, 4)
-    to_y = _clamped(ticks[0], ticks[-1], linear(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP))
+    to_y = _clamped(ticks[0], ticks[-1], FRAME.up(ticks[0], ticks[-1]))
     places, words = _binned(result, effect) if effect.binned else _listed(effect)
     dots, means = [], []
     for position, (members, scores) in enumerate(zip(effect.members, effect.scores, strict=True)):
@@ -28,27 +26,15 @@ def effect_chart(result: SweepResult, effect: Effect, span: Span, best: Collecti
             dots.append(f'<circle {mark(i, score, span, best)} cx="{x:.1f}" cy="{to_y(score):.1f}" r="3.4"/>')
         middle = fmean(places[i] for i in members) + (0 if effect.binned else 20)
         means.append(_mean_mark(middle, scores, to_y, position == effect.best))
-    below = "".join(
-        f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{text(word)}</text>' for x, word in words
-    )
-    return (
-        f'<svg class="dots" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="effect of {text(effect.setting)}">'
-        f"{_rows(ticks, to_y)}{below}{''.join(dots)}{''.join(means)}</svg>"
-    )
-
-
-def _rows(ticks: Sequence[float], to_y: Scale) -> str:
-    return "".join(
-        f'<line class="grid" x1="{LEFT}" y1="{to_y(t):.1f}" x2="{WIDTH - RIGHT}" y2="{to_y(t):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{to_y(t) + 4:.1f}" text-anchor="end">{t:.4g}</text>'
-        for t in ticks
-    )
+    below = [FRAME.word(x, FRAME.height - 10, word) for x, word in words]
+    parts = [FRAME.grid(ticks, to_y), *below, *dots, *means]
+    return FRAME.svg(f"effect of {effect.setting}", parts, 'class="dots"')
 
 
 def _listed(effect: Effect) -> tuple[dict[int, float], list[tuple[float, str]]]:
     """Where members stand, and the words below: every value has a place of the same width."""
-    band = (WIDTH - LEFT - RIGHT) / len(effect.labels)
-    centre = [LEFT + band * (position + 0.5) for position in range(len(effect.labels))]
+    band = (FRAME.end - FRAME.left) / len(effect.labels)
+    centre = [FRAME.left + band * (position + 0.5) for position in range(len(effect.labels))]
     places = {i: centre[position] - 6 for position, members in enumerate(effect.members) for i in members}
     return places, [(x, _short(label, band)) for x, label in zip(centre, effect.labels, strict=True)]
 
@@ -58,7 +44,7 @@ def _binned(result: SweepResult, effect: Effect) -> tuple[dict[int, float], list
     values = {i: float(setting_of(result.tasks[i].task, effect.setting)) for members in effect.members for i in members}
     low, high = min(values.values()), max(values.values())
     change = warp(result, effect.setting, list(values.values()))
-    to_x = linear(change(low), change(high), LEFT + 12, WIDTH - RIGHT - 14)
+    to_x = linear(change(low), change(high), FRAME.left + 12, FRAME.end - 14)
     middle = (low * high) ** 0.5 if change is not float else (low + high) / 2
     words = [(to_x(change(value)), f"{value:.2g}") for value in (low, middle, high)]
     return {i: to_x(change(value)) for i, value in values.items()}, words

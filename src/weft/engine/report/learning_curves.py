@@ -6,14 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from statistics import median
 
-from weft.engine.report.html import text
-from weft.engine.report.line_chart import nice_ticks
-from weft.engine.report.scales import Scale, back_to_front, linear, mark, scores_of, span_of
+from weft.engine.report.charts import Frame, Scale, nice_ticks, path, thinned
+from weft.engine.report.scales import back_to_front, mark, scores_of, span_of
 from weft.engine.results.sweep_result import SweepResult
 
 POINTS = 160  # of a curve; a screen shows no more
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 34
+FRAME = Frame(width=560, height=300, left=50, right=14, top=12, bottom=34)
 
 
 def curves(result: SweepResult, column: str, best: Collection[int]) -> str:
@@ -25,18 +23,15 @@ def curves(result: SweepResult, column: str, best: Collection[int]) -> str:
     low, high = _visible(histories, known, column.endswith("loss"))
     ticks = nice_ticks(low, high)
     epochs = max(points[-1][0] for points in histories if points)
-    to_x = linear(1, max(epochs, 2), LEFT, WIDTH - RIGHT)
-    to_y = linear(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
+    to_x, to_y = FRAME.across(1, max(epochs, 2)), FRAME.up(ticks[0], ticks[-1])
     scores, span = scores_of(result), span_of(result)
     lines = [
         f'<polyline {mark(i, scores[i], span, best)} points="{_path(histories[i], to_x, to_y, ticks)}"/>'
         for i in back_to_front(scores, best)
         if histories[i]
     ]
-    return (
-        f'<svg class="lines" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(column)} by epoch">'
-        f"{_rows(ticks, to_y)}{_epochs(epochs, to_x)}{''.join(lines)}</svg>"
-    )
+    parts = [FRAME.grid(ticks, to_y), _epochs(epochs, to_x), *lines]
+    return FRAME.svg(f"{column} by epoch", parts, 'class="lines"')
 
 
 def _points(history: dict[str, list[float]], column: str) -> list[tuple[int, float]]:
@@ -57,23 +52,11 @@ def _visible(
 
 
 def _path(points: Sequence[tuple[int, float]], to_x: Scale, to_y: Scale, ticks: Sequence[float]) -> str:
-    stride = max(1, math.ceil(len(points) / POINTS))
-    kept = list(points[::stride])
-    if kept[-1] != points[-1]:
-        kept.append(points[-1])
-    inside = ((epoch, min(max(value, ticks[0]), ticks[-1])) for epoch, value in kept)
-    return " ".join(f"{to_x(epoch):.1f},{to_y(value):.1f}" for epoch, value in inside)
-
-
-def _rows(ticks: Sequence[float], to_y: Scale) -> str:
-    return "".join(
-        f'<line class="grid" x1="{LEFT}" y1="{to_y(tick):.1f}" x2="{WIDTH - RIGHT}" y2="{to_y(tick):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{to_y(tick) + 4:.1f}" text-anchor="end">{tick:.4g}</text>'
-        for tick in ticks
-    )
+    inside = ((epoch, min(max(value, ticks[0]), ticks[-1])) for epoch, value in thinned(points, POINTS))
+    return path(inside, to_x, to_y)
 
 
 def _epochs(epochs: int, to_x: Scale) -> str:
     marks = sorted({1, *(round(epochs * share) for share in (0.25, 0.5, 0.75)), epochs} - {0})
-    shown = "".join(f'<text x="{to_x(e):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{e}</text>' for e in marks)
-    return shown + f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 2}" text-anchor="middle">epoch</text>'
+    shown = "".join(FRAME.word(to_x(epoch), FRAME.height - 16, epoch) for epoch in marks)
+    return shown + FRAME.word((FRAME.left + FRAME.end) / 2, FRAME.height - 2, "epoch")

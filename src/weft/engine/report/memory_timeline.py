@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.core.files import write_text
 from weft.core.units import show_bytes
-from weft.engine.report.line_chart import nice_ticks
-from weft.engine.results.result import write_text
+from weft.engine.report.charts import Frame, Scale, nice_ticks, path
+from weft.engine.report.html import text
 from weft.planner.report.plan_report import GroupEstimate, PlanReport
 from weft.planner.report.plan_text import KINDS
 
-WIDTH, HEIGHT = 960, 360
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 40, 58
+FRAME = Frame(width=960, height=360, left=76, right=16, top=40, bottom=58)
 ORDER = ("graph", "input", "constant", "weight", "state", "gradient", "activation", "temporary", "workspace")
 COLOURS = {
     "graph": "#5b6b8c", "input": "#8fa3c7", "constant": "#b9c4d9", "weight": "#2f6fde", "state": "#7fb2f0",
@@ -35,15 +34,15 @@ def check_plot(path: Path) -> None:
         raise SpecError(f"--plot {path}: the name must end in .html or .svg")
 
 
-def write_timeline(report: PlanReport, path: Path) -> None:
-    """Write the charts of ``report`` to ``path``: a page (``.html``), or the largest group's picture (``.svg``)."""
-    check_plot(path)
+def write_timeline(report: PlanReport, file: Path) -> None:
+    """Write the charts of ``report`` to ``file``: a page (``.html``), or the largest group's picture (``.svg``)."""
+    check_plot(file)
     charts = [timeline_svg(f"group {i + 1}: {_name(g)}", g, report.budget) for i, g in enumerate(report.groups)]
     try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, charts[_largest(report)] if path.suffix.lower() == ".svg" else _page(report, charts))
+        file.absolute().parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, charts[_largest(report)] if file.suffix.lower() == ".svg" else _page(report, charts))
     except OSError as error:
-        raise SpecError(f"--plot {path}: cannot be written ({error.strerror}); choose another place") from None
+        raise SpecError(f"--plot {file}: cannot be written ({error.strerror}); choose another place") from None
 
 
 def timeline_svg(title: str, group: GroupEstimate, budget: int) -> str:
@@ -54,21 +53,19 @@ def timeline_svg(title: str, group: GroupEstimate, budget: int) -> str:
     top = max(peak, 1)
     shown_budget = budget <= 2.5 * top  # a budget far above would flatten everything else
     ticks = _round_ticks(max(top, budget) if shown_budget else top)
-    scale = _Scale(max(steps - 1, 1), ticks[-1])
+    to_x, to_y = FRAME.across(0, max(steps - 1, 1)), FRAME.up(0, ticks[-1])
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(title)}"><style>{STYLE}</style>',
-        f'<text class="title" x="{LEFT}" y="20">{html.escape(title)}: peak {show_bytes(peak)} of tensors</text>',
+        f"<style>{STYLE}</style>",
+        f'<text class="title" x="{FRAME.left}" y="20">{text(title)}: peak {show_bytes(peak)} of tensors</text>',
+        FRAME.grid(ticks, to_y, show_bytes),
+        *_areas(group, steps, to_x, to_y),
+        *_phases(group.phases, to_x),
     ]
-    parts += [_tick(scale, tick) for tick in ticks]
-    parts += _areas(scale, group, steps)
-    parts += _phases(scale, group.phases)
     if shown_budget:
-        y = scale.y(budget)
-        parts.append(f'<line class="budget" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">budget {show_bytes(budget)}</text>')
+        parts.append(FRAME.level(to_y(budget), "budget"))
+        parts.append(FRAME.word(FRAME.end, to_y(budget) - 5, f"budget {show_bytes(budget)}", "end"))
     parts += _legend(group)
-    return "\n".join([*parts, "</svg>"])
+    return FRAME.svg(title, parts, 'xmlns="http://www.w3.org/2000/svg"')
 
 
 def _round_ticks(high: int) -> list[float]:
@@ -77,60 +74,38 @@ def _round_ticks(high: int) -> list[float]:
     return [tick * unit for tick in nice_ticks(0.0, high / unit)]
 
 
-class _Scale:
-    def __init__(self, steps: int, high: float) -> None:
-        self.steps, self.high = steps, high
-
-    def x(self, step: float) -> float:
-        return LEFT + step / self.steps * (WIDTH - LEFT - RIGHT)
-
-    def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - value / self.high * (HEIGHT - TOP - BOTTOM)
-
-
-def _tick(scale: _Scale, value: float) -> str:
-    y = scale.y(value)
-    return (
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{show_bytes(value)}</text>'
-    )
-
-
-def _areas(scale: _Scale, group: GroupEstimate, steps: int) -> list[str]:
+def _areas(group: GroupEstimate, steps: int, to_x: Scale, to_y: Scale) -> list[str]:
     """One polygon a kind, each on top of the ones before."""
     below = [0] * steps
     parts = []
     for kind in _kinds(group):
         line = group.timeline[kind]
         above = [low + size for low, size in zip(below, line, strict=True)]
-        edge = [f"{scale.x(i):.1f},{scale.y(v):.1f}" for i, v in enumerate(above)]
-        edge += [f"{scale.x(i):.1f},{scale.y(below[i]):.1f}" for i in range(steps - 1, -1, -1)]
-        name = KINDS.get(kind, kind)
-        parts.append(
-            f'<polygon fill="{COLOURS.get(kind, OTHER)}" points="{" ".join(edge)}"><title>{name}</title></polygon>'
-        )
+        edge = path([*enumerate(above), *reversed(list(enumerate(below)))], to_x, to_y)
+        name, colour = KINDS.get(kind, kind), COLOURS.get(kind, OTHER)
+        parts.append(f'<polygon fill="{colour}" points="{edge}"><title>{name}</title></polygon>')
         below = above
     return parts
 
 
-def _phases(scale: _Scale, phases: Sequence[str]) -> list[str]:
+def _phases(phases: Sequence[str], to_x: Scale) -> list[str]:
     """A mark where one phase of the step ends and the next begins, named where there is room for the name."""
     parts = []
     begins = [i for i, phase in enumerate(phases) if i == 0 or phases[i - 1] != phase]
     for i, end in zip(begins, [*begins[1:], len(phases)], strict=True):
-        x, phase = scale.x(i), phases[i]
-        parts.append(f'<line class="phase" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        if scale.x(end) - x > 7.0 * len(phase):
-            parts.append(f'<text x="{x + 4:.1f}" y="{HEIGHT - BOTTOM + 16}">{phase}</text>')
+        x, phase = to_x(i), phases[i]
+        parts.append(FRAME.mark(x, "phase"))
+        if to_x(end) - x > 7.0 * len(phase):
+            parts.append(FRAME.word(x + 4, FRAME.floor + 16, phase, "start"))
     return parts
 
 
 def _legend(group: GroupEstimate) -> list[str]:
-    parts, x = [], float(LEFT)
+    parts, x = [], float(FRAME.left)
     for kind in _kinds(group):
         name, colour = KINDS.get(kind, kind), COLOURS.get(kind, OTHER)
-        parts.append(f'<rect x="{x:.0f}" y="{HEIGHT - 24}" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17:.0f}" y="{HEIGHT - 14}">{name}</text>')
+        parts.append(f'<rect x="{x:.0f}" y="{FRAME.height - 24}" width="12" height="12" fill="{colour}"/>')
+        parts.append(FRAME.word(x + 17, FRAME.height - 14, name, "start"))
         x += 36 + 6.5 * len(name)
     return parts
 
@@ -153,12 +128,11 @@ def _largest(report: PlanReport) -> int:
 
 
 def _page(report: PlanReport, charts: Sequence[str]) -> str:
-    title = html.escape(f"Memory of {report.name} on {report.machine.name}")
-    text = html.escape(str(report))
+    title = text(f"Memory of {report.name} on {report.machine.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
         "body{margin:0 auto;max-width:1000px;padding:32px 20px;font:15px/1.5 system-ui,sans-serif;color:#1d2433}"
         "svg{width:100%;height:auto;margin:0 0 24px}pre{background:#f6f7f9;padding:16px;overflow-x:auto;font-size:13px}"
-        f"</style></head><body><h1>{title}</h1>\n" + "\n".join(charts) + f"\n<pre>{text}</pre></body></html>\n"
+        f"</style></head><body><h1>{title}</h1>\n" + "\n".join(charts) + f"\n<pre>{text(report)}</pre></body></html>\n"
     )

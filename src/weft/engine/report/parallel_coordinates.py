@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.core.sweep import setting_of
+from weft.engine.report.charts import Scale, linear, nice_ticks
 from weft.engine.report.html import text
-from weft.engine.report.line_chart import nice_ticks
 from weft.engine.report.ranking import MOST_VALUES, chosen_settings, labels_of
 from weft.engine.report.scales import (
-    Scale,
     Span,
     back_to_front,
     is_number,
-    linear,
     mark,
     rank_key,
     scores_of,

@@ -7,19 +7,18 @@ up the same member everywhere, and ``--s``, its place between the worst and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from weft.core.search_space import Range
 from weft.core.sweep import with_args_apart
+from weft.engine.report.charts import Scale
 from weft.engine.report.ranking import score_of
 from weft.engine.results.sweep_result import SweepResult
 
 LOG_FROM = 20.0  # ratio of largest to smallest from which on an axis is logarithmic
-
-Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,6 @@ def back_to_front(scores: Sequence[float | None], best: Collection[int]) -> list
 def rank_key(score: float | None) -> float:
     """Sorts scores, those that are missing first."""
     return -math.inf if score is None else score
-
-
-def linear(low: float, high: float, begin: float, end: float) -> Scale:
-    """``low`` becomes ``begin``, ``high`` becomes ``end``."""
-    span = (high - low) or 1.0
-    return lambda value: begin + (value - low) / span * (end - begin)
 
 
 def warp(result: SweepResult, key: str, values: Sequence[float]) -> Scale:

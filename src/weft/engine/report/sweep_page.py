@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.event import finite
+from weft.core.files import write_text
 from weft.core.plan import Plan
 from weft.core.sweep import setting_of
 from weft.core.task import Task
 from weft.core.units import show_loss
 from weft.engine.report.effect_chart import effect_chart
-from weft.engine.report.html import bullets, head, table, text
+from weft.engine.report.html import bullets, head, package_file, table, text
 from weft.engine.report.learning_curves import curves
 from weft.engine.report.parallel_coordinates import parallel
 from weft.engine.report.predicted_vs_measured import foreseen_and_measured
 from weft.engine.report.ranking import Standing, chosen_settings, effects, labels_of, score_of, standings
 from weft.engine.report.ranking_text import in_common, verdict, what_mattered
 from weft.engine.report.scales import Span, rank_key, scores_of, span_of
-from weft.engine.report.sweep_script import SCRIPT, SWEEP_STYLE
-from weft.engine.results.result import Result, write_text
+from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 
 MOST_NAMED = 4  # graphs in a title
@@ -50,9 +50,9 @@ def render_sweep_report(result: SweepResult) -> str:
         *sections,
         _trouble(result),
         f'<div class="row">{_plan(result.plan)}{_about(result)}</div>',
-        f'<div id="tip" hidden></div><script>{SCRIPT}</script></body></html>\n',
+        f'<div id="tip" hidden></div><script>\n{package_file("sweep.js")}</script></body></html>\n',
     ]
-    return head(title, SWEEP_STYLE) + "\n".join(part for part in page if part)
+    return head(title, "\n" + package_file("sweep.css")) + "\n".join(part for part in page if part)
 
 
 def _where(result: SweepResult) -> str:

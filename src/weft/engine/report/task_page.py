@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from weft.core.files import write_text
 from weft.core.task import Task
 from weft.engine.report.html import bullets, head, table, text
 from weft.engine.report.line_chart import Curve, chart
 from weft.engine.report.predicted_vs_measured import foreseen_and_measured
-from weft.engine.results.result import Result, write_text
+from weft.engine.results.result import Result
 
 SPLIT_NAMES = {"test": "test", "val": "validation", "train": "training"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.core.event import finite
+from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.checkpoint import save_atomically
@@ -70,18 +69,3 @@ class Result:
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, with tied parameters written out (safetensors refuses shared memory)."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write plain data as JSON in one piece; NaN and infinity become null."""
-    write_text(path, json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one piece: a reader sees the old one or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

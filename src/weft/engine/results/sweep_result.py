@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
+from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep, setting_of
 from weft.core.value_names import ARGS, identity
-from weft.engine.results.result import Result, write_json
+from weft.engine.results.result import Result
 
 if TYPE_CHECKING:
     import pandas
@@ -79,18 +80,27 @@ class SweepResult:
     def by_graph(self) -> dict[str, SweepResult]:
         """The members on every graph as a result of their own, by the name of the graph."""
         names = self.sweep.graphs
-        return {names[0]: self} if len(names) == 1 else {name: self._part(name) for name in names}
+        if len(names) == 1:
+            return {names[0]: self}
+        graph_of = {result.name: self.sweep.graph_of(result.task) for result in self.tasks}
+        own: dict[str, list[Result]] = {name: [] for name in names}
+        for result in self.tasks:
+            own[graph_of[result.name]].append(result)
+        plans: dict[str, list[Plan]] = {name: [] for name in names}
+        for plan in self.plan:  # a group trains on one graph
+            homes = {graph_of.get(member) for member in plan.members}
+            if len(homes) == 1 and None not in homes:
+                plans[homes.pop()].append(plan)
+        return {name: self._part(name, own[name], plans[name]) for name in names}
 
     def _is_on(self, result: Result, graph: Any) -> bool:
         return self.sweep.graph_of(result.task) == graph or identity(result.task.graph) == identity(graph)
 
-    def _part(self, graph: str) -> SweepResult:
-        own = [result for result in self.tasks if self.sweep.graph_of(result.task) == graph]
-        names = {result.name for result in own}
+    def _part(self, graph: str, own: list[Result], plans: list[Plan]) -> SweepResult:
         return SweepResult(
             Sweep.from_tasks([result.task for result in own], self.sweep.name),
             own,
-            tuple(plan for plan in self.plan if names.issuperset(plan.members)),
+            tuple(plans),
             self.environment,
             sum(float(result.metrics.get("seconds", 0.0)) for result in own),
             {graph: self.graphs[graph]} if graph in self.graphs else {},
@@ -174,20 +184,26 @@ class SweepResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights; histories are in the files of the members."""
+        return {
+            "sweep": self.sweep.to_dict(),
+            **self.summary(),
+            "varying": list(self.sweep.varying),
+            "tasks": self.to_dicts(),
+            "graph": self.graph if len(self.sweep.graphs) == 1 else None,
+            "environment": self.environment,
+            "plan": [plan.to_dict() for plan in self.plan],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """How it went as a whole and on every graph, as plain data, without the members."""
         parts = self.by_graph()
         alone = len(parts) == 1
         return {
-            "sweep": self.sweep.to_dict(),
             "metric": self.metric if alone else None,
             "best": self._best_name() if alone else None,
             "statuses": self.statuses,
-            "varying": list(self.sweep.varying),
-            "tasks": self.to_dicts(),
             "seconds": self.seconds,
-            "graph": self.graph if alone else None,
             "graphs": {name: part._about() for name, part in parts.items()},
-            "environment": self.environment,
-            "plan": [plan.to_dict() for plan in self.plan],
         }
 
     def _about(self) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from torch import nn
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.plan import Plan
-from weft.core.plan_options import PlanOptions
+from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment

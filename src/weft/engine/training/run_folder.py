@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from weft.core.errors import SpecError, TrainingError
 from weft.core.event import Event
+from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
@@ -30,7 +31,7 @@ from weft.core.version import __version__
 from weft.core.wording import option, switch
 from weft.engine.report.sweep_page import write_sweep_report
 from weft.engine.report.task_page import write_report
-from weft.engine.results.result import Result, write_json
+from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.folder_lock import FolderLock
 from weft.graph.data.graph import Graph

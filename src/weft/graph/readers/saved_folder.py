@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from weft.core.errors import GraphError
+from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.graph.data.graph import Graph
 from weft.graph.data.mapped_array import ArraySpec, map_array, write_array
@@ -59,13 +60,6 @@ def is_saved(path: str | os.PathLike[str]) -> bool:
         return json.loads((Path(path) / META).read_text()).get("format") == FORMAT
     except (OSError, ValueError, AttributeError):
         return False
-
-
-def open(path: str | os.PathLike[str], **options: Any) -> Graph:
-    """A saved folder, mapped; any other file or folder is read by its kind: :mod:`weft.graph.readers`."""
-    from weft.graph import readers
-
-    return readers.read(path, **options)
 
 
 def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
@@ -140,10 +134,7 @@ def _write(graph: Graph, draft: Path) -> None:
         "stats": graph.stats().to_dict(),
         "arrays": specs,
     }
-    with (draft / META).open("w") as file:
-        json.dump(meta, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_json(draft / META, meta, indent=1, flush=True)
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from weft.core.errors import SpecError
 from weft.nn.checks import check_count
 from weft.nn.conv.conv import Conv
 from weft.nn.dropout import Dropout
-from weft.nn.ending import Ending
+from weft.nn.epilogue import Ending
 
 
 class AttentionConv(Conv):

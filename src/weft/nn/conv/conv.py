@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from weft.nn.checks import check_count
-from weft.nn.ending import Ending
-from weft.nn.epilogue import Epilogue
+from weft.nn.epilogue import Ending, Epilogue
 from weft.nn.features import Features, check_features, transform_own
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.ops import Adjacency

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.conv.attention import AttentionConv
-from weft.nn.ending import Ending
+from weft.nn.epilogue import Ending
 from weft.nn.features import Features, own_rows, transform
 from weft.nn.initial import ZEROS, glorot
 from weft.ops import Adjacency

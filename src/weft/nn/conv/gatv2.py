@@ -6,7 +6,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.conv.attention import AttentionConv
-from weft.nn.ending import Ending
+from weft.nn.epilogue import Ending
 from weft.nn.features import Features, own_rows, transform, transform_own
 from weft.nn.initial import ZEROS, glorot, kaiming
 from weft.ops import Adjacency

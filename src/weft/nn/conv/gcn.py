@@ -6,7 +6,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.conv.conv import Conv, aggregates_first
-from weft.nn.ending import Ending
+from weft.nn.epilogue import Ending
 from weft.nn.features import Features, transform
 from weft.nn.initial import ZEROS, glorot
 from weft.ops import Adjacency

@@ -8,7 +8,7 @@ from torch import Tensor
 from weft import ops
 from weft.nn.checks import check_choice
 from weft.nn.conv.conv import Conv, aggregates_first
-from weft.nn.ending import Ending
+from weft.nn.epilogue import Ending
 from weft.nn.features import Features, as_dense, own_rows, transform, transform_own
 from weft.nn.initial import kaiming
 from weft.nn.normalisation import without_weights

@@ -9,8 +9,7 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.nn.conv.conv import Conv
 from weft.nn.dropout import assign_sites
-from weft.nn.model import GNN
-from weft.nn.models import GAT, GCN, GIN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.norm import BatchNorm
 from weft.nn.pyg.layers import activation_name, conv_from_pyg, conv_to_pyg, library, norm_from_pyg, norm_to_pyg, require
 

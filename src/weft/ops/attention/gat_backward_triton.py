@@ -32,6 +32,7 @@ from weft.ops.attention.gat_gather_triton import (
 from weft.ops.attention.gat_two_pass_triton import backward_in_two_passes, suits_one_pass
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
@@ -275,7 +276,7 @@ def attention_backward_triton(
     if not grad_x.numel():
         return grad_x, grad_a
     grad, shared = one_head(grad)
-    if launch is None and not suits_one_pass(x.dtype, D, back.num_edges * H):
+    if launch is None and not suits_one_pass(x.dtype, D, back.num_edges * H, limits_of(x.device)):
         backward_in_two_passes(grad, shared, x, a_src, stats, slope, rate, clock, site, back, grad_x, grad_a)
         return grad_x, grad_a
     work, tasks, N, stats = back.work, x.shape[:-3].numel(), stats.shape[-3], flatten_tasks(stats, 3)

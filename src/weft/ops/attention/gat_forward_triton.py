@@ -27,6 +27,7 @@ from weft.ops.attention.gat_two_pass_triton import forward_in_two_passes, suits_
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_row_span
 from weft.ops.launch.backend import accumulate_dtype
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import per_task_stride, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
@@ -252,7 +253,7 @@ def attention_forward_triton(
     alpha_plus, log_sum = x.new_empty(*lead, N, H, dtype=dtype), x.new_empty(*lead, N, H, dtype=dtype)
     if not out.numel():
         return out, out_plus, alpha_plus, log_sum
-    if launch is None and not suits_one_pass(x.dtype, D, walk.num_edges * H):
+    if launch is None and not suits_one_pass(x.dtype, D, walk.num_edges * H, limits_of(x.device)):
         given = x, a_src, a_dst, slope, rate, clock, site, walk, training
         forward_in_two_passes(*given, (out, out_plus, alpha_plus, log_sum), limit)
         return out, out_plus, alpha_plus, log_sum

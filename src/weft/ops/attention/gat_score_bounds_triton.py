@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 
@@ -68,7 +69,7 @@ def _bounds_kernel(part, bounds, runs, H: tl.constexpr, BP: tl.constexpr, BH: tl
     tl.store(bounds + (task * 2 + 1) * H + h, lowest, mask=h < H)
 
 
-def score_bounds(a_src: Tensor, spacing: int, like: Tensor, programs: int = 264) -> Tensor:
+def score_bounds(a_src: Tensor, spacing: int, like: Tensor, programs: int | None = None) -> Tensor:
     """``[T, 2, H]``, the highest and the lowest of ``a_src [..., M, H]`` over M, in the type of ``like``.
 
     Rows of ``a_src`` are ``spacing`` elements apart. About two programs to each multiprocessor, whatever M is.
@@ -77,6 +78,7 @@ def score_bounds(a_src: Tensor, spacing: int, like: Tensor, programs: int = 264)
     tasks = a_src.shape[:-2].numel()
     block_h = min(8, next_power_of_2(H))
     block_n = 1024 // block_h
+    programs = limits_of(a_src.device).programs(2) if programs is None else programs
     rows = max(block_n, -(-M // programs))
     runs = max(1, -(-M // rows))
     part, bounds = like.new_empty(2, tasks, runs, H), like.new_empty(tasks, 2, H)

@@ -17,17 +17,17 @@ from weft.ops.attention.gat_two_pass_coefficients_triton import coefficients_bac
 from weft.ops.attention.gat_two_pass_rows_triton import gather_rows
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.device_limits import H200, DeviceLimits
 from weft.ops.launch.launch import flatten_tasks
 from weft.ops.sparse.lanes_triton import add_hub_parts, spaced_rows
 
 WIDEST = 32  # features of a head that fills its lanes
-CACHE = 50 << 20  # bytes of coefficients that an L2 keeps
 
 
-def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int) -> bool:
+def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int, limits: DeviceLimits = H200) -> bool:
     """Whether heads of ``width`` features go better in one pass than in two, which write so many ``coefficients`` a task."""
     full = width <= WIDEST and width == next_power_of_2(width)
-    return dtype.itemsize >= 4 and (full or coefficients * dtype.itemsize > CACHE)
+    return dtype.itemsize >= 4 and (full or coefficients * dtype.itemsize > limits.l2_for_coefficients)
 
 
 def forward_in_two_passes(

@@ -9,7 +9,8 @@ from weft.ops.dense.activation_triton import activate, drop_scale
 from weft.ops.dense.column_sum import column_sum_triton
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import PROGRAMS, once_for_all, per_task_stride, triton_acc
+from weft.ops.launch.device_limits import limits_of
+from weft.ops.launch.launch import once_for_all, per_task_stride, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
 
@@ -220,7 +221,7 @@ def bias_act_dropout_backward_bias_triton(
     grad_x = torch.empty_like(grad)
     block_f = min(128, next_power_of_2(F))
     block_n = max(1, 2048 // block_f)
-    rows = max(block_n, -(-N // PROGRAMS))
+    rows = max(block_n, -(-N // limits_of(grad.device).programs(4)))
     programs = max(1, -(-N // rows))
     partial = grad.new_empty(tasks, programs, F, dtype=accumulate_dtype(grad.dtype))
     if grad.numel():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2, on_gpu, use_triton
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 
@@ -41,7 +42,7 @@ def _column_sum_kernel(
     tl.store(partial + (task * tl.num_programs(0) + part) * F + f, tl.sum(total, 0), mask=f < F)
 
 
-def column_sum_triton(x: Tensor, programs: int = 1056) -> Tensor:
+def column_sum_triton(x: Tensor, programs: int | None = None) -> Tensor:
     """Launch over ``x [..., N, F]``: about eight programs to each multiprocessor, so that many loads are under way."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
     x_TNF = x.reshape(lead.numel(), N, F).contiguous()
@@ -50,6 +51,7 @@ def column_sum_triton(x: Tensor, programs: int = 1056) -> Tensor:
         return x.sum(-2)
     block_f = min(128, next_power_of_2(F))
     block_n = 4096 // block_f
+    programs = limits_of(x.device).programs(8) if programs is None else programs
     rows = max(block_n, -(-N // programs))
     parts = -(-N // rows)
     partial = x.new_empty(tasks, parts, F, dtype=accumulate_dtype(x.dtype))

@@ -28,7 +28,7 @@ from weft.ops.dense.linear_backward_triton import linear_backward_triton, term_b
 from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.dense.weight_grad_triton import weight_grad_triton
 from weft.ops.launch.backend import on_gpu, use_triton
-from weft.ops.launch.launch import shared_memory
+from weft.ops.launch.device_limits import limits_of
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _fuses_backward(grad: Tensor, x: Tensor, weight: Tensor, wants_x: bool, fini
     if term_bytes(x.dtype) > 4 and not (finished and weight.shape[-2] <= 64 and (x.shape[-1] <= 64 or not wants_x)):
         return False
     sizes = (x.shape[-1], weight.shape[-2], term_bytes(x.dtype))
-    return choose_backward_launch(*sizes, wants_x, shared_memory(x.device)) is not None
+    return choose_backward_launch(*sizes, wants_x, limits_of(x.device)) is not None
 
 
 def linear_backward_torch(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):

@@ -20,7 +20,8 @@ from torch import Tensor
 from weft.ops.dense.linear_triton import float32_precision, tall_precision
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.launch import H200_SHARED, per_task_stride, shared_memory
+from weft.ops.launch.device_limits import H200, DeviceLimits, limits_of
+from weft.ops.launch.launch import per_task_stride
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
 
@@ -99,7 +100,7 @@ class LinearBackwardLaunch:
 
     block_rows: int = 64
     block_in: int = 64
-    programs: int = 264  # two to each of an H200's 132 multiprocessors
+    programs: int = H200.programs(2)
     num_warps: int = 4
     num_stages: int = 2
 
@@ -126,7 +127,7 @@ def steps(num_in: int, itemsize: int) -> tuple[tuple[int, int], ...]:
 
 
 def choose_launch(
-    num_in: int, num_out: int, itemsize: int = 4, wants_x: bool = True, limit: int = H200_SHARED
+    num_in: int, num_out: int, itemsize: int = 4, wants_x: bool = True, limits: DeviceLimits = H200
 ) -> LinearBackwardLaunch | None:
     """All inputs in one tile, so that ``g`` is worked out once, and as many rows a step as the shared memory holds.
 
@@ -134,8 +135,8 @@ def choose_launch(
     """
     block_in = min(128, max(16, next_power_of_2(num_in)))
     for rows, stages in steps(num_in, itemsize):
-        launch = LinearBackwardLaunch(block_rows=rows, block_in=block_in, num_stages=stages)
-        if shared_bytes(launch, num_out, itemsize, wants_x) <= limit:
+        launch = LinearBackwardLaunch(rows, block_in, limits.programs(2), num_stages=stages)
+        if shared_bytes(launch, num_out, itemsize, wants_x) <= limits.shared_memory_per_block:
             return launch
     return None
 
@@ -154,7 +155,7 @@ def linear_backward_triton(
     tasks = lead.numel()
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     single = x.dtype == torch.float32
-    launch = launch or choose_launch(I, O, term_bytes(x.dtype), wants_x, shared_memory(x.device))
+    launch = launch or choose_launch(I, O, term_bytes(x.dtype), wants_x, limits_of(x.device))
     assert launch is not None, "who calls this asks choose_launch first"
     tiles = -(-I // launch.block_in)
     parts = max(1, min(launch.programs // max(1, tiles * tasks), -(-N // (2 * launch.block_rows))))

@@ -10,6 +10,7 @@ from torch import Tensor
 from weft.ops.dense.linear_triton import extra_outputs, tall_precision
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import next_power_of_2
+from weft.ops.launch.device_limits import H200, DeviceLimits, limits_of
 from weft.ops.launch.triton_lang import tl, triton
 
 
@@ -59,14 +60,14 @@ class WeightGradLaunch:
     block_out: int
     block_in: int
     block_rows: int = 32
-    programs: int = 528  # four to each of an H200's 132 multiprocessors
+    programs: int = H200.programs(4)
     num_warps: int = 4
     num_stages: int = 3
     precision: str = "ieee"  # of float32 products
     block_extra: int = 0  # outputs of a narrow tile beside
 
 
-def choose_launch(num_out: int, num_in: int, tasks: int = 1) -> WeightGradLaunch:
+def choose_launch(num_out: int, num_in: int, tasks: int = 1, limits: DeviceLimits = H200) -> WeightGradLaunch:
     """A tile that covers a narrow layer whole, so that every row is read once.
 
     One task gets longer ranges of rows: 0.043 ms with 264 programs for 169,343 x 64 x 64 on an H200, against 0.047 with
@@ -76,9 +77,10 @@ def choose_launch(num_out: int, num_in: int, tasks: int = 1) -> WeightGradLaunch
     """
     extra = extra_outputs(num_out)
     if num_in > 64 and tasks > 1 and not extra:
-        return WeightGradLaunch(min(64, max(16, next_power_of_2(num_out))), 128, precision=tall_precision())
+        block_out = min(64, max(16, next_power_of_2(num_out)))
+        return WeightGradLaunch(block_out, 128, programs=limits.programs(4), precision=tall_precision())
     return WeightGradLaunch(
-        programs=264 if tasks == 1 and not extra else 528,
+        programs=limits.programs(2 if tasks == 1 and not extra else 4),
         block_out=64 if extra else min(64, max(16, next_power_of_2(num_out))),
         block_in=min(64, max(16, next_power_of_2(num_in))),
         block_extra=extra,
@@ -115,7 +117,7 @@ def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None 
     N, O, I = x.shape[-2], grad.shape[-1], x.shape[-1]
     g_TNO, x_TNI = grad.reshape(-1, N, O).contiguous(), x.reshape(-1, N, I).contiguous()
     tasks = g_TNO.shape[0]
-    launch = launch or choose_launch(O, I, tasks)
+    launch = launch or choose_launch(O, I, tasks, limits_of(x.device))
     tiles = (1 if launch.block_extra else -(-O // launch.block_out)) * -(-I // launch.block_in)
     splits = max(1, min(launch.programs // max(1, tiles * tasks), N // (4 * launch.block_rows)))
     rows = -(-N // splits)

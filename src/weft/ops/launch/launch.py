@@ -7,8 +7,6 @@ from torch import Tensor
 
 from weft.ops.launch.triton_lang import tl
 
-PROGRAMS = 528  # that share rows out among themselves: four to each of an H200's 132 multiprocessors
-
 
 def triton_acc(dtype: torch.dtype):
     """The accumulation type in Triton's terms."""
@@ -31,14 +29,3 @@ def once_for_all(value: Tensor, lead: int) -> Tensor:
     if lead and value.numel() and not any(value.stride()[:lead]):
         value = value[(0,) * lead]
     return value.contiguous()
-
-
-H200_SHARED = 232448  # what a tensor without data stands for
-LEAST_SHARED = 101376  # of the GPUs from 2020 on, where torch does not say
-
-
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have on ``device``."""
-    if device.type != "cuda":
-        return H200_SHARED
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", LEAST_SHARED)

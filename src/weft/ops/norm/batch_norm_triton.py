@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import PROGRAMS, triton_acc
+from weft.ops.launch.device_limits import limits_of
+from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.norm.act_dropout_triton import TILE, drop_arguments, drop_key, end, end_backward
 
@@ -173,9 +174,9 @@ def _tile(x: Tensor) -> dict:
     return {"F": x.shape[-1], "ACC": triton_acc(x.dtype), "BN": TILE // block_f, "BF": block_f, "num_warps": 4}
 
 
-def _ranges(N: int, block_n: int) -> tuple[int, int]:
+def _ranges(N: int, block_n: int, device: torch.device) -> tuple[int, int]:
     """Rows of a range, whole tiles of them, and how many ranges there are."""
-    rows = block_n * -(-N // (block_n * PROGRAMS))
+    rows = block_n * -(-N // (block_n * limits_of(device).programs(4)))
     return rows, -(-N // rows)
 
 
@@ -183,7 +184,7 @@ def moments_triton(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance ``[..., F]`` of the columns of a contiguous ``x [..., N, F]``."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
     tasks, tile = lead.numel(), _tile(x)
-    rows, parts = _ranges(N, tile["BN"])
+    rows, parts = _ranges(N, tile["BN"], x.device)
     partial = x.new_empty(tasks, parts, 2, F, dtype=accumulate_dtype(x.dtype))
     mean, var = (partial.new_empty(*lead, F) for _ in range(2))
     _moments_kernel[(parts, -(-F // tile["BF"]), tasks)](x, partial, N, rows, **tile)
@@ -263,7 +264,7 @@ def batch_norm_backward_triton(
     if not x.numel():
         return grad_x, mean.new_zeros(*lead, 2, F)
     tasks, tile = lead.numel(), _tile(x)
-    rows, programs = _ranges(N, tile["BN"])
+    rows, programs = _ranges(N, tile["BN"], x.device)
     columns = [value.contiguous() for value in (mean, var, weight, bias)]
     rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)
     ending = {"W": F // parts, "ACT": act, "DROP": rate is not None}

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
-from weft.ops.launch.launch import PROGRAMS, triton_acc
+from weft.ops.launch.device_limits import limits_of
+from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.norm.act_dropout_triton import TILE, drop_arguments, drop_key, end, end_backward
 
@@ -159,7 +160,7 @@ def layer_norm_backward_triton(
         return grad_x, mean.new_zeros(shape)
     constants = _constants(x, b, act, rate, parts)
     block_n = constants["BN"]
-    rows = block_n * -(-N // (block_n * PROGRAMS))
+    rows = block_n * -(-N // (block_n * limits_of(x.device).programs(4)))
     programs = -(-N // rows)
     partial = x.new_empty(tasks, programs, sums * F, dtype=mean.dtype)
     rates, clocks, *strides = drop_arguments(rate, clock, tasks, x)

@@ -46,6 +46,28 @@ def order_rows(adj: Adjacency) -> None:
     adj.nodes["clusters"] = found.to(adj.device)
 
 
+# What a matrix may have derived that does not depend on the order of its rows.
+ORDERLESS = ("degrees", "rows", "inverse_degrees", "by source", "transposed arrays")
+
+
+def ordered_rows(adj: Adjacency) -> Adjacency:
+    """The same square matrix with its rows in the order of clusters; ``adj`` itself keeps the order it has.
+
+    It shares every array and is kept as a form of ``adj``, so that clusters are found once.
+    """
+    return adj.derived("ordered rows", lambda: _ordered(adj))
+
+
+def _ordered(adj: Adjacency) -> Adjacency:
+    factors = {"weight": adj.weight, "row_scale": adj.row_scale, "col_scale": adj.col_scale}
+    other = Adjacency(adj.indptr, adj.indices, adj.num_cols, symmetric=adj.symmetric, perm=adj.perm, **factors)
+    known = adj.structure._derived
+    other._derived = {key: known[key] for key in ORDERLESS if key in known}
+    other.nodes = {name: value for name, value in adj.nodes.items() if name != "clusters"}
+    order_rows(other)
+    return other
+
+
 @torch.no_grad()
 def clusters(adj: Adjacency) -> Tensor:
     """The cluster of every node ``[N]`` int32, below 128, by the structure of the square matrix ``adj`` alone."""

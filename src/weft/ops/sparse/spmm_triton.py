@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
+from weft.ops.launch.device_limits import H200, DeviceLimits, limits_of
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 
@@ -140,11 +141,9 @@ class SpmmLaunch:
     num_warps: int = 4
 
 
-L1_BYTES = 128 * 2**10  # of a multiprocessor's 256 KB
-L2_BYTES = 48 * 2**20  # of an H200's 60 MB, leaving room for indices and output
-
-
-def choose_launch(num_cols: int, num_features: int, itemsize: int, mean_degree: float) -> SpmmLaunch:
+def choose_launch(
+    num_cols: int, num_features: int, itemsize: int, mean_degree: float, limits: DeviceLimits = H200
+) -> SpmmLaunch:
     """Launch parameters by the width of a row and whether a tile of every column stays in the L2.
 
     Tiles over features are walked one after another, so while ``num_cols * block_features`` fits the L2 each column is
@@ -157,15 +156,15 @@ def choose_launch(num_cols: int, num_features: int, itemsize: int, mean_degree: 
         return SpmmLaunch(16, 16, 32, 4, 2)
     tile_bytes = num_cols * 64 * itemsize
     if width == 64:
-        return _launch_64(tile_bytes, itemsize == 2)
-    if tile_bytes <= L2_BYTES:
-        return SpmmLaunch(8, 8, 128 if 2 * tile_bytes <= L2_BYTES else 64, 4, 4)
-    if width == 128 or tile_bytes <= 2 * L2_BYTES:
+        return _launch_64(tile_bytes, itemsize == 2, limits)
+    if tile_bytes <= limits.l2_for_rows:
+        return SpmmLaunch(8, 8, 128 if 2 * tile_bytes <= limits.l2_for_rows else 64, 4, 4)
+    if width == 128 or tile_bytes <= 2 * limits.l2_for_rows:
         return SpmmLaunch(4, 4, 128, 4, 2)
     return SpmmLaunch(8, 8, 256, 2, 4)
 
 
-def _launch_64(tile_bytes: int, half: bool) -> SpmmLaunch:
+def _launch_64(tile_bytes: int, half: bool, limits: DeviceLimits) -> SpmmLaunch:
     """Rows of 64 features, by whether all of them stay in an L1, in the L2, or in neither.
 
     Measured on an H200, a task of many: arxiv shape 0.089 ms with two warps against 0.094 with four, in half precision
@@ -173,10 +172,10 @@ def _launch_64(tile_bytes: int, half: bool) -> SpmmLaunch:
     rows against 0.022.
     """
     if half:
-        return SpmmLaunch(16, 16, 64, 4, 2) if tile_bytes <= L2_BYTES else SpmmLaunch(8, 8, 64, 8, 2)
-    if tile_bytes <= L1_BYTES:
+        return SpmmLaunch(16, 16, 64, 4, 2) if tile_bytes <= limits.l2_for_rows else SpmmLaunch(8, 8, 64, 8, 2)
+    if tile_bytes <= limits.l1_for_rows:
         return SpmmLaunch(4, 4, 64, 4, 1)
-    return SpmmLaunch(8, 8, 64, 4, 2 if tile_bytes <= L2_BYTES else 4)
+    return SpmmLaunch(8, 8, 64, 4, 2 if tile_bytes <= limits.l2_for_rows else 4)
 
 
 def spmm_triton(
@@ -196,7 +195,8 @@ def spmm_triton(
     out_TNF = x.new_empty(tasks, walk.num_rows, num_features)
     if out_TNF.numel() == 0:
         return out_TNF.reshape(*lead, walk.num_rows, num_features)
-    launch = launch or choose_launch(num_cols, num_features, x.element_size(), walk.num_edges / max(walk.num_rows, 1))
+    degree = walk.num_edges / max(walk.num_rows, 1)
+    launch = launch or choose_launch(num_cols, num_features, x.element_size(), degree, limits_of(x.device))
     acc = triton_acc(x.dtype)
     num_partial = work.hub_of_partial.numel()
     partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.core.plan import GAIN
 from weft.core.program import Operator, Program
 from weft.planner.cost.roofline import OperatorSeconds
-from weft.planner.grouping.repacking import GAIN
 
 TORCH = "aten."
 # Results that are whole only once everything was read: they are written, whatever reads them.
-COLLECTED = (
-    "sum", "mean", "amax", "amin", "max", "min", "var", "norm", "softmax", "scatter", "index_add", "index_put",
-    "cumsum", "sort", "topk", "cat", "argmax", "nonzero", "_to_copy",
-)  # fmt: skip
+COLLECTED = ("scatter", "reduction")
 # Seconds of compiling: to begin with, in a process that has compiled nothing yet, and for every operator that is fused.
 # On an H200's host the first module took 10 to 14 s, later ones of 60 to 290 operators 2 to 5
 # (benchmarks/suites/compiled.py).
@@ -111,7 +108,7 @@ def _inside(program: Program) -> set[int]:
         fused = _is_torchs(op)
         for value in (*op.reads, *op.writes):
             phases.setdefault(value, set()).add(op.phase if fused else "")
-        if not fused or any(mark in op.name.rpartition(".")[2] for mark in COLLECTED):
+        if not fused or op.family in COLLECTED:
             for value in op.writes:
                 phases.setdefault(value, set()).add("")
         read |= set(op.reads)

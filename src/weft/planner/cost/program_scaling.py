@@ -72,7 +72,8 @@ def one_after_another(programs: Sequence[Program]) -> Program:
     unknown = tuple(dict.fromkeys(name for program in programs for name in program.unknown))
     note = "; ".join(dict.fromkeys(program.note for program in programs if program.note))
     tasks = sum(program.tasks for program in programs)
-    kept = tuple(resident), unknown, tasks, note, tuple(carried), tuple(left)
+    recordable = all(program.recordable for program in programs)
+    kept = tuple(resident), unknown, tasks, note, tuple(carried), tuple(left), recordable
     return Program(tuple(values), tuple(operators), *kept)
 
 

@@ -19,9 +19,8 @@ from weft.core.program import Operator, Program, Value
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.gather_rate import UNALIGNED, VECTOR_BYTES, gather_seconds
 
-ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
-GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
-PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
+# Families of operators that share a factor of another family.
+TIMED_AS = {"gather": "scatter", "reduction": "pointwise", "allocation": "pointwise"}
 # By how much kernels stay behind the rates of a machine, where that is known. Attention computes more an edge than it
 # fetches: on the H200 it gathered 4 TB/s where SpMM reached 8 (GAT of 5 to 9 layers on the artist, proteins and pubmed
 # shapes, benchmarks/results/estimates_earlier.json; in one pass it takes an eighth less since). Torch's scatters add
@@ -54,14 +53,7 @@ def family(op: Operator) -> str:
     ``attention`` and ``spmm`` are Weft's kernels, ``scatter`` is torch's indexing of rows (PyG's layers), then
     ``matmul`` and ``pointwise``.
     """
-    name = op.name.rpartition(".")[2]
-    if any(mark in name for mark in ATTENTION):
-        return "attention"
-    if op.gather_bytes > 0 or any(mark in name for mark in GATHERS):
-        return "scatter" if op.name.startswith("aten") else "spmm"
-    if op.flops > 0 and any(mark in name for mark in PRODUCTS):
-        return "matmul"
-    return "pointwise"
+    return TIMED_AS.get(op.family, op.family)
 
 
 def seconds(

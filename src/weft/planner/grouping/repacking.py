@@ -10,11 +10,11 @@ Shapes: T members.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from weft.core.plan import GAIN
+
 LEAVE_EVERY = 16  # epochs between two moments to leave, where they must not depend on the speed of the machine
-GAIN = 1.5  # how far the time won must exceed the time spent: both are estimates
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,3 @@ def pays_to_leave(ended: int, members: int, epochs_left: int, pace: Pace, prepar
     if not 0 < ended < members:
         return False
     return epochs_left * ended * pace.marginal(members) > GAIN * prepare_seconds
-
-
-@dataclass(frozen=True)
-class Period:
-    """A stretch of epochs with the same members in the step, of which ``running`` still train."""
-
-    members: int
-    running: int
-    epochs: int
-    seconds: float  # with the preparation before it
-
-
-def periods(epochs: Sequence[int], seconds_of: Callable[[int], float], prepare_seconds: float) -> list[Period]:
-    """How members with so many ``epochs`` each would train together, leaving whenever that pays.
-
-    ``seconds_of(T)`` is what an epoch of T members takes. For planning: nobody stops early here.
-    """
-    ends = sorted(set(epochs))
-    found: list[Period] = []
-    members, done, begin, prepared = len(epochs), 0, 0, True
-    for place, end in enumerate(ends):
-        running = sum(own > begin for own in epochs)
-        preparation = prepare_seconds if prepared else 0.0
-        found.append(Period(members, running, end - begin, preparation + (end - begin) * seconds_of(members)))
-        done = members - sum(own > end for own in epochs)
-        left = ends[-1] - end
-        won = left * (seconds_of(members) - seconds_of(members - done)) if 0 < done < members else 0.0
-        prepared = place < len(ends) - 1 and won > GAIN * prepare_seconds
-        members, begin = members - done if prepared else members, end
-    return found

@@ -1,8 +1,7 @@
 """How alike two training steps are: the share of their operators that find a partner, in [0, 1], and in words.
 
 Weaving pays by running matched operators as one; so the measure counts operators by kind and asks how many could
-be matched, and how near their widths and depths are. It reads a captured Program where there is one, and the
-settings of a named model where there is none.
+be matched, and how near their widths and depths are. It reads the settings of a named model.
 """
 
 from __future__ import annotations
@@ -12,27 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
-from weft.core.program import Program
 from weft.core.task import Task
 
 MATCHED, WIDTH, DEPTH = 0.7, 0.15, 0.15  # weights of the three parts
 
 AROUND = {"loss": 2, "update": 1}
-
-# Kinds by what an operator's name ends with or holds; the first that fits counts.
-KINDS = (
-    ("attention_v2", ("attention_v2",)),
-    ("attention", ("attention",)),
-    ("spmm_max", ("spmm_max",)),
-    ("spmm", ("spmm", "sparse_mm")),
-    ("sddmm", ("sddmm",)),
-    ("edge_softmax", ("edge_softmax",)),
-    ("loss", ("loss", "nll", "cross_entropy")),
-    ("update", ("adam", "sgd", "optimizer")),
-    ("norm", ("norm",)),
-    ("matmul", (".mm", "bmm", "addmm", "linear", "weight_grad", "baddbmm", "matmul")),
-)
-SPARSE = ("attention_v2", "attention", "spmm_max", "spmm", "sddmm", "edge_softmax")
 
 
 @dataclass(frozen=True)
@@ -42,20 +25,6 @@ class Features:
     operators: Mapping[str, int]
     width: int
     depth: int
-
-
-def kind_of(name: str) -> str:
-    """The kind of an operator by its name: one of :data:`KINDS`, else ``"pointwise"``."""
-    lowered = name.lower()
-    return next((kind for kind, marks in KINDS if any(mark in lowered for mark in marks)), "pointwise")
-
-
-def features_of_program(program: Program) -> Features:
-    """Counted from a captured step."""
-    counts = Counter(kind_of(operator.name) for operator in program.operators if operator.launches)
-    forward = [op for op in program.operators if op.phase == "forward" and kind_of(op.name) in SPARSE]
-    widths = [program.values[i].shape[-1] for op in forward for i in op.writes if program.values[i].shape]
-    return Features(dict(counts), max(widths, default=0), len(forward))
 
 
 def features_of_task(task: Task, stats: GraphStats) -> Features | None:

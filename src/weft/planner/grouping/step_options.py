@@ -11,7 +11,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import BYTES
+from weft.planner.cost.rule_of_thumb import BYTES, forward_multiply_adds, gathered_bytes
 
 # Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
 # and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
@@ -81,7 +81,8 @@ def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bo
     sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
     if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
         return False, f"hidden rows of all nodes stay in any order ({sizes})"
-    won = epochs * _seconds_of_products(tasks, stats) * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
+    seconds = gathered_bytes(tasks, stats) / GATHERED
+    won = epochs * seconds * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
     if won < REPAID * (CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges):
         return False, f"{epochs:,} epochs would win {won:.2g} s by clusters, too little for finding them"
     if widest > cache:
@@ -89,19 +90,11 @@ def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bo
     return True, f"{len(tasks)} members walk the graph, and a cluster gathers the same rows again and again"
 
 
-def _seconds_of_products(tasks: Sequence[Task], stats: GraphStats) -> float:
-    """An epoch's sparse products, forward and backward, by the rows that they gather."""
-    layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
-    return 2 * layers * (stats.num_edges + stats.num_nodes) / GATHERED
-
-
 def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:
     """How many threads a CPU run gets: one where an epoch of the whole group is too short to share."""
     if device != "cpu":
         return None, ()
-    values = stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
-    rows = stats.num_edges + stats.num_nodes
-    work = sum(task.hidden * (task.layers * rows + values) for task in tasks)
+    work = forward_multiply_adds(tasks, stats)
     if work >= WORK_FOR_THREADS:
         return None, ()
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)

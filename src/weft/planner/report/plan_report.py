@@ -19,6 +19,7 @@ from weft.core.plan import Plan, object_obstacle, read_task
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
+from weft.planner.report.plan_text import explain
 
 FORMAT, VERSION = "weft plan", 1
 NOT_EXECUTED = ("why", "cost", "measured")  # of a plan: what it says, not what it does
@@ -68,7 +69,7 @@ class GroupEstimate:
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
     and not part of the plain data.
     ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
-    ``unknown``: operators whose cost nobody knows.
+    ``unknown``: operators whose cost nobody knows. ``extrapolated``: worked out by size from another group.
     """
 
     plan: Plan
@@ -81,6 +82,7 @@ class GroupEstimate:
     note: str = ""
     timeline: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
     phases: tuple[str, ...] = field(default=(), compare=False)
+    extrapolated: bool = False
 
     @property
     def run_seconds(self) -> float:
@@ -99,6 +101,7 @@ class GroupEstimate:
             "advice": list(self.advice),
             "unknown": list(self.unknown),
             "note": self.note,
+            "extrapolated": self.extrapolated,
         }
 
     @classmethod
@@ -106,7 +109,8 @@ class GroupEstimate:
         """The inverse of :meth:`to_dict`."""
         lists: dict[str, Any] = {name: tuple(data[name]) for name in ("at_peak", "advice", "unknown")}
         plan, cost = Plan.from_dict(data["plan"]), Cost.from_dict(data["cost"])
-        return cls(plan, cost, data["epochs"], data["fits"], note=data["note"], **lists)
+        about = {"note": data["note"], "extrapolated": data.get("extrapolated", False)}
+        return cls(plan, cost, data["epochs"], data["fits"], **about, **lists)
 
 
 @dataclass(frozen=True)
@@ -173,8 +177,6 @@ class PlanReport:
         return sum(group.run_seconds for group in self.groups)
 
     def __str__(self) -> str:
-        from weft.planner.report.plan_text import explain
-
         return explain(self)
 
     def to_dict(self) -> dict[str, Any]:

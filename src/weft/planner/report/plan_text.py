@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from weft.core.units import show_bytes, show_seconds
-from weft.planner.report.plan_report import GroupEstimate, PlanReport, TaskEstimate
+
+if TYPE_CHECKING:
+    from weft.planner.report.plan_report import GroupEstimate, PlanReport, TaskEstimate
 
 WIDTH = 118
 MARGIN = " " * 10

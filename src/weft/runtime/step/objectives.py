@@ -61,16 +61,11 @@ def _multilabel() -> Objective:
     return Objective("multilabel", loss, multilabel_rows)
 
 
-def objective_for(task: Task, multilabel: bool) -> Objective:
-    """The objective of ``task`` on a graph whose nodes have many labels each, or one class each."""
-    _check(task, multilabel)
-    if multilabel:
-        return _multilabel()
-    return _multiclass(torch.tensor(task.label_smoothing) if task.label_smoothing else None)
-
-
 def objective_of_stack(tasks: Sequence[Task], multilabel: bool, device: torch.device) -> Objective:
-    """The same for tasks that share a step, each with a smoothing of its own; ``logits [T, N, C]``, losses ``[T]``."""
+    """The objective of tasks that share a step, each with a smoothing of its own; ``logits [T, N, C]``, losses ``[T]``.
+
+    ``multilabel``: the nodes of the graph have many labels each, not one class each.
+    """
     for task in tasks:
         _check(task, multilabel)
     if multilabel:

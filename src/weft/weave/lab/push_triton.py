@@ -6,6 +6,7 @@ from torch import Tensor
 
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.launch.backend import accumulate_dtype
+from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import flatten_tasks, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.sparse.spmm_triton import choose_launch
@@ -83,7 +84,7 @@ def push_triton(
     tasks, N, F = x_TNF.shape
     out = x.new_zeros(tasks, num_cols, F, dtype=accumulate_dtype(x.dtype))
     if out.numel() and N:
-        launch = choose_launch(num_cols, F, x.element_size(), walk.num_edges / N)
+        launch = choose_launch(num_cols, F, x.element_size(), walk.num_edges / N, limits_of(x.device))
         per_task = weight is not None and weight.dim() > 1
         if weight is not None:
             weight = (weight.expand(*lead, walk.num_edges) if per_task else weight).contiguous()

@@ -1,0 +1,21 @@
+"""Arguments of operators by the names of their schemas."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft.ops.sparse.spmm_max  # noqa: F401 (registered on first use)
+from weft.capture.schemas import argument, argument_places
+from weft.weave.merge import FAMILY
+
+
+def test_by_name():
+    assert argument("weft.linear_backward", range(11), "wants_x") == 10
+    assert argument("weft.cross_entropy_rows_backward", "glyr", "logits") == "l"
+    assert argument("weft.product", ("x", "w"), "rate") is None  # it has none
+    assert argument("weft.spmm", ("x",), "weight") is None  # left out
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_every_operator_over_edges_says_what_it_walks(name):
+    assert "walk" in argument_places(f"weft.{name}")

@@ -1,0 +1,63 @@
+"""Graphs of plans and runs: found once, checked by one rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from tests.tiny import tiny_graph
+from weft.core.errors import GraphError, SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.task import Task
+from weft.engine.base.graph_cache import Graphs, check_trainable
+from weft.engine.planning.estimator import Estimator
+from weft.graph.data import stats as summary
+from weft.planner.machine_profiles import profile
+
+
+def lacking(what):
+    graph = tiny_graph()
+    changes = {
+        "features": {"x": None},
+        "labels": {"y": None},
+        "training nodes": {"train": torch.zeros(0, dtype=torch.int64)},
+        "1 class": {"y": torch.zeros(graph.num_nodes, dtype=torch.int64)},
+    }
+    return graph._changed(**changes[what])
+
+
+@pytest.mark.parametrize("what", ["features", "labels", "training nodes", "1 class"])
+def test_a_plan_and_a_run_refuse_the_same_graphs_in_the_same_words(what):
+    task = Task(graph=lacking(what), epochs=1)
+    with pytest.raises(GraphError) as planned:
+        weft.plan(task, machine="cpu")
+    with pytest.raises(GraphError) as run:
+        weft.run(task, device="cpu", progress=False)
+    assert str(planned.value) == str(run.value)
+    assert what in str(run.value)
+
+
+def test_a_summary_is_checked_by_the_same_rule():
+    fine = GraphStats("g", 10, 20, num_features=3, num_classes=2, num_train=4)
+    check_trainable(Task(graph="g"), fine)
+    with pytest.raises(SpecError, match="patience=3 needs validation nodes"):
+        check_trainable(Task(graph="g", patience=3), fine)
+    with pytest.raises(GraphError, match="has 1 class"):
+        check_trainable(Task(graph="g"), GraphStats("g", 10, 20, num_features=3, num_classes=1, num_train=4))
+    one_label = GraphStats("g", 10, 20, num_features=3, num_classes=1, multilabel=True, num_train=4)
+    check_trainable(Task(graph="g"), one_label)
+
+
+def test_a_graph_is_found_and_summarised_once(monkeypatch):
+    found, summed, graph = [], [], tiny_graph()
+    counted = summary.stats_of
+    monkeypatch.setattr(summary, "stats_of", lambda graph: summed.append(graph) or counted(graph))
+    graphs = Graphs(find=lambda task: found.append(task) or graph)
+    estimator = Estimator(profile("cpu"), graphs=graphs)
+    tasks = [Task(graph="mine", hidden=hidden) for hidden in (4, 8)]
+    for task in tasks:
+        graphs.check(task)
+        estimator.alone(task)
+        assert estimator.stats(task) is graphs.stats(task)
+    assert (len(found), len(summed)) == (1, 1)
