@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.field_rule import Rule, choice, setting
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
@@ -197,8 +197,8 @@ class Task:
         if isinstance(self.model, str):
             if self.traits is not None or (":" in self.model and not self.model.startswith("<")):
                 return
-            close = get_close_matches(self.model, model_names(), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            suggestion = did_you_mean(self.model, model_names())
+            hint = f"; {suggestion}" if suggestion else ""
             raise SpecError(
                 f"task {self.label!r}: model={self.model!r} must be one of {', '.join(model_names())}, "
                 f'or "module:callable" for a model of your own{hint}'
@@ -272,6 +272,5 @@ def reject_unknown(data: Mapping[str, Any], where: str) -> None:
     known = [f.name for f in fields(Task)]
     for key in data:
         if key not in known:
-            close = get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+            hint = did_you_mean(key, known) or "known: " + ", ".join(known)
             raise SpecError(f"{where}: unknown setting {key!r}; {hint}")
