@@ -13,7 +13,7 @@ from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
-SAMPLING_SETTINGS = frozenset({"fanout", "batch", "sample_seed"})
+SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
 MAX_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
 
@@ -65,7 +65,7 @@ class Task:
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     fanout: tuple[int, ...] | None = None  # sampled: neighbours per hop, from the seeds outwards; -1: all of them
     batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
-    sample_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
+    batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
     seed: int = setting(0, int, low=0, below=2**62, section="")
@@ -73,6 +73,7 @@ class Task:
 
     def __new__(cls, *values: Any, **settings: Any) -> Task:
         """Note which settings were given: a default of Weft's does not replace that of a user's model."""
+        reject_unknown(settings, "task")
         task = object.__new__(cls)
         names = [*settings, *(f.name for f in fields(cls)[: len(values)])]
         object.__setattr__(task, "_given", frozenset(names))
@@ -163,8 +164,7 @@ class Task:
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         data["betas"] = list(self.betas)
         data["fanout"] = None if self.fanout is None else list(self.fanout)
-        if not self.sampled:  # then nothing reads them, and given they would ask for it
-            data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
+        data["mode"] = "sampled" if self.sampled else self.mode
         if not isinstance(self.graph, str):
             data["graph"] = f"<{self.graph_name}>"
         if not isinstance(self.model, str):
@@ -180,6 +180,8 @@ class Task:
         data = dict(data)
         given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
+        if data.get("mode") != "sampled":  # nothing reads them, and given they would ask for it
+            data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if given is not None:
             data = {name: value for name, value in data.items() if name in given or name not in model_settings()}
         return cls(**data)

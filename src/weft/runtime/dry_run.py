@@ -35,6 +35,7 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
+from weft.runtime.dry_sources import dry_source_for
 from weft.runtime.group import GroupRun, StepMerger
 
 CPU = torch.device("cpu")
@@ -126,7 +127,8 @@ def _follow(
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        run = _shared(GroupRun(group, make_graph(), plan, where, merger), observer)
+        source = dry_source_for(group[0])
+        run = _shared(GroupRun(group, make_graph(), plan, where, merger, source), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
         run.step()  # builds what is built once

@@ -26,6 +26,7 @@ from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.training_mode import steps_per_epoch
 from weft.runtime.dry_run import capture
 from weft.runtime.weight_shapes import weight_digests
 
@@ -156,7 +157,7 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
-        setting = _setting(steps.step, first, plan)
+        setting = _setting(steps.step, first, plan, self.stats(first))
         held = memory(steps.step, self.machine, plan.replay, steps.preparation, steps.step.recordable)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
         cost = replace(
@@ -172,14 +173,15 @@ class Estimator:
         """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
         if not estimate.parameters:
             return None
-        setting = _setting(estimate.program, task, plan)
+        setting = _setting(estimate.program, task, plan, self.stats(task))
         costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), setting)
         return compiling(estimate.program, costs, costs.waiting)
 
 
-def _setting(program: Program, task: Task, plan: Plan) -> Setting:
+def _setting(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Setting:
     """How the step of a group will run, of which ``task`` is a member."""
-    return Setting(task.precision, plan.replay and program.recordable, plan.threads, task.eval_every)
+    replay = plan.replay and program.recordable
+    return Setting(task.precision, replay, plan.threads, task.eval_every, steps_per_epoch(task, stats))
 
 
 def _switches(task: Task) -> tuple[bool, ...]:

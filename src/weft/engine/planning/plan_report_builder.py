@@ -16,6 +16,7 @@ from weft.engine.base.machines import Given, find_machine, load_calibration, loa
 from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
 from weft.engine.planning.sampled_estimates import alone_estimates
+from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.calibration import Calibration
 from weft.planner.machine_profiles import PROFILES
 from weft.planner.report.plan_report import GroupEstimate, PlanReport, Suggestion, TaskEstimate
@@ -50,6 +51,7 @@ def plan(
     estimator = Estimator(there, load_calibration(there))
     tasks = [planned] if isinstance(planned, Task) else planned.tasks()
     room = there.memory_bytes if limit is None else limit
+    tasks = with_modes(tasks, estimator, room)
     report = report_on(tasks, name, estimator, room, PlanOptions(weave, compile))
     return _executable(report, planned, estimator, limit)
 

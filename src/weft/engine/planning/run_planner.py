@@ -22,6 +22,7 @@ from weft.engine.base.memory_budget import room
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
+from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
@@ -54,6 +55,10 @@ class RunPlanner:
         for task in known:
             if self._estimator.alone(task).cost.total_bytes > self.room:
                 raise DoesNotFitError(refusal(report_on([task], task.label, self._estimator, self.room)))
+
+    def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks, those sampled that leave it open and do not fit on the whole graph; see :func:`with_modes`."""
+        return with_modes(tasks, self._estimator, self.room)
 
     def weights(self, task: Task) -> tuple[str, ...]:
         """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""

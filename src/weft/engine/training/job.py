@@ -26,6 +26,7 @@ from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
+from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
@@ -102,6 +103,7 @@ class Job:
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+        self._take_modes()
         waiting = list(self.groups)
         cap = memory_cap(self._device, self._planner.machine, self._options.budget)
         with Interruption(self._options.control), cap:
@@ -118,11 +120,17 @@ class Job:
 
     # ---- before training -----------------------------------------------------------------------------
 
+    def _take_modes(self) -> None:
+        """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""
+        for _, plan in self.groups:
+            for name in plan.members:
+                self._tasks[name] = in_mode(self._tasks[name], plan.mode)
+
     def _plans(self) -> list[Plan]:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = list(self._tasks.values())
+        tasks = self._planner.with_modes(list(self._tasks.values()))
         self._planner.check(tasks)
         throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)

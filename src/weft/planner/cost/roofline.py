@@ -39,12 +39,13 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, 
 
 @dataclass(frozen=True)
 class Setting:
-    """How the step will be run, as far as its time depends on it."""
+    """How the step will be run, as far as its time depends on it; ``steps``: how often per epoch."""
 
     precision: str = "fp32"
     replay: bool = True
     threads: int | None = None
     eval_every: int = 1
+    steps: int = 1
 
 
 def family(op: Operator) -> str:
@@ -96,7 +97,7 @@ class OperatorSeconds:
         setting: Setting,
     ) -> None:
         self._clock = _Clock(program, machine, calibration or Calibration(), stats, setting)
-        self._evaluated = 1.0 / setting.eval_every
+        self._evaluated, self._steps = 1.0 / setting.eval_every, float(setting.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
         self.waiting = self._clock.waiting
@@ -110,7 +111,7 @@ class OperatorSeconds:
         return self._clock.fixed_of(op) * self._share(op)
 
     def _share(self, op: Operator) -> float:
-        return self._evaluated if op.phase == "evaluation" else 1.0
+        return self._evaluated if op.phase == "evaluation" else self._steps
 
 
 class _Clock:
@@ -137,7 +138,7 @@ class _Clock:
         evaluated = 1.0 / self.setting.eval_every
         has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
         for op in self.program.operators:
-            self._add(op, op.phase, evaluated if op.phase == "evaluation" else 1.0)
+            self._add(op, op.phase, evaluated if op.phase == "evaluation" else float(self.setting.steps))
             if op.phase == "forward" and not has_evaluation:
                 self._add(op, "evaluation", evaluated)
         if self.machine.device == "cuda" and self.setting.replay:

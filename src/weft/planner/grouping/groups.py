@@ -27,6 +27,7 @@ from weft.planner.grouping.sharing import shared_groups
 from weft.planner.grouping.stack_size import Size
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.grouping.stacks import StackDraft, by_structure, padded, padding_reason, stack_draft, stacks_of
+from weft.planner.training_mode import stages_of, why_this_mode
 
 StatsOf = GraphStats | Callable[[Task], GraphStats]
 
@@ -120,6 +121,9 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
     stacks = tuple(tuple(sorted(slot[place] for place in bundle.places)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
     general = (first_reason, replay_reason, *rows_reason, step.features_reason(limits.stats), *threads_reason)
+    if own[0].sampled:
+        once, clustered = False, False
+        general = (why_this_mode(own[0], limits.stats), replay_reason, *threads_reason)
     return Plan(
         members=tuple(task.label for task in own),
         join=("woven" if limits.weave else "concurrent") if len(joined) > 1 else "stacked" if len(own) > 1 else "solo",
@@ -130,6 +134,8 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
         threads=threads,
         why=tuple(dict.fromkeys((*why, *reasons, *_too_large(own, limits), *general))),
         stacks=stacks if len(stacks) > 1 else (),
+        mode="sampled" if own[0].sampled else "full",
+        stages=stages_of(own[0], limits.device),
     )
 
 

@@ -64,7 +64,7 @@ def source_for(task: Task) -> MakeSource:
         raise SpecError(
             f"task {task.label!r}: a model of your own needs fanout, the neighbours per hop, such as [15, 10]"
         )
-    return Sampling(task.fanouts, task.batch, task.sample_seed)
+    return Sampling(task.fanouts, task.batch, task.batch_seed)
 
 
 @dataclass(frozen=True)
