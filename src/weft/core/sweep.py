@@ -14,7 +14,15 @@ from typing import Any
 from weft.core.errors import SpecError
 from weft.core.field_rule import Rule
 from weft.core.search_space import Choice, Range, from_table
-from weft.core.task import OPTIMIZER_SETTINGS, Task, model_settings, plain_value, reject_unknown, rules
+from weft.core.task import (
+    OPTIMIZER_SETTINGS,
+    SAMPLING_SETTINGS,
+    Task,
+    model_settings,
+    plain_value,
+    reject_unknown,
+    rules,
+)
 from weft.core.value_names import ARGS, Labels, describe, identity
 
 ARG = "argument"  # of a model, where its name does not matter
@@ -345,6 +353,8 @@ def _gives(task: Task, key: str) -> bool:
     """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
     if key.startswith(ARGS):
         return key.removeprefix(ARGS) in task.model_args
+    if key in SAMPLING_SETTINGS:  # given, they ask for sampled batches
+        return key in task.given
     return key in task.given or task.traits is not None or key not in model_settings()
 
 

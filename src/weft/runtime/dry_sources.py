@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.core.batch_size import capacity
 from weft.core.task import Task
+from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
 from weft.runtime.step.inputs import MakeSource
 from weft.runtime.step.source import Batch, FullGraph, Infer, SourceRequest

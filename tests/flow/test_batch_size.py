@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.core.batch_size import capacity
+from weft.flow.batch_size import capacity
 from weft.flow.sampler import NeighbourSampler
 from weft.graph.generate import citation
 
