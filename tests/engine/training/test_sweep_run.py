@@ -363,10 +363,10 @@ class TestTrouble:
     def test_a_member_that_does_not_fit_at_all(self, monkeypatch):
         real = GroupRun.__init__
 
-        def picky(group, tasks, *rest):
+        def picky(group, tasks, *rest, **options):
             if any(task.seed == 3 for task in tasks):
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            real(group, tasks, *rest)
+            real(group, tasks, *rest, **options)
 
         monkeypatch.setattr(GroupRun, "__init__", picky)
         result = run(make_sweep(seed=range(4)), progress=False)
