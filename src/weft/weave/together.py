@@ -24,6 +24,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.launch.backend import use_triton
+from weft.ops.sparse import spmm_max  # noqa: F401  registers an operator that may be merged
 from weft.weave.merged_launch import Part, collected, launch_parts
 
 
