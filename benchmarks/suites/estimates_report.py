@@ -16,8 +16,8 @@ from weft.planner.cost.memory import MARGIN, upper_bound
 Cell = dict[str, Any]
 COLUMNS = (
     "measured", "set", "queue", "name", "shape", "layers", "tasks", "fits", "allocated", "estimated_allocated",
-    "allocated_error", "reserved", "estimated_reserved", "reserved_error", "seconds", "estimated_seconds", "calibrated_seconds",
-    "estimate_seconds", "unknown", "note",
+    "allocated_error", "reserved", "estimated_reserved", "reserved_error", "seconds", "estimated_seconds",
+    "calibrated_seconds", "estimate_seconds", "unknown", "note",
 )  # fmt: skip
 
 
