@@ -167,6 +167,12 @@ def _timed_turns(results: Results, side: str) -> list[float]:
     return [c["train_seconds"] for c in results.cells if c["side"] == side and c["turn"] != "warm-up"]
 
 
+def _threads(results: Results) -> str:
+    """Whether PyG's number of threads was chosen for it."""
+    chosen = results.runs[0].get("pyg_threads")
+    return f"PyG ran on {chosen} threads, its best." if chosen else "PyG was not given its best number of threads."
+
+
 def cpu_sentence() -> str:
     """Cora on a CPU, with its spread."""
     results = Results.of("cpu")
@@ -174,7 +180,7 @@ def cpu_sentence() -> str:
     return (
         f"On a {results.runs[0]['cores']}-core CPU that did other work as well, Cora's GCN of 200 epochs took "
         f"{_range(weft)} s against PyG's {_range(pyg)}: {times(median(pyg) / median(weft))} by the medians of "
-        f"{len(weft)} runs. Sides were not each given their best number of threads."
+        f"{len(weft)} runs. {_threads(results)}"
     )
 
 

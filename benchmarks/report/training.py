@@ -15,7 +15,6 @@ from benchmarks.report.markdown import (
     number,
     over,
     paragraph,
-    spread,
     table,
     times,
 )
@@ -208,8 +207,9 @@ def cora_sentence() -> str:
     against = _against(results, weft, here)
     return (
         f"Cora shape, {weft['tasks']} GCNs at once: {number(weft['ms'])} ms per task and epoch; for one task "
-        f"{', '.join(against)}. On graphs this small PyG eager measures the host's speed: "
-        f"{number(runs[0])} to {number(runs[-1])} ms in {len(runs)} runs{spread(pyg) and ', the newest'}{spread(pyg)}."
+        f"{', '.join(against)}. On graphs this small PyG eager measures the host's speed: it took {number(runs[0])} to "
+        f"{number(runs[-1])} ms in {len(runs)} runs ({ms_in_words(pyg)} in the newest), and the fastest of them is "
+        f"{times(runs[0] / weft['ms'])}."
     )
 
 
