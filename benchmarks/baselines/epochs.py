@@ -1,4 +1,4 @@
-"""What Weft is compared with: the same training epoch in PyG, eager and compiled, and over cuSPARSE.
+"""What Weft is compared with: the same training epoch in PyG, eager, compiled and captured, and over cuSPARSE.
 
 Nothing here is slower than it has to be:
 
@@ -7,7 +7,10 @@ Nothing here is slower than it has to be:
 - the loss takes rows by number, since a boolean mask would make the host wait for the device;
 - ``torch.compile(model, dynamic=False)``, which PyG recommends where the graph never changes; with
   ``mode="reduce-overhead"`` as well, which replays CUDA graphs: its inputs are marked as staying where they are;
-- edges come in whichever order (by source, as PyG's datasets do, or by destination) is faster.
+- the whole step (compiled model, loss, backward, fused capturable Adam) captured as one CUDA graph, for PyG and for
+  cuSPARSE's models (``captured.py``);
+- edges come in whichever order (by source, as PyG's datasets do, or by destination) is faster;
+- in bf16 under ``torch.autocast``, in tf32 with torch's setting for products, as their documentation has it.
 
 An epoch is: forward with dropout, cross-entropy on the training nodes, backward, one Adam step.
 Shapes: N nodes, E edges, F features, C classes.
@@ -16,13 +19,16 @@ Shapes: N nodes, E edges, F features, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.baselines.captured import CapturedEpoch, capturable_adam, captured
 from benchmarks.baselines.cusparse_models import SparseGNN, SparseGraph
+from benchmarks.harness.recorder import NotHere
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 
@@ -107,7 +113,25 @@ def pyg_inputs(name: str, graph: Graph, edge_index: Tensor) -> tuple[Tensor, ...
     return (edge_index,)
 
 
-def pyg_epoch(
+def adj_t_inputs(name: str, graph: Graph, edge_index: Tensor) -> tuple[Tensor, ...]:
+    """The same as PyG's transposed sparse matrix, over which its layers multiply instead of gathering ``[E, F]``."""
+    try:
+        from torch_sparse import SparseTensor
+    except (ImportError, OSError) as error:
+        raise NotHere("PyG's adj_t path needs torch_sparse, which is not installed") from error
+    (src, dst), *weights = pyg_inputs(name, graph, edge_index)
+    size = (graph.num_nodes, graph.num_nodes)
+    return (SparseTensor(row=dst, col=src, value=weights[0] if weights else None, sparse_sizes=size),)
+
+
+def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager]:
+    """What a forward pass in ``precision`` is inside of; casts are not cached: a captured step could not reuse them."""
+    if precision != "bf16":
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def pyg_forward(
     name: str,
     graph: Graph,
     setting: Setting,
@@ -115,13 +139,36 @@ def pyg_epoch(
     compiled: bool = False,
     mode: str | None = None,
     order: str = "source",
-) -> Epoch:
-    """One epoch of PyG's BasicGNN, eager or under ``torch.compile`` (in ``mode``: None is its default)."""
+    precision: str = "fp32",
+    adj_t: bool = False,
+) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """PyG's BasicGNN, and a call of it that gives the logits ``[N, C]`` in float32.
+
+    ``mode`` is ``torch.compile``'s, None for its default. tf32 is a setting of the process: the caller's.
+    """
     model = pyg_model(name, graph, setting)
-    x, rest = dense_features(graph), pyg_inputs(name, graph, ordered_edges(graph, order))
-    optimizer = torch.optim.Adam(model.parameters(), lr=setting.lr)
+    make = adj_t_inputs if adj_t else pyg_inputs
+    x, rest = dense_features(graph), make(name, graph, ordered_edges(graph, order))
     forward = compile_static(model, (x, *rest), mode) if compiled else model
-    return training_epoch(model, lambda: forward(x, *rest), graph, optimizer)
+    inside = autocast(precision, graph.device)
+
+    def call() -> Tensor:
+        with inside():
+            return forward(x, *rest).float()
+
+    return model, call
+
+
+def pyg_epoch(name: str, graph: Graph, setting: Setting, **how: object) -> Epoch:
+    """One epoch of PyG's BasicGNN as its documentation writes it; ``how`` as in :func:`pyg_forward`."""
+    model, call = pyg_forward(name, graph, setting, **how)
+    return training_epoch(model, call, graph, torch.optim.Adam(model.parameters(), lr=setting.lr))
+
+
+def pyg_captured(name: str, graph: Graph, setting: Setting, *, compiled: bool = True, **how: object) -> CapturedEpoch:
+    """One epoch of PyG's BasicGNN, compiled, with its whole step captured as one CUDA graph."""
+    model, call = pyg_forward(name, graph, setting, compiled=compiled, **how)
+    return captured(model, call, graph.train, graph.y[graph.train], capturable_adam(model, setting.lr))
 
 
 def compile_static(model: nn.Module, inputs: tuple[Tensor, ...], mode: str | None) -> Callable[..., Tensor]:
@@ -135,10 +182,21 @@ def compile_static(model: nn.Module, inputs: tuple[Tensor, ...], mode: str | Non
 # ---- cuSPARSE ----------------------------------------------------------------------------------------
 
 
-def cusparse_epoch(name: str, graph: Graph, setting: Setting) -> Epoch:
-    """One epoch of the same model over torch's CSR products (cuSPARSE on a GPU), with the fused Adam."""
+def cusparse_forward(name: str, graph: Graph, setting: Setting) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The same model over torch's CSR products (cuSPARSE on a GPU), and a call of it."""
     sizes = [graph.num_features, *[setting.hidden] * (setting.layers - 1), graph.num_classes]
     model = SparseGNN(name, sizes, setting.heads, setting.dropout).to(graph.device)
     x, matrix = dense_features(graph), SparseGraph(name, graph.adj)
-    optimizer = torch.optim.Adam(model.parameters(), lr=setting.lr, fused=True)
-    return training_epoch(model, lambda: model(x, matrix), graph, optimizer)
+    return model, lambda: model(x, matrix)
+
+
+def cusparse_epoch(name: str, graph: Graph, setting: Setting) -> Epoch:
+    """One epoch over cuSPARSE with the fused Adam, eager."""
+    model, call = cusparse_forward(name, graph, setting)
+    return training_epoch(model, call, graph, torch.optim.Adam(model.parameters(), lr=setting.lr, fused=True))
+
+
+def cusparse_captured(name: str, graph: Graph, setting: Setting) -> CapturedEpoch:
+    """One epoch over cuSPARSE with its whole step captured as one CUDA graph."""
+    model, call = cusparse_forward(name, graph, setting)
+    return captured(model, call, graph.train, graph.y[graph.train], capturable_adam(model, setting.lr))

@@ -6,13 +6,14 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PACKAGES = ("triton", "torch_geometric", "numpy", "numba", "scipy")
+PACKAGES = ("triton", "torch_geometric", "torch_sparse", "numpy", "numba", "scipy")
 PATH_OPTIONS = ("--out", "--data")
 
 
@@ -21,12 +22,26 @@ def environment(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command(sys.argv),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         **{name: version(name) for name in PACKAGES},
     }
     return found | (gpu(device) if device.type == "cuda" else cpu())
+
+
+def commit() -> str | None:
+    """The commit of this checkout, ``+`` behind it if files differ from it; None outside of a repository."""
+    here = Path(__file__).parent
+    try:
+        found, changed = (
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10, check=True).stdout
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.strip() + ("+" if changed.strip() else "")
 
 
 def version(package: str) -> str | None:
@@ -61,7 +76,9 @@ def cpu() -> dict[str, Any]:
 
 def command(argv: list[str]) -> str:
     """The command line as a reader of the results would type it: folders of this machine are left out."""
-    words, shorten = [f"python -m benchmarks.{Path(argv[0]).stem}"], False
+    file = Path(argv[0])
+    module = ".".join(["benchmarks", *(["suites"] if file.parent.name == "suites" else []), file.stem])
+    words, shorten = [f"python -m {module}"], False
     for word in argv[1:]:
         words.append(Path(word).name if shorten else word)
         shorten = word in PATH_OPTIONS

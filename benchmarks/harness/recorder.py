@@ -144,7 +144,10 @@ def earlier_cells(out: Path | None) -> list[dict[str, Any]]:
     """The cells in the results file ``out`` that went well."""
     if out is None or not out.exists():
         return []
-    return [cell for cell in json.loads(out.read_text(encoding="utf-8"))["cells"] if cell["status"] == "ok"]
+    data = json.loads(out.read_text(encoding="utf-8"))
+    if "runs" in data:
+        raise SystemExit(f"{out} holds several runs: write a new file and put it there with python -m benchmarks.merge")
+    return [cell for cell in data["cells"] if cell["status"] == "ok"]
 
 
 def _describe(error: BaseException) -> str:

@@ -23,9 +23,10 @@ import weft
 from benchmarks.baselines.epochs import dense_features
 from benchmarks.baselines.pyg_training import train_pyg
 from benchmarks.harness.recorder import Recorder, common_arguments, find, print_table
-from benchmarks.suites.cpu import DATA, THREADS, find_graph
+from benchmarks.suites.cpu import DATA, THREADS, faster_threads, find_graph
 from weft.core.sweep import Sweep
 from weft.graph.data.graph import Graph
+from weft.runtime.device.threads import cpu_threads
 
 SIDES = ("weft", "pyg")
 VARIED = ("hidden", "lr")
@@ -50,10 +51,13 @@ def train_loop(sweep: Sweep, graph: Graph, x: Tensor, edge_index: Tensor) -> lis
     return [train_pyg(task, graph, x, edge_index).test for task in sweep.tasks()]
 
 
-def measure(side: str, sweep: Sweep, graph: Graph, x: Tensor, edge_index: Tensor) -> dict[str, Any]:
-    """Seconds of the whole sweep on one side, and the accuracy of every member."""
+def measure(
+    side: str, sweep: Sweep, graph: Graph, x: Tensor, edge_index: Tensor, threads: int | None = None
+) -> dict[str, Any]:
+    """Seconds of the whole sweep on one side, and the accuracy of every member; ``threads``: PyG's."""
     start = time.perf_counter()
-    tests = train_weft(sweep) if side == "weft" else train_loop(sweep, graph, x, edge_index)
+    with cpu_threads(None if side == "weft" else threads):
+        tests = train_weft(sweep) if side == "weft" else train_loop(sweep, graph, x, edge_index)
     seconds = time.perf_counter() - start
     return {"train_seconds": round(seconds, 4), "mean_test": mean(tests), "tests": tests}
 
@@ -62,12 +66,14 @@ def run_all(recorder: Recorder, graph: Graph, args: Namespace) -> Sweep:
     """Warm both sides, then alternate between them."""
     x, edge_index = dense_features(graph), graph.edge_index()
     recorder.about["graph"] = {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges}
+    threads = recorder.prepare("threads of PyG", lambda: faster_threads(graph, x, edge_index, torch.get_num_threads()))
+    recorder.about["pyg_threads"] = threads
     warm = paper_sweep(graph, min(args.epochs, 3), 1)
     sweep = paper_sweep(graph, args.epochs, args.seeds)
     for turn in range(args.runs + 1):
         for side in SIDES:
             key = {"side": side, "turn": turn or "warm-up"}
-            recorder.cell(key, lambda s=side, w=sweep if turn else warm: measure(s, w, graph, x, edge_index))
+            recorder.cell(key, lambda s=side, w=sweep if turn else warm: measure(s, w, graph, x, edge_index, threads))
     return sweep
 
 

@@ -1,9 +1,13 @@
-"""One training epoch: PyG eager, PyG compiled (with and without CUDA graphs), cuSPARSE eager and Weft, in one run.
+"""One training epoch: PyG eager, compiled and captured, cuSPARSE eager and captured, and Weft, in one run.
 
     python -m benchmarks.suites.epoch --shapes arxiv,cora,pubmed,products --out epoch.json
 
 Every side trains the same architecture (hidden 64, dropout 0.5, float32 without TF32). Times are medians of
 single epochs on the device's own clock; memory is the peak of one epoch, graph and features included.
+
+``compiled-graphs`` replays the compiled model alone (``mode="reduce-overhead"``); ``captured`` and
+``cusparse-captured`` replay the whole step with loss, backward and Adam as one CUDA graph. ``weft-every-step`` denies
+Weft the first layer's aggregation computed once. A side that cannot be run is recorded with its reason.
 """
 
 from __future__ import annotations
@@ -15,15 +19,27 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines.epochs import MODELS, Setting, cusparse_epoch, pyg_epoch
+from benchmarks.baselines.epochs import (
+    MODELS,
+    Setting,
+    cusparse_captured,
+    cusparse_epoch,
+    pyg_captured,
+    pyg_epoch,
+)
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, time_calls
 from benchmarks.harness.weft_side import weft_epoch
 from weft.graph.data.graph import Graph
+from weft.runtime.device.precision import matmul_precision
 
 LAYERS = {"cora": 2, "pubmed": 4, "arxiv": 3, "products": 3}
-SIDES = ("weft", "pyg", "cusparse", "compiled", "compiled-graphs", "weft-every-step")
+BASELINES = ("pyg", "adj_t", "compiled", "compiled-graphs", "captured", "cusparse", "cusparse-captured")
+SIDES = ("weft", "weft-every-step", "pyg", "adj_t", "cusparse", "cusparse-captured", "compiled", "compiled-graphs",
+         "captured")  # fmt: skip
+PYG_SIDES = ("pyg", "adj_t", "compiled", "compiled-graphs", "captured")
+COMPILED_SIDES = ("compiled", "compiled-graphs", "captured")
 LARGE = 20_000_000  # edges from which fewer epochs are timed, and nothing is compiled unless asked for
 
 
@@ -36,7 +52,9 @@ def schedule(graph: Graph, side: str) -> tuple[int, int]:
     return (10, 50) if side.startswith("weft") else (5, 30)
 
 
-def build(side: str, model: str, graph: Graph, setting: Setting, order: str) -> tuple[Callable[[], None], dict]:
+def build(
+    side: str, model: str, graph: Graph, setting: Setting, order: str, precision: str = "fp32"
+) -> tuple[Callable[[], None], dict]:
     """The epoch of one side and what to note about it; memory is measured on ``note["eager"]`` if given."""
     if side.startswith("weft"):
         weft = weft_epoch(model, graph, setting, first_layer_once=side == "weft")
@@ -44,25 +62,51 @@ def build(side: str, model: str, graph: Graph, setting: Setting, order: str) -> 
         return weft.train, {**note, "eager": weft.eager}
     if side == "cusparse":
         return cusparse_epoch(model, graph, setting), {}
-    compiled = side.startswith("compiled")
+    if side == "cusparse-captured":
+        whole = cusparse_captured(model, graph, setting)
+        return whole.train, {**whole.note, "eager": whole.eager}
+    how = {"order": order, "precision": precision}
+    if side == "captured":
+        # Compiling for a CPU needs a C++ compiler and says nothing about a GPU: there the eager step stands in.
+        whole = pyg_captured(model, graph, setting, compiled=graph.device.type == "cuda", **how)
+        return whole.train, {**whole.note, "edge_order": order, "eager": whole.eager}
     mode = "reduce-overhead" if side == "compiled-graphs" else None
-    return pyg_epoch(model, graph, setting, compiled=compiled, mode=mode, order=order), {"edge_order": order}
+    compiled = side in COMPILED_SIDES
+    epoch = pyg_epoch(model, graph, setting, compiled=compiled, mode=mode, adj_t=side == "adj_t", **how)
+    return epoch, {"edge_order": order}
 
 
-def measure(side: str, model: str, graph: Graph, setting: Setting, order: str) -> dict[str, Any]:
-    """Time and memory of one side's epoch."""
+def measure(
+    side: str, model: str, graph: Graph, setting: Setting, order: str, precision: str = "fp32"
+) -> dict[str, Any]:
+    """Time and memory of one side's epoch; ``order="each"``: of the faster order of PyG's edges, each measured."""
+    if order != "each":
+        return _measure(side, model, graph, setting, order, precision)
+    if side not in PYG_SIDES:
+        return _measure(side, model, graph, setting, "source", precision)
+    both = {one: _measure(side, model, graph, setting, one, precision) for one in ("source", "destination")}
+    best = min(both, key=lambda one: both[one]["ms"])
+    return {**both[best], "ms_by_order": {one: found["ms"] for one, found in both.items()}}
+
+
+def _measure(side: str, model: str, graph: Graph, setting: Setting, order: str, precision: str) -> dict[str, Any]:
     warmup, repeats = schedule(graph, side)
     memory = Memory(graph.device)
     start = time.perf_counter()
-    epoch, note = build(side, model, fresh(graph), setting, order)
-    epoch()
-    setup = time.perf_counter() - start
-    timing = time_calls(epoch, graph.device, warmup=warmup - 1, repeats=repeats)
-    setup_peak = memory.peak_gb()
-    memory.restart()
-    # A replayed graph allocates nothing; the same step without the recording shows what it holds.
-    note.pop("eager", epoch)()
-    found = {
+    try:
+        with matmul_precision(precision):
+            epoch, note = build(side, model, fresh(graph), setting, order, precision)
+            epoch()
+            setup = time.perf_counter() - start
+            timing = time_calls(epoch, graph.device, warmup=warmup - 1, repeats=repeats)
+            setup_peak = memory.peak_gb()
+            memory.restart()
+            # A replayed graph allocates nothing; the same step without the recording shows what it holds.
+            note.pop("eager", epoch)()
+    finally:
+        if side in COMPILED_SIDES:
+            torch._dynamo.reset()
+    return {
         "ms": round(timing.ms, 4),
         "peak_gb": _rounded(memory.peak_gb()),
         "added_gb": _rounded(memory.added_gb()),
@@ -71,9 +115,6 @@ def measure(side: str, model: str, graph: Graph, setting: Setting, order: str) -
         **note,
         "timing": timing.to_dict(),
     }
-    if side.startswith("compiled"):
-        torch._dynamo.reset()
-    return found
 
 
 def _rounded(value: float | None) -> float | None:
@@ -99,27 +140,37 @@ def run_shape(recorder: Recorder, shape: str, args: Namespace) -> None:
     wanted = listed(args.sides)
     order = args.edge_order
     if order == "faster":
-        tried = {"pyg", "compiled", "compiled-graphs"} & set(wanted)
+        tried = set(PYG_SIDES) & set(wanted)
         found = recorder.prepare(f"edge order {shape}", lambda: faster_order(graph, setting)) if tried else None
         order = found or "source"
-        recorder.say(f"{shape}: PyG gets its edges by {order}")
+    recorder.say(f"{shape}: PyG gets its edges by {order}")
     for model in listed(args.models):
         for side in (side for side in SIDES if side in wanted):
-            if side.startswith("compiled") and graph.num_edges >= LARGE and not args.compile_large:
-                continue
-            if side == "weft-every-step" and model == "gat":
-                continue  # attention depends on the weights: nothing is computed once
             recorder.cell(
                 {"shape": shape, "model": model, "side": side},
-                lambda m=model, s=side: measure(s, m, graph, setting, order),
+                lambda m=model, s=side: checked(s, m, graph, setting, order, args.compile_large),
             )
 
 
-BASELINES = ("pyg", "compiled", "compiled-graphs", "cusparse")
+def checked(side: str, model: str, graph: Graph, setting: Setting, order: str, compile_large: bool) -> dict[str, Any]:
+    """:func:`measure`, or NotHere with the reason why this cell is left out."""
+    why_not = left_out(side, model, graph, compile_large)
+    if why_not:
+        raise NotHere(why_not)
+    return measure(side, model, graph, setting, order)
+
+
+def left_out(side: str, model: str, graph: Graph, compile_large: bool) -> str | None:
+    """Why a side is not measured; None if it is."""
+    if side in COMPILED_SIDES and graph.num_edges >= LARGE and not compile_large:
+        return f"graphs of {LARGE:,} edges or more are compiled only with --compile-large"
+    if side == "weft-every-step" and model == "gat":
+        return "attention depends on the weights: nothing is computed once"
+    return None
 
 
 def table(cells: list[dict[str, Any]], shapes: list[str], models: list[str]) -> list[list[Any]]:
-    """A row a shape and model: milliseconds, the baselines' over Weft's, memory."""
+    """A row per shape and model: milliseconds, the baselines' over Weft's, memory."""
     rows = []
     for shape in shapes:
         for model in models:
@@ -132,12 +183,15 @@ def table(cells: list[dict[str, Any]], shapes: list[str], models: list[str]) -> 
     return rows
 
 
+LABELS = {
+    "pyg": "PyG", "adj_t": "PyG adj_t", "compiled": "compiled", "compiled-graphs": "compiled, replayed",
+    "captured": "compiled, captured", "cusparse": "cuSPARSE", "cusparse-captured": "cuSPARSE, captured",
+}  # fmt: skip
 HEADER = [
-    "shape", "model", "Weft ms", "(first layer every step)", "PyG", "compiled", "compiled graphs", "cuSPARSE",
-    "PyG/Weft", "compiled/Weft", "compiled graphs/Weft", "cuSPARSE/Weft",
-    "Weft GB", "PyG GB", "compiled GB", "compiled graphs GB", "cuSPARSE GB",
+    "shape", "model", "Weft ms", "(first layer every step)", *(LABELS[side] for side in BASELINES),
+    *(f"{LABELS[side]}/Weft" for side in BASELINES), "Weft GB", *(f"{LABELS[side]} GB" for side in BASELINES),
 ]  # fmt: skip
-RATIOS = slice(8, 12)
+RATIOS = slice(4 + len(BASELINES), 4 + 2 * len(BASELINES))
 
 
 def arguments() -> Namespace:
@@ -148,7 +202,8 @@ def arguments() -> Namespace:
     parser.add_argument("--sides", default=",".join(SIDES))
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
-    parser.add_argument("--edge-order", default="faster", choices=("faster", "source", "destination"))
+    parser.add_argument("--edge-order", default="faster", choices=("faster", "each", "source", "destination"),
+                        help="faster: of eager GCN, for all; each: both are measured on every PyG side")  # fmt: skip
     parser.add_argument("--compile-large", action="store_true", help="compile on large graphs as well")
     return parser.parse_args()
 
@@ -162,6 +217,9 @@ def main() -> None:
         run_shape(recorder, shape, args)
     rows = table(recorder.cells, shapes, listed(args.models))
     print_table(HEADER, rows)
+    for cell in recorder.cells:
+        if cell["status"] != "ok":
+            print(f"{cell['shape']} {cell['model']} {cell['side']}: {cell.get('reason') or cell.get('error')}")
     worst = [min(x for x in row[RATIOS] if x) for row in rows if any(row[RATIOS])]
     if worst:
         print(f"the best baseline over Weft: at worst {min(worst):.2f}x")

@@ -24,14 +24,15 @@ Estimates = Callable[[Entry, int, Graph, Machine], dict[str, Any]]
 
 
 def machine_of(path: Path) -> Machine:
-    """The machine that a results file was estimated for."""
-    return Machine.from_dict(json.loads(path.read_text(encoding="utf-8"))["machine"])
+    """The machine that a results file was estimated for; of several runs that of the newest."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return Machine.from_dict(data["runs"][-1]["machine"] if "runs" in data else data["machine"])
 
 
 def measured_cells(path: Path) -> list[dict[str, Any]]:
-    """The cells of a results file that were run."""
+    """The cells of a results file that were run, without those whose time alone counts."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return [cell for cell in cells if cell["status"] == "ok" and cell.get("fits")]
+    return [cell for cell in cells if cell["status"] == "ok" and cell.get("fits") and cell.get("measured") != "time"]
 
 
 def entry_of(cell: dict[str, Any]) -> Entry:

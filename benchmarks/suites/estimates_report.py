@@ -15,9 +15,9 @@ from weft.planner.cost.memory import MARGIN, upper_bound
 
 Cell = dict[str, Any]
 COLUMNS = (
-    "set", "queue", "name", "shape", "layers", "tasks", "fits", "allocated", "estimated_allocated", "allocated_error",
-    "reserved", "estimated_reserved", "reserved_error", "seconds", "estimated_seconds", "calibrated_seconds",
-    "estimate_seconds", "unknown", "note",
+    "measured", "set", "queue", "name", "shape", "layers", "tasks", "fits", "allocated", "estimated_allocated",
+    "allocated_error", "reserved", "estimated_reserved", "reserved_error", "seconds", "estimated_seconds",
+    "calibrated_seconds", "estimate_seconds", "unknown", "note",
 )  # fmt: skip
 
 
@@ -34,7 +34,12 @@ def usable(cells: Sequence[Cell]) -> list[Cell]:
 
 def timed(cells: Sequence[Cell]) -> list[Cell]:
     """Cells whose time counts: not those that were run while others used the device as well."""
-    return [cell for cell in usable(cells) if cell.get("seconds")]
+    return [cell for cell in usable(cells) if cell.get("seconds") and cell.get("measured") != "memory"]
+
+
+def weighed(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells whose memory counts; a results file may have it and the time from different runs (``measured``)."""
+    return [cell for cell in usable(cells) if cell.get("measured") != "time"]
 
 
 # ---- time --------------------------------------------------------------------------------------------
@@ -109,11 +114,12 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _group(cells: list[Cell], after: dict[int, float | None]) -> dict[str, Any]:
-    found: dict[str, Any] = {"cells": len(cells)}
+    held = weighed(cells)
+    found: dict[str, Any] = {"cells": len(held)}
     for name in ("allocated", "reserved"):
-        errors = [e for e in (error(cell, name) for cell in cells) if e is not None]
+        errors = [e for e in (error(cell, name) for cell in held) if e is not None]
         if errors:
-            below = sum((cell[name] or 0) > upper_bound(cell[f"estimated_{name}"]) for cell in cells)
+            below = sum((cell[name] or 0) > upper_bound(cell[f"estimated_{name}"]) for cell in held)
             found[name] = {"worst": max(map(abs, errors)), "median": median(map(abs, errors)),
                            "lowest": min(errors), "below_with_margin": below}  # fmt: skip
     clocked = timed(cells)
@@ -177,9 +183,9 @@ def write_csv(path: Path, cells: Sequence[Cell]) -> None:
 def write_plot(path: Path, cells: Sequence[Cell]) -> None:
     """Allocated bytes, reserved bytes and calibrated seconds, estimate over measurement."""
     after = dict(zip(map(id, cells), calibrated(cells), strict=True))
-    run = usable(cells)
 
     def points(measured: str, estimate: Any, factor: float) -> list[Point]:
+        run = timed(cells) if measured == "seconds" else weighed(cells)
         return [
             Point(factor * cell[measured], factor * estimate(cell), f"{cell['set']} T={cell['tasks']}",
                   f"{cell['name']} on {cell['shape']}, T={cell['tasks']}")

@@ -3,10 +3,10 @@
     python -m benchmarks.suites.sweep --out sweep.json
     python -m benchmarks.suites.sweep --cases arxiv-gcn --tasks 1,2,4,8,16,32,64 --sides weft --out sizes.json
 
-The tasks differ in learning rate, dropout and seed, as those of a sweep do. A loop over T tasks costs T times one,
-so the baselines are measured on one task (as in ``benchmarks.suites.epoch``) and set against Weft's epoch divided by
-T. All
-sides in one process on one graph. Baselines run in float32; Weft in the precision that the case names.
+The tasks differ in learning rate, dropout and seed, as those of a sweep do. A loop over T tasks costs T times one, so
+the baselines are measured on one task (as in ``benchmarks.suites.epoch``) and set against Weft's epoch divided by T.
+All sides in one process on one graph. Baselines run in float32 and, for the cases in tf32 and bf16, PyG in that
+precision too: with torch's setting for products, and under autocast.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, time_until
 from benchmarks.harness.weft_side import eager_memory, group_epoch, weft_task
-from benchmarks.suites.epoch import LARGE, faster_order
+from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, LABELS, faster_order, left_out
 from benchmarks.suites.epoch import measure as measure_one
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.runtime.device.precision import matmul_precision
 
-BASELINES = ("pyg", "compiled", "compiled-graphs", "cusparse")
 SIDES = ("weft", *BASELINES)
+IN_PRECISION = ("pyg", "compiled", "captured")  # sides that are measured in tf32 and bf16 as well
 
 
 @dataclass(frozen=True)
@@ -126,39 +126,53 @@ def _baselines(recorder: Recorder, graph: Graph, cases: list[Case], sides: list[
     if not sides:
         return
     order = "source"
-    if set(sides) != {"cusparse"}:
+    if not all(side.startswith("cusparse") for side in sides):
         setting = setting_of(cases[0], args)
         found = recorder.prepare(f"edge order {cases[0].shape}", lambda: faster_order(graph, setting))
         order = found or order
-    models = {case.model: replace(case, precision="fp32") for case in cases}.values()
-    for side in sorted(sides, key=lambda side: side.startswith("compiled")):  # what takes long to build comes last
-        for case in models:
-            if side.startswith("compiled") and graph.num_edges >= LARGE and not args.compile_large:
-                continue
-            key = {"shape": case.shape, "model": case.model, "precision": "fp32", "side": side, "tasks": 1}
+    for side in sorted(sides, key=lambda side: side in COMPILED_SIDES):  # what takes long to build comes last
+        for case in baseline_cases(side, cases):
+            key = {"shape": case.shape, "model": case.model, "precision": case.precision, "side": side, "tasks": 1}
             setting = setting_of(case, args)
-            recorder.cell(key, lambda c=case, s=side, o=setting: measure_one(s, c.model, graph, o, order))
+            recorder.cell(key, lambda c=case, s=side, o=setting: _baseline(s, c, graph, o, order, args.compile_large))
+
+
+def baseline_cases(side: str, cases: list[Case]) -> list[Case]:
+    """The models that a side trains, each in float32, and in a case's own precision if the side has it."""
+    wanted = {(case.model, precision): replace(case, precision=precision)
+              for case in cases for precision in dict.fromkeys(("fp32", case.precision))}  # fmt: skip
+    return [case for case in wanted.values() if case.precision == "fp32" or side in IN_PRECISION]
+
+
+def _baseline(side: str, case: Case, graph: Graph, setting: Setting, order: str, compile_large: bool) -> dict[str, Any]:
+    why_not = left_out(side, case.model, graph, compile_large)
+    if why_not:
+        raise NotHere(why_not)
+    return measure_one(side, case.model, graph, setting, order, case.precision)
 
 
 HEADER = [
-    "shape", "model", "precision", "T", "Weft ms a task", "epoch ms", "PyG", "compiled", "compiled graphs", "cuSPARSE",
-    "PyG/Weft", "compiled/Weft", "compiled graphs/Weft", "cuSPARSE/Weft", "Weft GB", "added a task",
+    "shape", "model", "precision", "T", "Weft ms per task", "epoch ms", *(LABELS[side] for side in BASELINES),
+    *(f"{LABELS[side]}/Weft" for side in BASELINES), *(f"{LABELS[side]}, same precision" for side in IN_PRECISION),
+    "Weft GB", "added per task",
 ]  # fmt: skip
+RATIOS = slice(6 + len(BASELINES), 6 + 2 * len(BASELINES))
 
 
 def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
-    """A row a sweep: Weft's time per task, the baselines' for one task, and their ratios."""
+    """A row per sweep: Weft's time per task, the baselines' for one task in float32, their ratios, and PyG's times in
+    the precision of the sweep."""
     rows = []
     for cell in cells:
         if cell["side"] != "weft" or cell["status"] != "ok":
             continue
-        shape, model, weft = cell["shape"], cell["model"], cell["ms"]
-        found = [find(cells, shape=shape, model=model, side=side) or {} for side in BASELINES]
-        times = [one.get("ms") for one in found]
+        here, weft = {"shape": cell["shape"], "model": cell["model"]}, cell["ms"]
+        times = [(find(cells, **here, side=side, precision="fp32") or {}).get("ms") for side in BASELINES]
+        same = [(find(cells, **here, side=s, precision=cell["precision"]) or {}).get("ms") for s in IN_PRECISION]
         over = [ms / weft if ms else None for ms in times]
         added = cell["added_gb"] / cell["tasks"] if cell["added_gb"] else None
-        about = [shape, model, cell["precision"], cell["tasks"], weft, cell["epoch_ms"]]
-        rows.append([*about, *times, *over, cell["peak_gb"], added])
+        about = [*here.values(), cell["precision"], cell["tasks"], weft, cell["epoch_ms"]]
+        rows.append([*about, *times, *over, *same, cell["peak_gb"], added])
     return rows
 
 
@@ -184,6 +198,10 @@ def main() -> None:
     for shape in dict.fromkeys(case.shape for case in cases):
         run_shape(recorder, shape, [case for case in cases if case.shape == shape], args)
     print_table(HEADER, table(recorder.cells))
+    for cell in recorder.cells:
+        if cell["status"] != "ok":
+            what = f"{cell['shape']} {cell['model']} {cell['precision']} {cell['side']}"
+            print(f"{what}: {cell.get('reason') or cell.get('error')}")
     recorder.save()
 
 

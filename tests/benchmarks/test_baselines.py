@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.baselines import epochs
 from benchmarks.baselines.cusparse_models import SparseGNN, SparseGraph
 from benchmarks.baselines.epochs import Setting, cusparse_epoch, pyg_epoch, pyg_inputs, pyg_model
 from weft.graph.generate import citation
@@ -73,3 +74,23 @@ def test_cusparse_epoch_runs(name, graph):
     epoch = cusparse_epoch(name, graph, SETTING)
     epoch()
     epoch()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_epochs_train(name, graph):
+    """On a CPU the eager step stands in, and says so; it must learn all the same."""
+    pyg = epochs.pyg_captured(name, graph, SETTING, compiled=False)
+    for whole in (epochs.cusparse_captured(name, graph, SETTING), pyg):
+        assert whole.note["captured"] is False
+        whole.train()
+        whole.eager()
+
+
+def test_autocast_gives_float32_logits(graph):
+    model, call = epochs.pyg_forward("gcn", graph, SETTING, precision="bf16")
+    model.eval()
+    found = call()
+    assert found.dtype == torch.float32
+    exact = model(graph.x, *pyg_inputs("gcn", graph, epochs.ordered_edges(graph, "source")))
+    assert not torch.equal(found, exact)
+    torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-from benchmarks.suites import cpu_sweep
+from benchmarks.baselines.pyg_training import Outcome
+from benchmarks.suites import cpu, cpu_sweep
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -24,6 +26,18 @@ def test_cpu_sweep_trains_every_member(side, graph):
     found = cpu_sweep.measure(side, chosen, graph, graph.x, graph.edge_index())
     assert len(found["tests"]) == len(chosen) == 8
     assert all(0.0 <= test <= 1.0 for test in found["tests"])
+
+
+def test_pyg_gets_its_best_number_of_threads(graph, monkeypatch):
+    """Whichever is faster is taken; here one thread is made to be."""
+    outcome = lambda *_: Outcome(0.0, 0.0, 1, float(torch.get_num_threads()))  # noqa: E731
+    monkeypatch.setattr(cpu, "train_pyg", outcome)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert cpu.faster_threads(graph, graph.x, graph.edge_index(), 2) == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_cpu_sweep_compares_setting_by_setting(graph):

@@ -55,8 +55,18 @@ def test_the_sweep_table_divides_by_wefts_time():
     weft = {**cell, "side": "weft", "tasks": 64, "ms": 0.05, "epoch_ms": 3.2, "added_gb": 6.4, "peak_gb": 7.0}
     row = sweep.table([weft, {**cell, "side": "pyg", "tasks": 1, "ms": 4.0}])[0]
     assert len(row) == len(sweep.HEADER)
-    assert row[10:14] == [pytest.approx(80.0), None, None, None]
+    assert row[sweep.RATIOS] == [pytest.approx(80.0), *[None] * (len(sweep.BASELINES) - 1)]
     assert row[-1] == pytest.approx(0.1)
+
+
+def test_pyg_is_measured_in_the_precision_of_a_sweep(graph, tmp_path):
+    pytest.importorskip("torch_geometric")
+    cases = [case for case in sweep.CASES if case.shape == "arxiv" and case.model == "gcn"]
+    assert [case.precision for case in sweep.baseline_cases("captured", cases)] == ["fp32", "tf32", "bf16"]
+    assert [case.precision for case in sweep.baseline_cases("cusparse", cases)] == ["fp32"]
+    for side in ("pyg", "captured"):
+        found = sweep._baseline(side, cases[-1], graph, Setting(2, 8), "source", False)
+        assert found["ms"] > 0
 
 
 def test_sweep_from_the_shell(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from argparse import Namespace
@@ -145,13 +146,38 @@ def test_sweep_ranks_candidates(tmp_path, graph):
     assert len(found["best"]) == spmm_sweep.SHOWN
 
 
-@pytest.mark.parametrize("side", ["weft", "weft-every-step", "pyg", "cusparse"])
+@pytest.mark.parametrize("side", ["weft", "weft-every-step", "pyg", "cusparse", "captured", "cusparse-captured"])
 def test_epoch_sides_run(side, graph):
     pytest.importorskip("torch_geometric")
     graph = fresh(graph)
     found = epoch.measure(side, "gcn", graph, Setting(layers=2, hidden=4), "source")
     assert found["ms"] > 0
     assert not graph.adj._derived.get("gcn"), "a cell must not leave derived matrices for the next one"
+    if side.endswith("captured"):
+        assert found["captured"] is False
+        assert "a CPU has no CUDA graphs" in found["why_not"]
+    assert "eager" not in found
+
+
+def test_both_orders_of_edges_are_measured(graph):
+    pytest.importorskip("torch_geometric")
+    found = epoch.measure("pyg", "gcn", fresh(graph), Setting(layers=2, hidden=4), "each")
+    assert found["ms"] == min(found["ms_by_order"].values())
+    assert found["ms_by_order"][found["edge_order"]] == found["ms"]
+
+
+def test_a_side_that_is_left_out_says_why(tmp_path, graph, monkeypatch):
+    monkeypatch.setattr(epoch, "make_graph", lambda *_: graph)
+    monkeypatch.setattr(epoch, "LARGE", 10)
+    recorder = Recorder("epoch", options(tmp_path))
+    sides = "weft-every-step,captured,adj_t"
+    args = Namespace(scale=1.0, hidden=4, sides=sides, models="gat", edge_order="source", compile_large=False)
+    epoch.run_shape(recorder, "tiny", args)
+    reasons = {cell["side"]: cell.get("reason", "") for cell in recorder.cells}
+    assert set(reasons) == set(sides.split(","))
+    assert "nothing is computed once" in reasons["weft-every-step"]
+    assert "--compile-large" in reasons["captured"]
+    assert "torch_sparse" in reasons["adj_t"] or importlib.util.find_spec("torch_sparse")
 
 
 def test_epoch_table_has_ratios():
@@ -161,7 +187,9 @@ def test_epoch_table_has_ratios():
     ]
     row = epoch.table(cells, ["cora"], ["gcn"])[0]
     assert len(row) == len(epoch.HEADER)
-    assert row[epoch.RATIOS] == [12.0, None, None, 3.0]
+    assert dict(zip(epoch.BASELINES, row[epoch.RATIOS], strict=True)) == {
+        **dict.fromkeys(epoch.BASELINES), "pyg": 12.0, "cusparse": 3.0
+    }  # fmt: skip
 
 
 def test_attention_layers_agree(tmp_path, graph):

@@ -27,7 +27,7 @@ GB = 10**9
 MIB = 2**20
 
 # What a probe found on an H200, to three digits; probes differ by some percent
-# (benchmarks/results/estimates_earlier.json has another one whole).
+# (benchmarks/results/estimates.json has another one whole).
 H200_L2_GATHER: Rates = ((64, 6.62e12), (256, 8.17e12), (1024, 8.53e12))
 H200_GATHER: Rates = ((64, 2.41e12), (256, 4.05e12), (1024, 4.08e12))
 H200_SHEET_BANDWIDTH, H200_COPY = 4.8e12, 4.19e12

@@ -18,7 +18,7 @@ VECTOR_BYTES = 16  # what one lane loads at once, if rows begin at multiples of 
 # count double; those of the other shapes come out right.
 UNALIGNED = 2.0
 # A table this small stays in the first-level cache of every multiprocessor: weights that sparse features pick among.
-# The epochs of the pubmed shape (benchmarks/results/estimates_earlier.json) ask for about this factor.
+# The epochs of the pubmed shape (benchmarks/results/estimates.json) ask for about this factor.
 NEAR_BYTES = 192 << 10
 NEARER = 2.5
 

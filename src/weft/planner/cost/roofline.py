@@ -23,13 +23,13 @@ from weft.planner.cost.gather_rate import UNALIGNED, VECTOR_BYTES, gather_second
 TIMED_AS = {"gather": "scatter", "reduction": "pointwise", "allocation": "pointwise"}
 # By how much kernels stay behind the rates of a machine, where that is known. Attention computes more an edge than it
 # fetches: on the H200 it gathered 4 TB/s where SpMM reached 8 (GAT of 5 to 9 layers on the artist, proteins and pubmed
-# shapes, benchmarks/results/estimates_earlier.json; in one pass it takes an eighth less since). Torch's scatters add
+# shapes, benchmarks/results/estimates.json; in one pass it takes an eighth less since). Torch's scatters add
 # atomically: PyG's eager epochs on the arxiv and products shapes (benchmarks/results/epoch.json) come out right with
 # this factor, GAT's alone still too short.
 EFFICIENCY = {"attention": 2.0, "scatter": 2.8}
 EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # Torch's layer norm gives every row a block of its own on a GPU, however short it is: what counts are rows, not bytes.
-# Seconds a row, from random modules with and without one (benchmarks/results/estimates_earlier.json, H200), by
+# Seconds a row, from random modules with and without one (benchmarks/results/estimates.json, H200), by
 # direction.
 ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
 H200_SMS = 132

@@ -1,0 +1,204 @@
+"""The first minute: wall seconds of a whole ``weft.run`` of 200 epochs, from a fresh process on, beside PyG eager.
+
+    python -m benchmarks.suites.first_minute --out first_minute.json
+    python -m benchmarks.suites.first_minute --cells pubmed-gcn,cora-gat
+
+Sides: ``cold`` is a fresh process with an empty kernel cache and nothing known of the machine; ``disk`` a fresh process
+that finds kernels on disk, with a second run in the same process (``second_seconds``) and the epochs alone, replayed
+without evaluation (``epochs_seconds``); ``pyg`` PyG's eager loop of the same task in a fresh process. Every process has
+its own ``TRITON_CACHE_DIR``, ``TORCHINDUCTOR_CACHE_DIR`` and ``WEFT_HOME``, shared by ``cold`` and ``disk`` of a cell.
+
+``seconds`` is from the call with a graph on the host to the result, evaluated after every epoch on both sides;
+``process_seconds`` also has the imports of both, starting the device and making the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+
+LAYERS = {"cora": 2, "pubmed": 4, "arxiv": 3}
+CELLS = tuple(f"{shape}-{model}" for shape in ("pubmed", "cora", "arxiv") for model in ("gcn", "gat"))
+SIDES = ("cold", "disk", "pyg")
+MOST_SECONDS = 180.0  # of one process
+
+
+# ---- the parent: a process per cell ------------------------------------------------------------------
+
+
+def environment_in(folder: Path) -> dict[str, str]:
+    """The variables of a process whose caches are in ``folder`` alone."""
+    own = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "WEFT_HOME": "home"}
+    path = os.pathsep.join(word for word in sys.path if word)
+    return {**os.environ, **{name: str(folder / part) for name, part in own.items()}, "PYTHONPATH": path}
+
+
+def measure(side: str, shape: str, model: str, folder: Path, args: Namespace) -> dict[str, Any]:
+    """What one process found; a RuntimeError with its last words if it failed."""
+    if side == "disk" and not (folder / "filled").exists():
+        in_process("cold", shape, model, folder, args)
+    return in_process(side, shape, model, folder, args)
+
+
+def in_process(side: str, shape: str, model: str, folder: Path, args: Namespace) -> dict[str, Any]:
+    """One fresh process with the caches in ``folder``."""
+    words = ["--child", side, "--shape", shape, "--model", model, "--device", str(args.device)]
+    words += ["--epochs", str(args.epochs), "--hidden", str(args.hidden), "--scale", str(args.scale)]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.suites.first_minute", *words]
+    begin = time.perf_counter()
+    env = environment_in(folder)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        last = ((done.stderr or done.stdout).strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"the process ended with {done.returncode}: {last}")
+    (folder / "filled").touch()
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "process_seconds": round(seconds, 3)}
+
+
+def run_all(recorder: Recorder, args: Namespace) -> None:
+    """Every chosen cell, in caches of its own."""
+    for name in listed(args.cells):
+        shape, _, model = name.partition("-")
+        with tempfile.TemporaryDirectory() as folder:
+            for side in (side for side in SIDES if side in listed(args.sides)):
+                key = {"shape": shape, "model": model, "side": side}
+                recorder.cell(key, lambda s=side, p=shape, m=model, f=folder: measure(s, p, m, Path(f), args))
+
+
+# ---- the child: one training -------------------------------------------------------------------------
+
+
+def child(args: Namespace) -> dict[str, Any]:
+    """One side in this process."""
+    begin = time.perf_counter()
+    import torch
+
+    from benchmarks.harness.graphs import make_graph
+    from weft.core.task import Task
+
+    if args.child == "pyg":
+        import torch_geometric.nn  # noqa: F401
+    else:
+        import weft.engine.run  # noqa: F401
+    device = torch.device(args.device)
+    graph = make_graph(args.shape, torch.device("cpu"), args.scale)
+    task = Task(graph=graph, model=args.model, layers=LAYERS.get(args.shape, 3), hidden=args.hidden, epochs=args.epochs,
+                **({"heads": 4} if args.model == "gat" else {}))  # fmt: skip
+    if device.type == "cuda":
+        torch.cuda.init()
+    ready = time.perf_counter() - begin
+    found = pyg_run(task, device) if args.child == "pyg" else weft_run(task, device, again=args.child == "disk")
+    return {"ready_seconds": round(ready, 3), **found}
+
+
+def weft_run(task: Any, device: Any, again: bool) -> dict[str, Any]:
+    """``weft.run``, and a second one with the epochs alone if ``again``."""
+    import weft
+    from benchmarks.harness.graphs import fresh
+
+    def once() -> float:
+        begin = time.perf_counter()
+        result = weft.run(task.with_values(graph=fresh(task.graph)), device=str(device), progress=False)
+        if result.status != "finished":
+            raise RuntimeError(f"{result.status}: {result.message}")
+        return round(time.perf_counter() - begin, 4)
+
+    found = {"seconds": once()}
+    if again:
+        found |= {"second_seconds": once(), "epochs_seconds": epochs_alone(task, device)}
+    return found
+
+
+def epochs_alone(task: Any, device: Any) -> float:
+    """The task's epochs as replayed, without evaluation or anything before the first."""
+    from benchmarks.harness.graphs import fresh
+    from benchmarks.harness.timing import synchronize
+    from benchmarks.harness.weft_side import MOST_EPOCHS, group_epoch
+
+    graph = fresh(task.graph).to(device)
+    weft = group_epoch([task.with_values(graph=graph, epochs=MOST_EPOCHS, eval_every=MOST_EPOCHS)], graph)
+    weft.train()
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(task.epochs):
+        weft.train()
+    synchronize(device)
+    return round(time.perf_counter() - begin, 4)
+
+
+def pyg_run(task: Any, device: Any) -> dict[str, Any]:
+    """PyG's eager loop from the graph on the host to the trained model."""
+    from benchmarks.baselines.pyg_training import train_pyg
+    from benchmarks.harness.timing import synchronize
+
+    begin = time.perf_counter()
+    train_pyg(task, task.graph.to(device))
+    synchronize(device)
+    return {"seconds": round(time.perf_counter() - begin, 4)}
+
+
+# ---- command line ------------------------------------------------------------------------------------
+
+
+HEADER = ["shape", "model", "cold s", "kernels on disk s", "second run s", "epochs alone s", "PyG eager s"]
+
+
+def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
+    """A row per shape and model."""
+    rows = []
+    for shape, model in dict.fromkeys((cell["shape"], cell["model"]) for cell in cells):
+        cold, disk, pyg = (find(cells, shape=shape, model=model, side=side) or {} for side in SIDES)
+        inside = (disk.get(name) for name in ("seconds", "second_seconds", "epochs_seconds"))
+        rows.append([shape, model, cold.get("seconds"), *inside, pyg.get("seconds")])
+    return rows
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """What parent and child both take."""
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--cells", default=",".join(CELLS), help="SHAPE-MODEL,...")
+    parser.add_argument("--sides", default=",".join(SIDES))
+    add_options(parser)
+    return parser.parse_args()
+
+
+def child_arguments() -> Namespace:
+    """The options of a process that trains."""
+    parser = ArgumentParser()
+    for name in ("--child", "--shape", "--model", "--device"):
+        parser.add_argument(name, required=True)
+    add_options(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the cells and print the table; with ``--child`` one training, printed as JSON."""
+    if "--child" in sys.argv:
+        print(json.dumps(child(child_arguments())))
+        return
+    args = arguments()
+    recorder = Recorder("first_minute", args)
+    run_all(recorder, args)
+    print_table(HEADER, table(recorder.cells))
+    recorder.save()
+
+
+if __name__ == "__main__":
+    main()

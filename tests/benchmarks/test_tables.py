@@ -1,0 +1,110 @@
+"""Documents say what benchmarks/results says; figures outside of the generated parts are not allowed to appear."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import tables
+from benchmarks.harness.results import Results
+from benchmarks.report import markdown, runs, training
+
+FIGURE = re.compile(r"\d(?:\.\d+)?x\b|\d\s?(?:ms|TB/s|GB/s)\b")
+# Parts of documents that have figures without a file, and say so.
+WITHOUT_FILE = {"docs/measured.md": "## Taken while tuning"}
+# Hand-written parts in which every figure must be generated.
+MEASURED = {"README.md": ("## Measured", "## Status"), "docs/measured.md": ("# What was measured", None)}
+
+
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_documents_say_what_the_results_say(name):
+    assert tables.differences(name) == "", "run python -m benchmarks.tables"
+
+
+def test_every_part_stands_in_a_document():
+    found = {part for name in tables.DOCUMENTS for part in tables.MARKED.findall((tables.ROOT / name).read_text())}
+    assert found == set(tables.PARTS)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_figures_are_generated(name):
+    begin, end = MEASURED[name]
+    text = tables.without_generated((tables.ROOT / name).read_text())
+    text = text[text.index(begin) : text.index(end) if end else None]
+    text = text.partition(WITHOUT_FILE[name])[0] if name in WITHOUT_FILE else text
+    found = [line for line in text.splitlines() if FIGURE.search(line)]
+    assert not found, "a figure written by hand: generate it, or move it to the figures without a file"
+
+
+def test_marked_parts_are_written_anew():
+    parts = {"one": lambda: "new"}
+    text = "a\n<!-- table: one -->\nold\n<!-- end -->\nb\n"
+    once = tables.generated(text, parts)
+    assert once == "a\n<!-- table: one -->\n\nnew\n\n<!-- end -->\nb\n"
+    assert tables.generated(once, parts) == once
+    assert tables.without_generated(once) == "a\n\nb\n"
+
+
+@pytest.mark.parametrize("text", ["<!-- table: nothing -->\n<!-- end -->", "<!-- table: one -->\nno end"])
+def test_a_mistaken_marker_is_an_error(text):
+    with pytest.raises(tables.UnknownPart):
+        tables.generated(text, {"one": lambda: ""})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.79061, "0.791"), (17.2628, "17.3"), (816.8, "817"), (2028.1, "2,028"), (0.01, "0.0100"), (5.0, "5.00"),
+     (0.00706, "0.00706"), (99.97, "100"), (0, "0"), (None, "-"), (0.000042, "0.000042")],
+)  # fmt: skip
+def test_numbers_have_three_digits(value, text):
+    assert markdown.number(value) == text
+
+
+def test_a_cell_shows_its_spread_or_why_there_is_none():
+    timing = {"ms": 2.0, "low": 1.9, "high": 2.1, "repeats": 30}
+    assert markdown.ms({"status": "ok", "ms": 2.0, "timing": timing}) == "2.00 ±5.0 %"
+    assert markdown.ms({"status": "ok", "ms": 2.0}) == "2.00"
+    assert markdown.ms({"status": "failed", "error": "out of memory: CUDA"}) == "out of memory"
+    assert markdown.ms({"status": "failed", "error": "RuntimeError: capture"}) == "failed"
+    assert markdown.ms({"status": "skipped", "reason": "no torch_sparse"}) == "not run"
+    assert markdown.ms(None) == "-"
+
+
+RUN = {"date": "2026-01-02T03:04:05", "device": "D", "torch": "2.0", "commit": "abc"}
+
+
+def test_a_suite_that_has_not_been_run_says_so(monkeypatch):
+    monkeypatch.setattr(runs, "kept", lambda suite: None)
+    assert "Not measured yet" in runs.first_minute()
+    assert "Not measured yet" in runs.sampled_epoch()
+
+
+def test_first_minutes_have_a_row_per_shape_and_model(monkeypatch):
+    here = {"shape": "cora", "model": "gcn", "status": "ok", "run": 0, "process_seconds": 9.0}
+    cells = [{**here, "side": "cold", "seconds": 8.0},
+             {**here, "side": "disk", "seconds": 4.0, "second_seconds": 0.5, "epochs_seconds": 0.05},
+             {**here, "side": "pyg", "status": "failed", "error": "E: no"}]  # fmt: skip
+    monkeypatch.setattr(runs, "kept", lambda suite: Results("first_minute", [RUN], cells))
+    found = runs.first_minute()
+    assert "| cora | GCN | 8.00 | 4.00 | 0.500 | 0.0500 | - | 9.00 / 9.00 / - | a |" in found
+    assert "cora gcn pyg: E: no" in found
+    assert "commit abc" in found
+
+
+def test_sampled_epochs_have_the_shares_of_their_stages(monkeypatch):
+    cell = {"shape": "products", "features": "pinned", "depth": 3, "tasks": 8, "side": "weft", "status": "ok", "run": 0,
+            "ms": 16.0, "ms_per_task": 2.0, "epoch_seconds": 3.1, "training_share": None,
+            "stages": {name: {"share": 0.25} for name in ("sample", "fetch", "transfer")}}  # fmt: skip
+    monkeypatch.setattr(runs, "kept", lambda suite: Results("sampled_epoch", [RUN], [cell]))
+    row = "| Weft | pinned | pipelined, depth 3 | 8 | 16.0 | 2.00 | 3.10 | 25 % / 25 % / 25 % | - | a |"
+    assert row in runs.sampled_epoch()
+
+
+def test_a_row_of_two_runs_says_so(monkeypatch):
+    here = {"shape": "cora", "model": "gcn", "status": "ok"}
+    cells = [{**here, "side": "weft", "ms": 1.0, "run": 0}, {**here, "side": "captured", "ms": 2.0, "run": 1}]
+    results = Results("epoch", [RUN, {**RUN, "date": "2026-02-02"}], cells)
+    monkeypatch.setattr(training.Results, "of", lambda suite: results)
+    assert "| cora | GCN | 1.00 | - | - | 2.00 | - | - | a + b |" in training.epoch()
+    assert "| cora | GCN | - | - | 2.00x | - | - | 2.00x (PyG compiled, step captured) |" in training.epoch_ratios()
