@@ -46,8 +46,9 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test-gpu:  ## the tests that need a GPU, with the Python that has torch and pytest: PYTHON=...
-	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $(TESTS)
+# Several processes, because most of the time is spent compiling kernels (plug-ins that cannot be parallel are off).
+test-gpu:  ## the tests that need a GPU, with the Python that has torch, pytest and pytest-xdist: PYTHON=...
+	PYTHONPATH=src:. $(PYTHON) -m pytest -m gpu -n 10 -p no:cacheprovider -p no:benchmark $(TESTS)
 
 bench: $(READY)  ## Weft against PyG on this CPU; benchmarks/README.md has the GPU ones
 	$(BIN)/python -m benchmarks.suites.cpu
