@@ -32,7 +32,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, ``+`` behind it if files differ from it; None outside of a repository."""
+    """The commit of this checkout, ``+`` behind it if files differ; without a repository ``$WEFT_COMMIT`` or None."""
     here = Path(__file__).parent
     try:
         found, changed = (
@@ -40,7 +40,7 @@ def commit() -> str | None:
             for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("WEFT_COMMIT") or None
     return found.strip() + ("+" if changed.strip() else "")
 
 

@@ -107,9 +107,15 @@ def _newer(old: Cell | None, new: Cell, runs: Sequence[dict[str, Any]]) -> Cell:
     return {**new, "earlier_ms": [*old.get("earlier_ms", []), old["ms"]]} if baseline else new
 
 
+class NotKept(Exception):
+    """Raised for a run that does not belong among the results."""
+
+
 def merge(new: Path, folder: Path = FOLDER) -> Path:
     """Put the run in ``new`` into the folder; the file it went to."""
     found = Results.read(new)
+    if any("--scale" in str(run.get("command")) for run in found.runs):
+        raise NotKept(f"{new}: run with --scale, on graphs of another size; only whole runs are kept")
     path = folder / f"{found.benchmark}.json"
     if found.benchmark in KEYS and path.exists():
         found = Results.read(path).with_newer(found)

@@ -89,7 +89,8 @@ def measure(graph: Graph, place: str, depth: int, count: int, args: Namespace) -
     if place == "pinned" and device.type != "cuda":
         raise NotHere("pinned host memory is read by a GPU; there is none")
     tasks, memory = tasks_of(graph, count, args), Memory(device)
-    plan = Plan(tuple(task.name for task in tasks), join="stacked" if count > 1 else "solo")
+    join = "stacked" if count > 1 else "solo"
+    plan = Plan(tuple(task.name for task in tasks), join=join, device=device.type)
     run = GroupRun(tasks, graph, plan, device, make_source=source_of(place, depth, args))
     source = run.stacks[0].source
     before: dict[str, tuple[int, float]] = {}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness import environment
 from benchmarks.harness.recorder import earlier_cells
-from benchmarks.harness.results import FOLDER, KEYS, Results, merge
+from benchmarks.harness.results import FOLDER, KEYS, NotKept, Results, merge
 
 
 def write(path, date, cells, suite="epoch", **more):
@@ -77,3 +77,18 @@ def test_the_command_names_the_module():
     argv = ["/x/benchmarks/suites/epoch.py", "--shapes", "cora", "--out", "/tmp/y/epoch.json"]
     assert environment.command(argv) == "python -m benchmarks.suites.epoch --shapes cora --out epoch.json"
     assert environment.command(["/x/benchmarks/tables.py"]) == "python -m benchmarks.tables"
+
+
+def test_a_run_on_smaller_graphs_is_not_kept(tmp_path):
+    path = write(tmp_path / "a.json", "2026-01-01", [cell("weft", 2.0)])
+    data = json.loads(path.read_text())
+    data["environment"]["command"] = "python -m benchmarks.suites.epoch --scale 0.1"
+    path.write_text(json.dumps(data))
+    with pytest.raises(NotKept, match="--scale"):
+        merge(path, tmp_path)
+
+
+def test_the_commit_may_be_given_where_there_is_no_repository(monkeypatch):
+    monkeypatch.setenv("WEFT_COMMIT", "abc1234")
+    monkeypatch.setenv("PATH", "")
+    assert environment.commit() == "abc1234"
