@@ -115,7 +115,6 @@ def test_extras_are_imported_where_they_are_used(path):
 # ---- folders, sub-packages with them -----------------------------------------------------------------------
 
 MOST_FILES = 18  # of a folder, its __init__ aside
-TOO_MANY = {"core": 26}  # folders that have outgrown it: they may shrink
 WEAVERS = ("weave/", "engine/base/merger.py")  # who may import weft.weave
 MODULES = {".".join(["weft", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in FILES}
 MODULES |= {name.removesuffix(".__init__"): path for name, path in MODULES.items() if name.endswith(".__init__")}
@@ -162,8 +161,7 @@ def test_folders_import_each_other_one_way():
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda one: str(one.name))
 def test_a_folder_can_be_taken_in_at_a_glance(folder):
     files = [path for path in FILES if path.parent == folder and path.name != "__init__.py"]
-    most = TOO_MANY.get(str(folder.relative_to(PACKAGE)), MOST_FILES)
-    assert len(files) <= most, f"{folder.name} has {len(files)} files; make rooms in it"
+    assert len(files) <= MOST_FILES, f"{folder.name} has {len(files)} files; make rooms in it"
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from weft.core.event import Event
     from weft.core.machine import Machine
     from weft.core.plan import Plan
-    from weft.core.search_space import choice, loguniform, uniform
-    from weft.core.spec_file import read_spec
+    from weft.core.settings.search_space import choice, loguniform, uniform
+    from weft.core.settings.spec_file import read_spec
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.base.cancel import Cancel
@@ -69,15 +69,15 @@ _PLACES = {
     "Task": ("weft.core.task", "Task"),
     "TrainingError": ("weft.core.errors", "TrainingError"),
     "WeftError": ("weft.core.errors", "WeftError"),
-    "choice": ("weft.core.search_space", "choice"),
+    "choice": ("weft.core.settings.search_space", "choice"),
     "load": ("weft.graph.catalog.names", "load"),
-    "loguniform": ("weft.core.search_space", "loguniform"),
+    "loguniform": ("weft.core.settings.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
     "plan": ("weft.engine.planning.plan_report_builder", "plan"),
     "read_plan": ("weft.engine.planning.plan_file", "read_plan"),
-    "read_spec": ("weft.core.spec_file", "read_spec"),
+    "read_spec": ("weft.core.settings.spec_file", "read_spec"),
     "run": ("weft.engine.run", "run"),
-    "uniform": ("weft.core.search_space", "uniform"),
+    "uniform": ("weft.core.settings.search_space", "uniform"),
 }
 _PACKAGES = ("nn", "ops")
 

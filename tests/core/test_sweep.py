@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.core.errors import SpecError
-from weft.core.search_space import Choice, Range, choice, loguniform, uniform
+from weft.core.settings.search_space import Choice, Range, choice, loguniform, uniform
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 

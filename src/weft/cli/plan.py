@@ -14,7 +14,7 @@ from weft.cli.files import check_file, write_file
 from weft.cli.run import Compile, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
-from weft.core.spec_file import read_spec
+from weft.core.settings.spec_file import read_spec
 
 DOES_NOT_FIT = 4
 

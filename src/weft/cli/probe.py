@@ -12,7 +12,7 @@ import typer
 from weft.cli.files import write_file
 from weft.core.errors import SpecError
 from weft.core.machine import Machine
-from weft.core.processor import Processor
+from weft.core.machine.processor import Processor
 from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:

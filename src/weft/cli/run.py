@@ -15,7 +15,7 @@ from rich.table import Table
 
 from weft.core.errors import SpecError
 from weft.core.event import Event
-from weft.core.spec_file import read_spec
+from weft.core.settings.spec_file import read_spec
 from weft.engine.training.interrupt import Interrupted
 
 if TYPE_CHECKING:

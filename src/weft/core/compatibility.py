@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from weft.core.settings.value_names import identity
 from weft.core.task import Task
-from weft.core.value_names import identity
 
 GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric", "sampling")
 

@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.field_rule import Rule
-from weft.core.search_space import Choice, Range, from_table
+from weft.core.settings.field_rule import Rule
+from weft.core.settings.search_space import Choice, Range, from_table
+from weft.core.settings.value_names import ARGS, Labels, describe, identity
 from weft.core.task import (
     OPTIMIZER_SETTINGS,
     SAMPLING_SETTINGS,
@@ -23,7 +24,6 @@ from weft.core.task import (
     reject_unknown,
     rules,
 )
-from weft.core.value_names import ARGS, Labels, describe, identity
 
 ARG = "argument"  # of a model, where its name does not matter
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.field_rule import Rule, choice, setting
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.settings.field_rule import Rule, choice, setting
 from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit

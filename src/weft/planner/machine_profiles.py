@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from weft.core.device import Device
 from weft.core.errors import SpecError
-from weft.core.host import Host
-from weft.core.link import Link
 from weft.core.machine import Machine
-from weft.core.processor import Rates
+from weft.core.machine.device import Device
+from weft.core.machine.host import Host
+from weft.core.machine.link import Link
+from weft.core.machine.processor import Rates
 from weft.core.suggest import did_you_mean
 
 GB = 10**9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.sweeps import made
-from weft.core.search_space import uniform
+from weft.core.settings.search_space import uniform
 from weft.core.sweep import Sweep
 from weft.engine.report.ranking import effects, standings
 from weft.engine.report.ranking_text import in_common, verdict, what_mattered

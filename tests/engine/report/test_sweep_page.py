@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.engine.sweeps import made
-from weft.core.search_space import loguniform, uniform
+from weft.core.settings.search_space import loguniform, uniform
 from weft.core.sweep import Sweep
 from weft.engine.report.ranking import standings
 from weft.engine.report.sweep_page import render_sweep_report

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.core.device import Device
-from weft.core.host import Host
 from weft.core.machine import Machine
+from weft.core.machine.device import Device
+from weft.core.machine.host import Host
 from weft.core.program import KEPT, Operator, Program, Value
 from weft.planner.cost.memory import live_bytes, memory, upper_bound
 

@@ -19,8 +19,8 @@ import torch
 
 from weft.core.errors import SpecError
 from weft.core.files import locked, write_text
-from weft.core.host import Host
 from weft.core.machine import Machine
+from weft.core.machine.host import Host
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name

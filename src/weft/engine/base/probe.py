@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from weft import ops
-from weft.core.device import Device
-from weft.core.host import Host
-from weft.core.link import Link
 from weft.core.machine import Machine
-from weft.core.processor import Rates
+from weft.core.machine.device import Device
+from weft.core.machine.host import Host
+from weft.core.machine.link import Link
+from weft.core.machine.processor import Rates
 from weft.engine.base.device import device_name, machine_of
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.streams import recording_stream

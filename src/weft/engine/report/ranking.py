@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+from weft.core.settings.value_names import Labels
 from weft.core.sweep import setting_of
-from weft.core.value_names import Labels
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, value_of
 

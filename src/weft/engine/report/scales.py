@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from weft.core.search_space import Range
+from weft.core.settings.search_space import Range
 from weft.core.sweep import with_args_apart
 from weft.engine.report.charts import Scale
 from weft.engine.report.ranking import score_of

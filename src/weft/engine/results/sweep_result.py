@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import SpecError
 from weft.core.files import write_json
 from weft.core.plan import Plan
+from weft.core.settings.value_names import ARGS, identity
 from weft.core.sweep import Sweep, setting_of
-from weft.core.value_names import ARGS, identity
 from weft.engine.results.result import Result
 
 if TYPE_CHECKING:

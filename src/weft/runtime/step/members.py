@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
+from weft.core.settings.value_names import identity
 from weft.core.task import Task
-from weft.core.value_names import identity
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce

@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 
 from weft.core.errors import SpecError
+from weft.core.settings.value_names import identity
 from weft.core.suggest import nearest_names
 from weft.core.task import OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings
-from weft.core.value_names import identity
 from weft.nn.build import check_options
 from weft.runtime.user_modules.importing import import_callable
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from weft.core.device import Device
 from weft.core.errors import SpecError
-from weft.core.host import Host
-from weft.core.link import Link
-from weft.core.processor import Rates
+from weft.core.machine.device import Device
+from weft.core.machine.host import Host
+from weft.core.machine.link import Link
+from weft.core.machine.processor import Rates
 
 DEVICES = ("cpu", "cuda")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from weft.core.processor import Processor
+from weft.core.machine.processor import Processor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from weft.core.errors import SpecError
-from weft.core.spec_file import read_spec
+from weft.core.settings.spec_file import read_spec
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 
@@ -180,7 +180,7 @@ train.lr = 0.01
     assert len(tasks) == 6
 
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

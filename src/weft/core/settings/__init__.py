@@ -1,0 +1,1 @@
+"""Settings of tasks: their rules, search spaces, labels and the files that hold them."""
