@@ -135,6 +135,11 @@ class GroupRun:
         self.step_in_epoch = 0  # steps done of the epoch that is under way
 
     @property
+    def has_steps(self) -> bool:
+        """Whether an epoch has several steps."""
+        return any(not stack.source.constant for stack in self.stacks)
+
+    @property
     def steps(self) -> int:
         """Steps that the group has trained: those of whole epochs and of the one under way."""
         per_epoch = self.stacks[0].source.steps_per_epoch if self.stacks else 1

@@ -13,10 +13,13 @@ import pytest
 from tests.engine.small_sweeps import make_sweep, of_kind
 from weft.core.decision import Requests
 from weft.core.errors import SpecError
+from weft.core.task import Task
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.run import run
 from weft.engine.training.interrupt import Interrupted
+from weft.graph.catalog.names import load
+from weft.runtime.checkpoint import read_checkpoint
 
 
 class InThread:
@@ -171,3 +174,17 @@ def test_a_cancel_is_a_control():
 def test_handles_that_are_none(handles, message):
     with pytest.raises(SpecError, match=message):
         run(make_sweep(), progress=False, **handles)
+
+
+def test_a_long_epoch_is_left_between_two_steps_and_resumed_there(tmp_path):
+    """Sampled: preempted in the middle of an epoch, resumed to the numbers of a run that was left alone."""
+    task = Task(graph=load("demo"), model="sage", hidden=8, epochs=4, batch=4, fanout=[3, 2])
+    whole = run(task, progress=False, device="cpu")
+    control = Control()
+    preempted = InThread(task, out=tmp_path / "out", control=control, device="cpu")
+    preempted.wait_for("progress")
+    control.preempt()
+    preempted.end()
+    steps = int(read_checkpoint(tmp_path / "out").tensors["step"])
+    resumed = run(task, progress=False, device="cpu", out=tmp_path / "out", resume=True)
+    assert resumed.history["loss"] == whole.history["loss"], f"left after {steps} steps of an epoch"

@@ -120,7 +120,7 @@ class Session:
             if not steady:
                 self.group.prepare()
             prepared = time.perf_counter()
-            seen = self.group.advance(epochs)
+            seen = self.group.advance(epochs, self._is_to_leave if self.group.has_steps else bool)
         seconds, prepare_seconds = time.perf_counter() - prepared, 0.0 if steady else prepared - begin
         share = (seconds + prepare_seconds) / len(self._running)
         for track, progress in zip(self.tracks, seen, strict=True):
@@ -132,6 +132,11 @@ class Session:
             self._whole_epochs += self.group.epoch - before
             self._whole_seconds += seconds
         return seconds, prepare_seconds
+
+    def _is_to_leave(self) -> bool:
+        """Whether to stop between two steps of an epoch: a long epoch is left where it is, and resumed there."""
+        requests = self._control.requests()
+        return requests.interrupt or requests.preempt or requests.pause
 
     # ---- decide --------------------------------------------------------------------------------------
 
