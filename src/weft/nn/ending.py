@@ -37,9 +37,10 @@ class Ending:
             return ops.linear(x, weight, self.bias, add=add)
         if self.epilogue.norm is not None:
             return self.epilogue(ops.linear(x, weight, add=add), self.bias)
-        rate, clock = self.epilogue.dropout.draw(x.device)
+        rate, clock = self.epilogue.dropout.draw_fused(x.device)
         act, site = self.epilogue.activation, self.epilogue.dropout.site
-        return ops.linear(x, weight, self.bias, add=add, act=act, p=rate, clock=clock, site=site)
+        out = ops.linear(x, weight, self.bias, add=add, act=act, p=rate, clock=clock, site=site)
+        return self.epilogue.dropout.drop_after(out)
 
     def _sum(self, also: Tensor | None) -> Tensor | None:
         if self.add is None or also is None:

@@ -27,8 +27,9 @@ class Epilogue(nn.Module):
 
     def forward(self, x: Tensor, b: Tensor | None = None, parts: int = 1) -> Tensor:
         """``x [N, F]`` and the bias ``b [F]`` that was not added yet, to ``[N, F]``; ``parts``: heads side by side."""
-        then = Then(self.activation, *self.dropout.draw(x.device), self.dropout.site, parts)
-        return then(x, b) if self.norm is None else self.norm(x, b, then)
+        then = Then(self.activation, *self.dropout.draw_fused(x.device), self.dropout.site, parts)
+        out = then(x, b) if self.norm is None else self.norm(x, b, then)
+        return self.dropout.drop_after(out, parts)
 
     def extra_repr(self) -> str:
         """The activation."""
