@@ -266,7 +266,8 @@ class Members:
         """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
         near = {"rtol": 2e-2, "atol": 2e-2} if self._task.precision == "bf16" else {"rtol": 1e-3, "atol": 1e-4}
         for row in (0, state.members - 1):
-            if not torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True):
+            same = torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True)
+            if self.source.reduce.sum(state.flat.new_tensor(float(not same))):  # all ranks decide alike
                 raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
 
     # ---- giving back ---------------------------------------------------------------------------------
