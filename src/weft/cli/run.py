@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.options import Compile, Weave
+from weft.cli.options import Compile, Weave, ranks_for
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.spec_file import read_spec
@@ -66,6 +66,10 @@ def run(
     ] = None,
     weave: Weave = None,
     compile: Compile = None,
+    gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -79,11 +83,15 @@ def run(
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
     from weft.engine.results.sweep_result import SweepResult  # loads torch, which --help can do without
+    from weft.engine.run import is_first_rank
     from weft.engine.run import run as train
 
     work = _read(spec, changes or [], weave=weave, compile=compile)
     folder = out if out is not None else Path("runs") / spec.stem
-    live = sys.stdout.isatty() and not json
+    asked = {"--gpus": gpus, "--ranks": ranks}
+    count, device = ranks_for(gpus, ranks, device)
+    first = count == 1 or is_first_rank()
+    live = sys.stdout.isatty() and not json and first
     if live and not resume and not overwrite:
         resume, overwrite = _ask(folder)
     try:
@@ -94,14 +102,16 @@ def run(
             resume=resume,
             overwrite=overwrite,
             progress=live,
-            on_event=None if live else _print_line,
+            on_event=None if live or not first else _print_line,
             prune=prune,
             budget=budget,
             weave=weave,
             compile=compile,
+            ranks=count,
         )
     except Interrupted as interruption:
-        options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
+        options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
+        options |= {name: None if number is None else str(number) for name, number in asked.items()}
         chosen = {"weave": weave, "compile": compile}
         flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)

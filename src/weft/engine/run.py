@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
@@ -125,8 +124,7 @@ def run(
         if count > 1:
             stack.enter_context(_lost_ranks_told(folder))
             spread = torch.device(target.type) if str(device) in ("auto", "cuda") else target
-            others = replace(options, control=Control(), driver=DriverOptions(checkpoint_every))
-            here = stack.enter_context(start_ranks(count, spread, train_as_rank, (work, others)))
+            here = stack.enter_context(start_ranks(count, spread, train_as_rank, (tuple(tasks),)))
             make_job, target = partial(_sharded, here), here.device
         if isinstance(work, Task):
             return _run_task(work, target, folder, resume, emit, options, make_job)

@@ -16,7 +16,6 @@ from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Update
 from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
-from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
@@ -24,7 +23,7 @@ from weft.engine.base.device import machine_of
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.base.machines import load_throughput
 from weft.engine.training.decisions import Driver
-from weft.engine.training.event_source import EventSource, SweepEvents, TaskEvents
+from weft.engine.training.event_source import EventSource
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import Groups, RunFolder
@@ -132,16 +131,14 @@ def partition_of(graph: Graph, ranks: int) -> Partition:
     return split_by_edges(graph.adj.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
 
 
-def train_as_rank(ranks: Ranks, work: Task | Sweep, options: JobOptions) -> None:
-    """The part of a rank other than 0 in a run of ``work``."""
-    tasks = [work] if isinstance(work, Task) else work.tasks()
-    events = TaskEvents(work.label, _silent) if isinstance(work, Task) else SweepEvents(work, _silent)
+class NoEvents(EventSource):
+    """Reports nothing: rank 0 does."""
+
+
+def train_as_rank(ranks: Ranks, tasks: Sequence[Task]) -> None:
+    """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
-        ShardedJob(tasks, ranks, events, None, options).train(resume=False)
-
-
-def _silent(event: Any) -> None:
-    """Rank 0 tells."""
+        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions()).train(resume=False)
 
 
 def check_ranks(ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool) -> int:
