@@ -286,8 +286,9 @@ def test_loss_and_optimizer(launches):
     compile_all(launches)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("ps", "width"), [(1, 16), (16, 64), (32, 128)])
+@pytest.mark.parametrize(
+    ("ps", "width", "dtype"), [(1, 16, torch.float32), (16, 64, torch.bfloat16), (32, 128, torch.float32)]
+)
 def test_sharded_spmm(launches, ps, width, dtype):
     """Both schedules, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_walk import shard_walk

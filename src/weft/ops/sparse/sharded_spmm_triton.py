@@ -117,7 +117,7 @@ def _pieces_kernel(
     x += task * N * F
     partial += task * (num_local + num_remote) * F
     slot = tl.arange(0, PS)
-    for step in tl.static_range(DIST):
+    for step in range(0, DIST):
         piece = (tl.program_id(0) * DIST + step) * W + tl.arange(0, W)
         if MODE != 1:
             # All rows of the remote piece at once: nothing uses them before the local piece is done.
