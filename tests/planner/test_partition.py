@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -72,15 +73,15 @@ def test_local_and_remote_edges_are_all_edges():
             local = shard.local_indices[shard.local_indptr[row] : shard.local_indptr[row + 1]]
             remote = shard.remote_indices[shard.remote_indptr[row] : shard.remote_indptr[row + 1]]
             seen.append(sorted([own.start + column for column in local] + [shard.halo[place] for place in remote]))
-    assert seen == [sorted(indices[a:b]) for a, b in zip(indptr, indptr[1:], strict=False)]
+    assert seen == [sorted(indices[a:b]) for a, b in itertools.pairwise(indptr)]
 
 
 @pytest.mark.parametrize("ps", [1, 2, 3, 8])
 def test_pieces_cover_every_edge_once(ps):
     indptr = offsets([0, 5, 1, 0, 7])
     pieces = neighbour_pieces(indptr, ps)
-    covered = [edge for start, length in zip(pieces.start, pieces.length, strict=True) for edge in range(start, start + length)]
-    assert covered == list(range(13))
+    each = zip(pieces.start, pieces.length, strict=True)
+    assert [edge for start, length in each for edge in range(start, start + length)] == list(range(13))
     assert all(1 <= length <= ps for length in pieces.length)
     for row, start in zip(pieces.row, pieces.start, strict=True):
         assert indptr[row] <= start < indptr[row + 1]

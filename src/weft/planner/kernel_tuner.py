@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -163,7 +163,7 @@ class CrossIterationSearch:
                 if self._among_best(retreat):
                     yield from self._climb(retreat, "wpb")
 
-    def _climb(self, start: KernelConfig, name: str) -> Iterator[KernelConfig]:
+    def _climb(self, start: KernelConfig, name: str) -> Generator[KernelConfig, None, KernelConfig]:
         """Double one parameter while that makes an iteration faster; the best of them."""
         best = start
         while getattr(best, name) * 2 <= MOST[name]:
@@ -173,7 +173,7 @@ class CrossIterationSearch:
             if after not in self.trials or self.trials[after] >= self.trials[best]:
                 break
             best = after
-        return best  # type: ignore[return-value]
+        return best
 
     def _is_new(self, config: KernelConfig) -> bool:
         return config not in self.trials and self.allowed(config)

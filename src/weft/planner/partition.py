@@ -10,6 +10,7 @@ edge with tensors; the tests compare the two.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ def split_by_edges(indptr: Sequence[int], ranks: int) -> Partition:
     for rank in range(1, ranks):
         bounds.append(_nearest(indptr, total * rank // ranks, bounds[-1], nodes))
     bounds.append(nodes)
-    edges = [int(indptr[last]) - int(indptr[first]) for first, last in zip(bounds, bounds[1:], strict=False)]
+    edges = [int(indptr[last]) - int(indptr[first]) for first, last in itertools.pairwise(bounds)]
     return Partition(tuple(bounds), tuple(edges))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def parts(adj, rank, ps, weighted, lead=(), width=5, dtype=torch.float32):
     weight = numbers(adj.num_edges, seed=3, dtype=dtype) if weighted else None
     own = None if weight is None else weight[first : first + columns.numel()]
     x = numbers(*lead, adj.num_cols, width, dtype=dtype)
-    peers = [x[..., low:high, :].contiguous() for low, high in zip(BOUNDS, BOUNDS[1:], strict=False)]
+    peers = [x[..., low:high, :].contiguous() for low, high in itertools.pairwise(BOUNDS)]
     return shard_walk(indptr, columns, BOUNDS, rank, ps, own), peers, x, weight
 
 

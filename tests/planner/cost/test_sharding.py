@@ -20,7 +20,7 @@ from weft.planner.cost.sharding import (
 from weft.planner.machine_profiles import PROFILES
 
 STATS = GraphStats(
-    "big", 1_000_000, 50_000_000, 100, num_classes=40, symmetric=True, degree_histogram=(0, 0, 0, 0, 0, 500_000, 500_000)
+    "big", 10**6, 5 * 10**7, 100, num_classes=40, symmetric=True, degree_histogram=(0, 0, 0, 0, 0, 500_000, 500_000)
 )
 COST = Cost(
     peak_bytes=8 * 10**9,

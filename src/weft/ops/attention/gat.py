@@ -39,7 +39,7 @@ from weft.ops.random.torch_bits import keep_mask_rows
 def coefficient_mask(
     rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int, first: int = 0
 ) -> Tensor | None:
-    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row of the mask, from ``first`` on."""
+    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row, counted from ``first``."""
     if rate is None:
         return None
     keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads, first)

@@ -117,7 +117,7 @@ def _pieces_kernel(
     x += task * N * F
     partial += task * (num_local + num_remote) * F
     slot = tl.arange(0, PS)
-    for step in range(0, DIST):
+    for step in range(DIST):
         piece = (tl.program_id(0) * DIST + step) * W + tl.arange(0, W)
         if MODE != 1:
             # All rows of the remote piece at once: nothing uses them before the local piece is done.
@@ -150,18 +150,14 @@ def _pieces_kernel(
                 if HAS_W:
                     value *= tl.load(local_weight + start_l + place, mask=inside, other=0.0).to(ACC)[:, None]
                 total += value
-            tl.store(
-                partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :]
-            )
+            tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :])
         if MODE != 1:
             arrived = remote.to(ACC)
             if HAS_W:
                 factor = tl.load(remote_weight + edge_r, mask=there, other=0.0).to(ACC)
                 arrived *= factor[:, :, None]
             place_r = (num_local + piece).to(tl.int64)
-            tl.store(
-                partial + place_r[:, None] * F + f[None, :], tl.sum(arrived, 1), mask=far[:, None] & in_f[None, :]
-            )
+            tl.store(partial + place_r[:, None] * F + f[None, :], tl.sum(arrived, 1), mask=far[:, None] & in_f[None, :])
 
 
 @triton.jit
@@ -178,12 +174,12 @@ def _add_pieces_kernel(
     total = tl.zeros([BR, BF], ACC)
     first = tl.load(local_ptr + row, mask=valid, other=0)
     count = tl.load(local_ptr + row + 1, mask=valid, other=0) - first
-    for place in range(0, tl.max(count, 0)):
+    for place in range(tl.max(count, 0)):
         at = partial + (first + place).to(tl.int64)[:, None] * F + f[None, :]
         total += tl.load(at, mask=(place < count)[:, None] & in_f[None, :], other=0.0)
     first = tl.load(remote_ptr + row, mask=valid, other=0)
     count = tl.load(remote_ptr + row + 1, mask=valid, other=0) - first
-    for place in range(0, tl.max(count, 0)):
+    for place in range(tl.max(count, 0)):
         at = partial + (num_local + first + place).to(tl.int64)[:, None] * F + f[None, :]
         total += tl.load(at, mask=(place < count)[:, None] & in_f[None, :], other=0.0)
     if HAS_RS:

@@ -16,6 +16,7 @@ Bytes: values per node and edge are divided by G, weights and optimizer state ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class RankLink:
 
 NVLINK4 = RankLink("nvlink", 450e9 * 0.8, 1.5e-5, "data sheet of NVLink 4 (450 GB/s each way), 80 % of it assumed")
 INFINIBAND = RankLink("infiniband", 50e9 * 0.8, 3e-5, "data sheet of NDR InfiniBand (400 Gbit/s), 80 % of it assumed")
-HOST_MEMORY = RankLink("host memory", 8e9, 1e-4, "assumed for CPU ranks of one host; the barrier was measured at 0.1 ms")
+HOST_MEMORY = RankLink("host memory", 8e9, 1e-4, "assumed for CPU ranks of one host")
 LINKS = {link.name: link for link in (NVLINK4, INFINIBAND, HOST_MEMORY)}
 
 
@@ -105,7 +106,7 @@ def remote_nodes(stats: GraphStats, ranks: int) -> int:
         return 0
     away = 1.0 - 1.0 / ranks
     nodes = stats.degree_histogram or (0, stats.num_nodes)
-    counted = (count * (1.0 - away ** _typical(size, stats)) for size, count in enumerate(nodes) if size)
+    counted = [count * (1.0 - float(away ** _typical(size, stats))) for size, count in enumerate(nodes) if size]
     return round(away * sum(counted))
 
 
@@ -123,10 +124,7 @@ def exchange_widths(task: Task, stats: GraphStats, first_once: bool = False) -> 
     """
     heads = task.heads if task.traits is not None and task.traits.has_heads else 0
     widths = [stats.num_features, *[task.hidden] * (task.layers - 1), stats.num_classes]
-    layers = [
-        (outputs if heads else min(inputs, outputs)) + heads
-        for inputs, outputs in zip(widths, widths[1:], strict=False)
-    ]
+    layers = [(outputs if heads else min(inputs, outputs)) + heads for inputs, outputs in itertools.pairwise(widths)]
     return layers[1:] if first_once else layers, layers[1:]
 
 
