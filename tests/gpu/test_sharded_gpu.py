@@ -12,13 +12,17 @@ from weft.dist.launch import start_ranks
 from weft.dist.shard_walk import shard_walk
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sparse.sharded_spmm_triton import (
+    SCHEDULES,
     ShardedLaunch,
     address_table,
     sharded_spmm_torch,
     sharded_spmm_triton,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 def task(model="gcn", graph="tiny", **changes) -> Task:
@@ -64,7 +68,7 @@ def big(nodes: int = 5000, edges: int = 200_000) -> Adjacency:
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["device", "pinned host"])
-@pytest.mark.parametrize("schedule", ["interleaved", "apart"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("width", "ps"), [(16, 4), (64, 16), (100, 32), (128, 1)])
 def test_the_kernel(width, ps, schedule, pinned):
     adj, half = big(), 2500

@@ -290,15 +290,15 @@ def test_loss_and_optimizer(launches):
     ("ps", "width", "dtype"), [(1, 16, torch.float32), (16, 64, torch.bfloat16), (32, 128, torch.float32)]
 )
 def test_sharded_spmm(launches, ps, width, dtype):
-    """Both schedules, at the smallest and the largest pieces; rows of peers are read by address."""
+    """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_walk import shard_walk
-    from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch, address_table, sharded_spmm_triton
+    from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
     first = int(adj.indptr[5])
     walk = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:])
     table, counts = address_table([x[:5], x], x.device)
-    for schedule in ("interleaved", "apart"):
+    for schedule in SCHEDULES:
         sharded_spmm_triton(x, table, counts, walk, scale, ShardedLaunch(ps, 2, 4), schedule)
     compile_all(launches)

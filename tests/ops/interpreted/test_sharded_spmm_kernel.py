@@ -13,6 +13,7 @@ from weft.core.errors import InputError
 from weft.dist.partition_arrays import own_rows
 from weft.dist.shard_walk import shard_walk
 from weft.ops.sparse.sharded_spmm_triton import (
+    SCHEDULES,
     ShardedLaunch,
     address_table,
     sharded_spmm_torch,
@@ -40,7 +41,7 @@ def parts(adj, rank, ps, weighted, lead=(), width=5, dtype=torch.float32):
     return shard_walk(indptr, columns, BOUNDS, rank, ps, own), peers, x, weight
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "apart"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("ps", "dist", "warps"), [(1, 1, 1), (4, 2, 2), (3, 1, 4), (16, 4, 1)])
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_schedules(rank, ps, dist, warps, schedule):
@@ -49,9 +50,9 @@ def test_schedules(rank, ps, dist, warps, schedule):
     scale = numbers(walk.num_rows, seed=4)
     scratch = torch.full((20 * 20 * 5,), torch.nan)
     table, counts = address_table(peers, x.device)
-    found = sharded_spmm_triton(
-        peers[rank], table, counts, walk, scale, ShardedLaunch(ps, dist, warps), schedule, scratch
-    )
+    launch = ShardedLaunch(ps, dist, warps)
+    staging = torch.full((20 * 5,), torch.nan)
+    found = sharded_spmm_triton(peers[rank], table, counts, walk, scale, launch, schedule, scratch, staging)
     assert_same(found, sharded_spmm_torch(peers[rank], peers, walk, scale), x.dtype)
     low, high = BOUNDS[rank], BOUNDS[rank + 1]
     assert_same(found, spmm(adj, x, weight)[low:high] * scale[:, None], x.dtype)
@@ -69,10 +70,12 @@ def test_widths_and_types(width, dtype):
 def test_tasks():
     walk, peers, x, weight = parts(graph(), 3, 4, weighted=True, lead=(3,))
     table, counts = address_table(peers, x.device)
-    found = sharded_spmm_triton(peers[3], table, counts, walk, None, ShardedLaunch(4, 1, 2))
-    assert_same(found, spmm(graph(), x, weight)[:, 13:], x.dtype)
-    again = sharded_spmm_triton(peers[3], table, counts, walk, None, ShardedLaunch(4, 1, 2))
-    assert torch.equal(found, again)
+    for schedule in SCHEDULES:
+        found, again = (
+            sharded_spmm_triton(peers[3], table, counts, walk, None, ShardedLaunch(4, 1, 2), schedule) for _ in range(2)
+        )
+        assert_same(found, spmm(graph(), x, weight)[:, 13:], x.dtype)
+        assert torch.equal(found, again)
 
 
 def test_a_launch_for_other_pieces_is_refused():

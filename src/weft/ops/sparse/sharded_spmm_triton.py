@@ -10,14 +10,23 @@ order. So nothing is atomic, and a run has the same bits as the next.
 Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
 Nobody may write there meanwhile; the caller's barriers see to that.
 
-Two other schedules are here for comparison: local and remote pieces by one launch after the other (``apart``), and
-fetching every remote row before aggregating (``fetch_first``).
+Four schedules. Two read a remote row once per edge, as the paper does:
 
-Shapes: T tasks, n own rows, F features, L local and R remote edges, P local and Q remote pieces, G peers.
+- ``interleaved``: pairs of pieces, as above.
+- ``apart``: all local pieces by one launch, all remote ones by the next.
+
+Two read every remote row once, into a staging area, which moves fewer bytes where a remote node has several edges here:
+
+- ``fetch_interleaved``: a program issues the reads of some remote rows, accumulates local pieces meanwhile, and stores
+  the rows to the staging area; a second launch sums remote pieces from there.
+- ``fetch_first``: all remote rows are fetched, then local pieces are summed, then remote ones.
+
+Shapes: T tasks, n own rows, h remote rows, F features, L local and R remote edges, P local and Q remote pieces, G peers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +38,7 @@ from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import cdiv, tl, triton
 
-SCHEDULES = ("interleaved", "apart", "fetch_first")
+SCHEDULES = ("fetch_interleaved", "interleaved", "fetch_first", "apart")
 BOTH, LOCAL, REMOTE = 0, 1, 2
 REMOTE_TILE = 4096  # numbers of remote rows that a warp keeps in flight, ps times features: 128 registers per thread
 
@@ -54,7 +63,8 @@ class ShardWalk:
     """The edges of a shard in pieces.
 
     ``local_ptr [n+1]`` and ``remote_ptr [n+1]``: pieces of every row; ``*_start`` and ``*_length``: edges of a piece.
-    ``local_indices [L]``: own rows; ``remote_owner [R]`` and ``remote_row [R]``: whose row, and which.
+    ``local_indices [L]``: own rows; ``remote_owner [R]`` and ``remote_row [R]``: whose row, and which;
+    ``remote_place [R]``: the same as a place among the distinct remote rows ``halo_owner [h]``, ``halo_row [h]``.
     ``local_weight [L]`` and ``remote_weight [R]``: factors of the edges (None: 1).
     """
 
@@ -67,6 +77,9 @@ class ShardWalk:
     remote_length: Tensor
     remote_owner: Tensor
     remote_row: Tensor
+    remote_place: Tensor
+    halo_owner: Tensor
+    halo_row: Tensor
     ps: int
     local_weight: Tensor | None = None
     remote_weight: Tensor | None = None
@@ -161,6 +174,55 @@ def _pieces_kernel(
 
 
 @triton.jit
+def _fetch_kernel(
+    x, local_start, local_length, local_indices, local_weight,
+    table, counts, halo_owner, halo_row, staging, partial, num_local, num_halo, num_slots, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, MODE: tl.constexpr,
+    W: tl.constexpr, DIST: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """DIST times W local pieces and W PS remote rows, which are copied to ``staging``; MODE 1 and 2: one side alone."""
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    x += task * N * F
+    partial += task * num_slots * F
+    staging += task * num_halo * F
+    for step in range(DIST):
+        unit = (tl.program_id(0) * DIST + step) * W
+        if MODE != 1:
+            place_r = unit * PS + tl.arange(0, W * PS)
+            far = place_r < num_halo
+            owner = tl.load(halo_owner + place_r, mask=far, other=0)
+            row_r = tl.load(halo_row + place_r, mask=far, other=0).to(tl.int64)
+            base = tl.load(table + owner, mask=far, other=0)
+            row_r += task * tl.load(counts + owner, mask=far, other=0)
+            address = base.to(tl.pointer_type(x.dtype.element_ty), bitcast=True)
+            remote = tl.load(
+                address[:, None] + row_r[:, None] * F + f[None, :], mask=far[:, None] & in_f[None, :], other=0.0
+            )
+        if MODE != 2:
+            piece = unit + tl.arange(0, W)
+            near = piece < num_local
+            start_l = tl.load(local_start + piece, mask=near, other=0)
+            length_l = tl.load(local_length + piece, mask=near, other=0)
+            total = tl.zeros([W, BF], ACC)
+            for place in tl.static_range(PS):
+                inside = place < length_l
+                column = tl.load(local_indices + start_l + place, mask=inside, other=0).to(tl.int64)
+                value = tl.load(
+                    x + column[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0
+                ).to(ACC)
+                if HAS_W:
+                    value *= tl.load(local_weight + start_l + place, mask=inside, other=0.0).to(ACC)[:, None]
+                total += value
+            tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :])
+        if MODE != 1:
+            tl.store(
+                staging + place_r.to(tl.int64)[:, None] * F + f[None, :], remote, mask=far[:, None] & in_f[None, :]
+            )
+
+
+@triton.jit
 def _add_pieces_kernel(
     partial, local_ptr, remote_ptr, row_scale, out, num_local, num_remote, N,
     F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
@@ -204,16 +266,18 @@ def sharded_spmm_triton(
     walk: ShardWalk,
     row_scale: Tensor | None = None,
     launch: ShardedLaunch | None = None,
-    schedule: str = "interleaved",
+    schedule: str = "fetch_interleaved",
     scratch: Tensor | None = None,
+    staging: Tensor | None = None,
 ) -> Tensor:
     """Launch the kernels over ``x [..., n, F]`` and the peers in ``table`` and ``counts`` (:func:`address_table`).
 
-    ``scratch``: memory for the partial rows, at least T (P + Q) F numbers; every one that is read is written before.
+    ``scratch``: memory for the partial rows, at least T (P + Q) F numbers; ``staging``: for remote rows, at least T h F
+    numbers of the type of ``x``. Whatever is read of them is written before.
     """
     launch = launch or ShardedLaunch(ps=walk.ps)
-    if schedule not in SCHEDULES[:2]:
-        raise InputError(f"sharded_spmm: schedule={schedule!r} must be one of {', '.join(SCHEDULES[:2])}")
+    if schedule not in SCHEDULES:
+        raise InputError(f"sharded_spmm: schedule={schedule!r} must be one of {', '.join(SCHEDULES)}")
     if launch.ps != walk.ps:
         raise InputError(f"sharded_spmm: the walk has pieces of {walk.ps}, the launch was made for ps={launch.ps}")
     lead, num_features = x.shape[:-2], x.shape[-1]
@@ -232,19 +296,41 @@ def sharded_spmm_triton(
     weighted = walk.local_weight is not None
     none = x_TNF
 
-    def launch_pieces(pairs: int, mode: int) -> None:
+    def launch_pieces(pairs: int, mode: int, staged: bool = False) -> None:
         if pairs:
+            source = address_table([rows_fetched], x.device) if staged else (table, counts)
+            owner, row = (zeros, walk.remote_place) if staged else (walk.remote_owner, walk.remote_row)
             grid = (cdiv(pairs, warps * launch.dist), tiles, tasks)
             _pieces_kernel[grid](
                 x_TNF, walk.local_start, walk.local_length, walk.local_indices,
-                walk.local_weight if weighted else none, table, counts, walk.remote_start, walk.remote_length,
-                walk.remote_owner, walk.remote_row, walk.remote_weight if weighted else none,
+                walk.local_weight if weighted else none, *source, walk.remote_start, walk.remote_length,
+                owner, row, walk.remote_weight if weighted else none,
                 partial, num_local, num_remote, rows,
                 F=num_features, HAS_W=weighted, ACC=triton_acc(x.dtype), MODE=mode,
                 W=warps, DIST=launch.dist, PS=ps, BF=width, num_warps=min(warps, 16),
             )  # fmt: skip
 
-    if schedule == "interleaved":
+    def launch_fetch(mode: int) -> None:
+        units = max(cdiv(num_halo, ps) if mode != LOCAL else 0, num_local if mode != REMOTE else 0)
+        if units:
+            grid = (cdiv(units, warps * launch.dist), tiles, tasks)
+            _fetch_kernel[grid](
+                x_TNF, walk.local_start, walk.local_length, walk.local_indices,
+                walk.local_weight if weighted else none, table, counts, walk.halo_owner, walk.halo_row,
+                rows_fetched, partial, num_local, num_halo, num_local + num_remote, rows,
+                F=num_features, HAS_W=weighted, ACC=triton_acc(x.dtype), MODE=mode,
+                W=warps, DIST=launch.dist, PS=ps, BF=width, num_warps=min(warps, 16),
+            )  # fmt: skip
+
+    num_halo = walk.halo_row.numel()
+    if schedule.startswith("fetch"):
+        shape = (tasks, num_halo, num_features)
+        rows_fetched = x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
+        zeros = torch.zeros_like(walk.remote_owner)
+        for mode in (BOTH,) if schedule == "fetch_interleaved" else (REMOTE, LOCAL):
+            launch_fetch(mode)
+        launch_pieces(num_remote, REMOTE, staged=True)
+    elif schedule == "interleaved":
         launch_pieces(max(num_local, num_remote), BOTH if num_local and num_remote else LOCAL if num_local else REMOTE)
     else:
         launch_pieces(num_local, LOCAL)
