@@ -43,7 +43,8 @@ def test_one_rank_is_one_device():
     assert one.link_bytes == 0
     assert one.link_seconds == 0.0
     assert one.speed_up == pytest.approx(1.0)
-    assert one.bytes_per_rank == pytest.approx(COST.total_bytes, rel=0.2)
+    assert one.bytes_per_rank == COST.peak_bytes
+    assert of(1, fixed_bytes=5).bytes_per_rank == COST.peak_bytes + 5
 
 
 def test_more_ranks_take_less_memory_each_and_are_faster():

@@ -23,6 +23,7 @@ def shard_groups(report: PlanReport, ranks: int) -> list[ShardingEstimate]:
                 ranks,
                 link,
                 parameters=sum(parameters[task.label] for task in tasks),
+                fixed_bytes=report.machine.context_bytes + report.machine.workspace_bytes,
                 first_once=group.plan.first_layer == "once",
             )
         )

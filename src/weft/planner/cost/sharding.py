@@ -28,7 +28,7 @@ from weft.core.machine import Machine
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 
-REPLICATED = ("weight", "state", "gradient", "workspace", "rounding")  # kinds of value that every rank has in full
+REPLICATED = ("weight", "state", "rounding")  # kinds of value that every rank has in full
 FLOAT = 4
 
 
@@ -137,8 +137,12 @@ def estimate_sharding(
     *,
     parameters: int = 0,
     first_once: bool = False,
+    fixed_bytes: int = 0,
 ) -> ShardingEstimate:
-    """One epoch of ``tasks`` on one graph over ``ranks``; ``cost``: of the same on one device."""
+    """One epoch of ``tasks`` on one graph over ``ranks``; ``cost``: of the same on one device.
+
+    ``parameters``: of all tasks. ``fixed_bytes``: what every rank takes besides tensors (CUDA, libraries).
+    """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
     halo = remote_nodes(stats, ranks)
@@ -160,7 +164,7 @@ def estimate_sharding(
         link.name,
         1.0 - 1.0 / ranks,
         halo,
-        _bytes(cost, stats, ranks, halo, largest),
+        fixed_bytes + _bytes(cost, stats, ranks, halo, largest),
         moved,
         link_seconds,
         launches + compute + link_seconds,
@@ -173,6 +177,5 @@ def _bytes(cost: Cost, stats: GraphStats, ranks: int, halo: int, widest: int) ->
     kept = sum(cost.bytes.get(kind, 0) for kind in REPLICATED)
     shared = max(cost.peak_bytes - kept, 0)
     rows = -(-stats.num_nodes // ranks)
-    outside = max(cost.total_bytes - cost.reserved_bytes, 0)  # CUDA and libraries
     staging = (2 * rows + halo) * widest * FLOAT if ranks > 1 else 0
-    return outside + kept + shared // ranks + staging
+    return kept + shared // ranks + staging
