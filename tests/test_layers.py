@@ -24,12 +24,13 @@ BELOW = {
     "nn": {"graph", "ops", "core"},
     "capture": {"nn", "graph", "ops", "core"},
     "flow": {"nn", "graph", "ops", "core"},
-    "runtime": {"capture", "flow", "nn", "graph", "ops", "core"},
-    "weave": {"runtime", "capture", "flow", "nn", "graph", "ops", "core"},
-    "engine": {"weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
-    "serve": {"engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
-    "cli": {"serve", "engine", "weave", "runtime", "capture", "flow", "sched", "planner", "nn", "graph", "ops", "core"},
+    "dist": {"nn", "graph", "ops", "core"},
+    "runtime": {"capture", "flow", "dist", "nn", "graph", "ops", "core"},
+    "weave": {"runtime", "capture", "flow", "dist", "nn", "graph", "ops", "core"},
+    "engine": {"weave", "runtime", "capture", "flow", "dist", "sched", "planner", "nn", "graph", "ops", "core"},
 }
+BELOW["serve"] = {"engine", *BELOW["engine"]}
+BELOW["cli"] = {"serve", *BELOW["serve"]}
 BRAIN = ("core", "planner", "sched")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's
 

@@ -286,3 +286,22 @@ def test_loss_and_optimizer(launches):
     param = numbers(2, 600)
     adam_triton(param, param, param, param, torch.zeros(2, 8), torch.ones(600))
     compile_all(launches)
+
+
+@pytest.mark.parametrize(
+    ("ps", "width", "dtype"), [(1, 16, torch.float32), (16, 64, torch.bfloat16), (32, 128, torch.float32)]
+)
+def test_sharded_spmm(launches, ps, width, dtype):
+    """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
+    from weft.dist.shard_walk import shard_walk
+
+    from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
+
+    adj, bounds = small(11, 11), (0, 5, 11)
+    x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
+    first = int(adj.indptr[5])
+    walk = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:])
+    table, counts = address_table([x[:5], x], x.device)
+    for schedule in SCHEDULES:
+        sharded_spmm_triton(x, table, counts, walk, scale, ShardedLaunch(ps, 2, 4), schedule)
+    compile_all(launches)

@@ -44,6 +44,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Chart of the memory over a step: a page (.html) or a picture (.svg)."),
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Also say what it takes over so many GPUs (of a CPU: ranks).", show_default="1")
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
@@ -57,22 +60,33 @@ def plan(
     Exit codes: 0 it fits, 2 a mistake in what was asked, 4 it does not fit (the plan names the nearest that does).
     """
     from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
+    from weft.engine.planning.sharding_report import shard_groups
     from weft.engine.report.memory_timeline import check_plot, write_timeline
 
     if plot is not None:
         check_plot(plot)
     if out is not None:
         _check_out(out)
+    if gpus is not None and gpus < 1:
+        raise SpecError(f"--gpus {gpus}: must be at least 1")
     work = read_spec(spec, changes or [])
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
     if out is not None:  # first: whoever reads what is printed may have gone (| head)
         write_file(out, report.to_json())
         if report.fits:
             print(f"run it as planned with: weft run {shlex.quote(str(out))}", file=sys.stderr)
-    print(jsonlib.dumps(finite(report.to_dict()), allow_nan=False) if json else str(report))
+    shards = [] if gpus is None else shard_groups(report, gpus)
+    if json:
+        more = {"sharding": [one.to_dict() for one in shards]} if shards else {}
+        print(jsonlib.dumps(finite({**report.to_dict(), **more}), allow_nan=False))
+    else:
+        print(report)
+        for number, one in enumerate(shards, 1):
+            print(f"\ngroup {number}, {one}")
     if plot is not None:
         write_timeline(report, plot)
-    if not report.fits:
+    fits = all(one.bytes_per_rank <= report.budget for one in shards) if shards else report.fits
+    if not fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 

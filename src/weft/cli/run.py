@@ -82,6 +82,10 @@ def run(
     ] = None,
     weave: Weave = None,
     compile: Compile = None,
+    gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -95,11 +99,15 @@ def run(
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
     from weft.engine.results.sweep_result import SweepResult  # loads torch, which --help can do without
+    from weft.engine.run import is_first_rank
     from weft.engine.run import run as train
 
     work = _read(spec, changes or [], weave=weave, compile=compile)
     folder = out if out is not None else Path("runs") / spec.stem
-    live = sys.stdout.isatty() and not json
+    asked = {"--gpus": gpus, "--ranks": ranks}
+    count, device = ranks_for(gpus, ranks, device)
+    first = count == 1 or is_first_rank()
+    live = sys.stdout.isatty() and not json and first
     if live and not resume and not overwrite:
         resume, overwrite = _ask(folder)
     try:
@@ -110,14 +118,16 @@ def run(
             resume=resume,
             overwrite=overwrite,
             progress=live,
-            on_event=None if live else _print_line,
+            on_event=None if live or not first else _print_line,
             prune=prune,
             budget=budget,
             weave=weave,
             compile=compile,
+            ranks=count,
         )
     except Interrupted as interruption:
-        options = {"--device": None if device == "auto" else device, "--prune": prune, "--budget": budget}
+        options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
+        options |= {name: None if number is None else str(number) for name, number in asked.items()}
         chosen = {"weave": weave, "compile": compile}
         flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
@@ -225,3 +235,23 @@ def _best_words(result: SweepResult) -> str:
     values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
     return f"[bold]{escape(best.name)}[/] ({words})"
+
+
+def ranks_for(gpus: int | None, ranks: int | None, device: str) -> tuple[int, str]:
+    """How many ranks ``--gpus`` or ``--ranks`` ask for, and on which device."""
+    for name, number in (("--gpus", gpus), ("--ranks", ranks)):
+        if number is not None and number < 1:
+            raise SpecError(f"{name} {number}: must be at least 1")
+    if gpus is None:
+        return ranks or 1, device
+    if ranks is not None:
+        raise SpecError(f"--gpus {gpus} and --ranks {ranks}: --gpus starts one rank per GPU; give one of the two")
+    if device not in ("auto", "cuda"):
+        raise SpecError(f"--gpus {gpus} with --device {device}: give one of the two, or --ranks {gpus}")
+    import torch
+
+    there = torch.cuda.device_count()
+    if gpus > there:
+        instead = f"--ranks {gpus} --device {'cuda:0' if there else 'cpu'}"
+        raise SpecError(f"--gpus {gpus}: this machine has {there} GPUs; {instead} lets ranks share what there is")
+    return gpus, "cuda"

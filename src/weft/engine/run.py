@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +19,10 @@ from weft.core.plan import PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes
+from weft.core.wording import switch
+from weft.dist.errors import RankLostError
+from weft.dist.launch import is_first_rank, start_ranks
+from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
@@ -31,8 +36,12 @@ from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, 
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
+from weft.engine.training.sharded_job import ShardedJob, check_ranks, train_as_rank
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
+from weft.runtime.checkpoint import FILE
+
+MakeJob = Callable[[Sequence[Task], torch.device, Any, RunFolder | None, JobOptions], Job]
 
 
 @overload
@@ -57,6 +66,7 @@ def run(
     budget: str | float | None = None,
     weave: bool | None = None,
     compile: bool | None = None,
+    ranks: int = 1,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
 
@@ -77,6 +87,8 @@ def run(
     a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
     ``compile``: whether Inductor fuses what lies between Weft's operators, in modules of one's own above all; None: on
     a GPU, where the plan expects it to repay.
+    ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
+    one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -95,6 +107,9 @@ def run(
     tasks = [work] if isinstance(work, Task) else work.tasks()
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
+    count = check_ranks(ranks, target, weave, compile, report is not None)
+    if count > 1 and not is_first_rank():
+        out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:
         display = display_for(progress, several=isinstance(work, Sweep))
         shown = [] if display is None else [stack.enter_context(display)]
@@ -105,9 +120,30 @@ def run(
             stack.callback(folder.close)
         stack.enter_context(process_state(Needs.of(tasks, target, limit), target))
         emit = _broadcast(shown, folder, resume, on_event)
+        make_job: MakeJob = Job
+        if count > 1:
+            stack.enter_context(_lost_ranks_told(folder))
+            spread = torch.device(target.type) if str(device) in ("auto", "cuda") else target
+            here = stack.enter_context(start_ranks(count, spread, train_as_rank, (tuple(tasks),)))
+            make_job, target = partial(_sharded, here), here.device
         if isinstance(work, Task):
-            return _run_task(work, target, folder, resume, emit, options)
-        return _run_sweep(work, target, folder, resume, emit, options)
+            return _run_task(work, target, folder, resume, emit, options, make_job)
+        return _run_sweep(work, target, folder, resume, emit, options, make_job)
+
+
+def _sharded(ranks: Ranks, tasks: Sequence[Task], _: torch.device, *others: Any) -> Job:
+    return ShardedJob(tasks, ranks, *others)
+
+
+@contextmanager
+def _lost_ranks_told(folder: RunFolder | None) -> Iterator[None]:
+    """Say how to go on after a rank was lost."""
+    try:
+        yield
+    except RankLostError as error:
+        kept = folder is not None and folder.opened and any(folder.path.rglob(FILE))
+        how = f"continue from the checkpoint in {folder.path} with {switch('resume')}" if kept and folder else ""
+        raise RankLostError(f"{error}; {how or 'there is no checkpoint yet'}", error.rank) from None
 
 
 def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
@@ -148,9 +184,10 @@ def _run_task(
     resume: bool,
     emit: Listener,
     options: JobOptions,
+    make_job: MakeJob,
 ) -> Result:
     events = TaskEvents(task.label, emit)
-    job = Job([task], device, events, folder, options)
+    job = make_job([task], device, events, folder, options)
     try:
         (result,) = job.train(resume)
     except TrainingError as error:
@@ -175,9 +212,10 @@ def _run_sweep(
     resume: bool,
     emit: Listener,
     options: JobOptions,
+    make_job: MakeJob,
 ) -> SweepResult:
     events = SweepEvents(sweep, emit)
-    job = Job(sweep.tasks(), device, events, folder, options)
+    job = make_job(sweep.tasks(), device, events, folder, options)
     begin = time.perf_counter()
     try:
         found = job.train(resume)

@@ -14,6 +14,8 @@ from weft import ops
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.checks import check_rate
 from weft.nn.features import DroppedFeatures, Features
+from weft.ops.dense.dropout_rows import dropout_rows
+from weft.ops.reduce import ONE_RANK, Reduce
 
 
 class Dropout(nn.Module):
@@ -22,8 +24,10 @@ class Dropout(nn.Module):
     Shapes: ``x [..., N, F]`` of any size, or sparse features, of which only the stored values are dropped (a
     zero stays a zero). ``clock`` is an int64 buffer, empty until a runner drives it; ``rate`` holds ``p`` as a
     0-d float32 buffer, so that tasks that share a step may differ in it; ``site`` keeps places apart.
+    Rows that are spread over ranks (``reduce``) have the masks that they would have on one.
     """
 
+    reduce: Reduce = ONE_RANK
     clock: Tensor
     rate: Tensor
 
@@ -46,11 +50,25 @@ class Dropout(nn.Module):
             return 0.0, None
         return self.rate, self.clock if self.clock.numel() else fresh_clock(device)
 
+    def draw_fused(self, device: torch.device) -> tuple[Tensor | float, Tensor | None]:
+        """The same for an operator that counts rows from 0; if rows are spread over ranks, see :meth:`drop_after`."""
+        return self.draw(device) if self.reduce.ranks == 1 else (0.0, None)
+
+    def drop_after(self, x: Tensor, parts: int = 1) -> Tensor:
+        """``x [N, F]`` of an operator that was given :meth:`draw_fused`, dropped if that did not do it."""
+        if self.reduce.ranks == 1:
+            return x
+        return dropout_rows(x, *self.draw(x.device), self.site, self.reduce.first_row, parts)
+
     def forward(self, x: Features) -> Features:
         """``x`` with some elements dropped and the others scaled up."""
         rate, clock = self.draw(x.device)
         if clock is None:
             return x
+        if self.reduce.ranks > 1:
+            if not isinstance(x, SparseFeatures):
+                return self.drop_after(x)
+            return DroppedFeatures(x.matrix, dropout_rows(x.values, rate, clock, self.site, x.matrix.first_edge))
         if isinstance(x, SparseFeatures):
             return DroppedFeatures(x.matrix, ops.dropout(x.values, rate, clock, self.site))
         return ops.dropout(x, rate, clock, self.site)

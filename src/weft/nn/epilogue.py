@@ -30,8 +30,9 @@ class Epilogue(nn.Module):
 
     def forward(self, x: Tensor, b: Tensor | None = None, parts: int = 1) -> Tensor:
         """``x [N, F]`` and the bias ``b [F]`` that was not added yet, to ``[N, F]``; ``parts``: heads side by side."""
-        then = Then(self.activation, *self.dropout.draw(x.device), self.dropout.site, parts)
-        return then(x, b) if self.norm is None else self.norm(x, b, then)
+        then = Then(self.activation, *self.dropout.draw_fused(x.device), self.dropout.site, parts)
+        out = then(x, b) if self.norm is None else self.norm(x, b, then)
+        return self.dropout.drop_after(out, parts)
 
     def extra_repr(self) -> str:
         """The activation."""
@@ -65,9 +66,10 @@ class Ending:
             return ops.linear(x, weight, self.bias, add=add)
         if self.epilogue.norm is not None:
             return self.epilogue(ops.linear(x, weight, add=add), self.bias)
-        rate, clock = self.epilogue.dropout.draw(x.device)
+        rate, clock = self.epilogue.dropout.draw_fused(x.device)
         act, site = self.epilogue.activation, self.epilogue.dropout.site
-        return ops.linear(x, weight, self.bias, add=add, act=act, p=rate, clock=clock, site=site)
+        out = ops.linear(x, weight, self.bias, add=add, act=act, p=rate, clock=clock, site=site)
+        return self.epilogue.dropout.drop_after(out)
 
     def _sum(self, also: Tensor | None) -> Tensor | None:
         if self.add is None or also is None:

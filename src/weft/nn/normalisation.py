@@ -6,6 +6,7 @@ import torch
 
 from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
+from weft.ops.csr.dispatch import supplied_by_adjacency
 
 
 def without_weights(adj: Adjacency) -> Adjacency:
@@ -18,10 +19,12 @@ def with_identity(adj: Adjacency) -> Adjacency:
     own = getattr(adj, "with_identity", None)  # a block that cannot look for the loops it has
     if own is not None:
         return own()
-    return adj.derived("plus identity", lambda: _add_identity(without_weights(adj)))
+    return adj.derived("plus identity", lambda: plus_identity(without_weights(adj)))
 
 
-def _add_identity(adj: Adjacency) -> Adjacency:
+@supplied_by_adjacency
+def plus_identity(adj: Adjacency) -> Adjacency:
+    """``A + I`` of an adjacency without weights."""
     rows, cols = adj.rows(), adj.indices
     if not bool((rows == cols).any()):
         return adj.with_self_loops()  # the same matrix, shared with the layers that want self loops

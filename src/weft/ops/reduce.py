@@ -15,6 +15,8 @@ class Reduce(Protocol):
     """What a reduction over the rows of all ranks needs."""
 
     ranks: int
+    first_row: int  # where this rank's rows begin among those of all ranks
+    rows: int  # how many they are; -1: all of them
 
     def sum(self, value: Tensor) -> Tensor:
         """The sum of every rank's ``value``, differentiable."""
@@ -26,7 +28,7 @@ class Reduce(Protocol):
 class OneRank:
     """All rows are here."""
 
-    ranks = 1
+    ranks, first_row, rows = 1, 0, -1
 
     def sum(self, value: Tensor) -> Tensor:
         """``value`` itself."""

@@ -54,8 +54,8 @@ class EventSource(Protocol):
 
 def about_graph(group: GroupRun) -> dict[str, Any]:
     """Name and size of the graph."""
-    graph = group.graph
-    return {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges}
+    stats = group.graph.stats()  # a shard's are those of the whole graph
+    return {"name": stats.name, "nodes": stats.num_nodes, "edges": stats.num_edges}
 
 
 class TaskEvents:

@@ -34,12 +34,12 @@ from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
-from weft.engine.training.session import Session, outline_of
+from weft.engine.training.session import Save, Session, outline_of
+from weft.graph.data.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.step.sampled_source import source_for
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 
@@ -72,7 +72,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
-        self._graphs = Graphs(device, on_host=options.budget is not None)
+        self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
@@ -80,6 +80,9 @@ class Job:
         self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
         self.groups: Groups = []
+
+    def _make_graphs(self) -> Graphs:
+        return Graphs(self._device, on_host=self._options.budget is not None)
 
     def graph_of(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -92,7 +95,7 @@ class Job:
         if saved and report is not None:
             check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         self._resuming = saved is not None
-        if resume and saved is None:
+        if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
@@ -102,7 +105,7 @@ class Job:
             stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
-            self.groups = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+            self.groups = self._find_groups(saved)
         self._take_modes()
         waiting = list(self.groups)
         cap = memory_cap(self._device, self._planner.machine, self._options.budget)
@@ -125,6 +128,10 @@ class Job:
         for _, plan in self.groups:
             for name in plan.members:
                 self._tasks[name] = in_mode(self._tasks[name], plan.mode)
+
+    def _find_groups(self, saved: Groups | None) -> Groups:
+        """Those of a former run, or new ones."""
+        return saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
 
     def _plans(self) -> list[Plan]:
         if self._options.report is not None:
@@ -158,15 +165,13 @@ class Job:
     def _group(self, key: str, plan: Plan) -> Groups:
         """Train one group; what has to be tried instead, where it failed."""
         tasks = [self._tasks[name] for name in plan.members]
-        checkpoint = self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
+        checkpoint = self._checkpoint(key, tasks)
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     graph = self._graphs.on_device(tasks[0])
                     watch_memory(self._device)
-                    group = GroupRun(
-                        tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0])
-                    )
+                    group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:
@@ -181,6 +186,12 @@ class Job:
                 return self._failed(key, plan, error)
         return []
 
+    def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
+        return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
+
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0]))
+
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
         if self._folder is not None and self._begun == 1:
@@ -192,7 +203,7 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._folder.save_state, key)
         driver = Driver(outline_of(group), self._options.driver, self._board)
-        session = Session(group, self._events, save, driver, self._options.control)
+        session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
@@ -204,6 +215,9 @@ class Job:
         if self._folder is not None:
             self._folder.save_members(found)
         self._results |= {result.name: result for result in found}
+
+    def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
+        return Session(group, self._events, save, driver, self._options.control)
 
     def _interrupted(self, session: Session) -> Interrupted:
         place = None if session.checkpoint is None else session.checkpoint.parent

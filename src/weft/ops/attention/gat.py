@@ -36,11 +36,13 @@ from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.random.torch_bits import keep_mask_rows
 
 
-def coefficient_mask(rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int) -> Tensor | None:
-    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row of the mask."""
+def coefficient_mask(
+    rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int, first: int = 0
+) -> Tensor | None:
+    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row, counted from ``first``."""
     if rate is None:
         return None
-    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads)
+    keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads, first)
     return torch.where(keep, (1.0 / (1.0 - rate.to(torch.float32)))[..., None, None], 0.0)
 
 

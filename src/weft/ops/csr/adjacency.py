@@ -35,7 +35,10 @@ class Adjacency:
 
     A rectangular matrix is a block: its rows are the first N of its M columns (destinations come first among the
     sources). ``source_scale [M]`` is GCN's ``D^-1/2`` of every source there: a block does not know their degrees.
+    ``first_edge``: where its edges begin among those of the matrix that it is some rows of.
     """
+
+    first_edge = 0
 
     def __init__(
         self,

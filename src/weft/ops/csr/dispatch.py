@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from weft.ops.csr.adjacency import Adjacency
 
+Result = TypeVar("Result")
 
-def supplied_by_adjacency(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+
+def supplied_by_adjacency(operator: Callable[..., Result]) -> Callable[..., Result]:
     """``operator(adj, ...)``, or the method of that name on the class of ``adj`` where it has one."""
     name = operator.__name__
 
     @wraps(operator)
-    def call(adj: Adjacency, *args: Any, **options: Any) -> Tensor:
+    def call(adj: Adjacency, *args: Any, **options: Any) -> Result:
         own = getattr(type(adj), name, None)
         return operator(adj, *args, **options) if own is None else own(adj, *args, **options)
 

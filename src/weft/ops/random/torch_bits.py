@@ -67,22 +67,22 @@ def random_bits(key: Tensor, elements: Tensor) -> Tensor:
     return _finalise32((mixed + shift_right(key, 32) + high * GOLDEN32) & LOW32)
 
 
-def row_elements(rows: int, columns: int, device: torch.device | str = "cpu") -> Tensor:
-    """Elements ``[rows, columns]`` of a mask: column * 2^32 + row.
+def row_elements(rows: int, columns: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+    """Elements ``[rows, columns]`` of a mask: column * 2^32 + row, rows counted from ``first``.
 
     A row's elements do not depend on its width, so that columns may be added (a model padded to its neighbours'
     width) without moving the mask of those that were there.
     """
     column = torch.arange(columns, dtype=torch.int64, device=device) << COLUMN_SHIFT
-    return torch.arange(rows, dtype=torch.int64, device=device)[:, None] + column
+    return torch.arange(first, first + rows, dtype=torch.int64, device=device)[:, None] + column
 
 
-def keep_mask_rows(rate: Tensor, clock: Tensor, site: int, rows: int, columns: int) -> Tensor:
+def keep_mask_rows(rate: Tensor, clock: Tensor, site: int, rows: int, columns: int, first: int = 0) -> Tensor:
     """Dropout mask ``[..., rows, columns]``: an element is kept where its bits reach ``rate * 2^32``.
 
     See :func:`row_elements` for which element stands where.
     """
-    elements = row_elements(rows, columns, clock.device)
+    elements = row_elements(rows, columns, clock.device, first)
     bits = random_bits(mix_key(clock, site)[..., None, None], elements)
     return bits >= threshold(rate)[..., None, None]
 

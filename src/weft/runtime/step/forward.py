@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
+from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.source import Batch
@@ -35,9 +36,14 @@ class Forward:
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, call: Callable[[Batch], Tensor], dtype: torch.dtype = torch.float32
+        self,
+        model: nn.Module,
+        layout: Layout,
+        call: Callable[[Batch], Tensor],
+        dtype: torch.dtype = torch.float32,
+        reduce: Reduce = ONE_RANK,
     ) -> None:
-        self._layout, self.call, self._dtype = layout, call, dtype
+        self._layout, self.call, self._dtype, self._reduce = layout, call, dtype, reduce
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
@@ -86,7 +92,7 @@ class Forward:
         if self._built_in:
             return self.call(batch)
         products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
-        with CountedDropout(clock, self._first_site), products:
+        with CountedDropout(clock, self._first_site, self._reduce), products:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:

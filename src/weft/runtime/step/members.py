@@ -20,6 +20,7 @@ from weft.core.errors import SpecError, WeftError
 from weft.core.settings.value_names import identity
 from weft.core.task import Task
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.device.precision import DTYPES
@@ -68,7 +69,8 @@ class Members:
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
-        self.forward = Forward(self._model, self.layout, bind(self._model), DTYPES[self._task.precision])
+        dtype, reduce = DTYPES[self._task.precision], self.source.reduce
+        self.forward = Forward(self._model, self.layout, bind(self._model), dtype, reduce)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
 
     @property
@@ -266,7 +268,8 @@ class Members:
         """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
         near = {"rtol": 2e-2, "atol": 2e-2} if self._task.precision == "bf16" else {"rtol": 1e-3, "atol": 1e-4}
         for row in (0, state.members - 1):
-            if not torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True):
+            same = torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True)
+            if self.source.reduce.sum(state.flat.new_tensor(float(not same))):  # all ranks decide alike
                 raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
 
     # ---- giving back ---------------------------------------------------------------------------------
@@ -336,9 +339,14 @@ def _set_stacked(model: nn.Module, stacked: bool) -> None:
 
 
 def _set_reduce(model: nn.Module, reduce: Reduce) -> None:
-    for module in model.modules():
-        if isinstance(module, (BatchNorm, LayerNorm)):
+    for name, module in model.named_modules():
+        if isinstance(module, (BatchNorm, LayerNorm, Dropout)):
             module.reduce = reduce
+        elif reduce.ranks > 1 and isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            raise SpecError(
+                f"model {type(model).__name__}: {name} is torch's {type(module).__name__}, which knows the rows of one "
+                f"rank only; use weft.nn.BatchNorm to train over {reduce.ranks} ranks"
+            )
 
 
 def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:

@@ -93,6 +93,8 @@ class Stack:
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
+        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
+            return logits.index_select(-2, batch.rows).sum((-2, -1))
         losses = self.objective.loss(logits, batch.y, batch.rows)
         return losses if self.source.reduce.ranks == 1 else losses * batch.share
 

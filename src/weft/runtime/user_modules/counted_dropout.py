@@ -15,15 +15,21 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.overrides import TorchFunctionMode
 
 from weft.ops.dense.bias_act_dropout import dropout
+from weft.ops.dense.dropout_rows import dropout_rows
+from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.user_modules.transforms import PLAIN, has_forward_derivatives, saved_tensors_are_hooked, vmap_sizes
 
 
 class CountedDropout(TorchFunctionMode):
-    """Inside, dropout takes its masks from ``clock [2]`` = (seed, step), the first call at ``site``."""
+    """Inside, dropout takes its masks from ``clock [2]`` = (seed, step), the first call at ``site``.
 
-    def __init__(self, clock: Tensor, site: int) -> None:
+    Where nodes are spread over ranks (``reduce``), a tensor with a row per node has the mask of its rows.
+    """
+
+    def __init__(self, clock: Tensor, site: int, reduce: Reduce = ONE_RANK) -> None:
         super().__init__()
         self._clock, self._site, self._with_grad = clock, site, torch.is_grad_enabled()
+        self._reduce = reduce
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch_dropout and not torch.compiler.is_compiling():
@@ -49,6 +55,8 @@ class CountedDropout(TorchFunctionMode):
         site, self._site = self._site, self._site + 1
         if x.numel() == 0:
             return x
+        if self._reduce.ranks > 1 and x.dim() > 1 and x.shape[0] == self._reduce.rows:
+            return dropout_rows(x, p, self._clock, site, self._reduce.first_row)
         rows = x.reshape(-1, x.shape[-1]) if x.dim() > 2 else x.reshape(1, 1) if x.dim() == 0 else x
         return dropout(rows.contiguous(), p, self._clock, site).view(x.shape)
 

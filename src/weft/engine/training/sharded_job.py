@@ -1,0 +1,155 @@
+"""ShardedJob: a job whose graph is spread over ranks. Rank 0 plans, decides, tells and saves; all ranks train.
+
+Every rank runs this with the same tasks. What rank 0 alone knows (groups, checkpoints, decisions) it sends to the
+others, so all of them do the same at every step. Weights are replicated, so a checkpoint fits any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.core.compatibility import graph_key
+from weft.core.decision import Decision, Update
+from weft.core.errors import SpecError, WeftError
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.dist.ranks import Ranks
+from weft.dist.shard_graph import ShardGraph
+from weft.engine.base.device import machine_of
+from weft.engine.base.graph_cache import HOST, Graphs
+from weft.engine.base.machines import load_throughput
+from weft.engine.training.decisions import Driver
+from weft.engine.training.event_source import EventSource
+from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.process_state import Needs, process_state
+from weft.engine.training.run_folder import Groups, RunFolder
+from weft.engine.training.session import Save, Session
+from weft.graph.data.graph import Graph
+from weft.planner.partition import Partition, split_by_edges
+from weft.runtime.checkpoint import Checkpoint
+from weft.runtime.group import GroupRun
+from weft.runtime.step.shard_source import Sharding
+
+
+class SharedSession(Session):
+    """A session whose decisions are those of rank 0."""
+
+    ranks: Ranks
+
+    def decide(self, updates: Sequence[Update]) -> Decision:
+        """What rank 0 decides after its updates, which are those of every rank."""
+        decided = super().decide(updates).to_json() if self.ranks.rank == 0 else None
+        return Decision.from_json(self.ranks.share(decided))
+
+
+class ShardedJob(Job):
+    """``tasks`` over ``ranks``; ``folder`` and the events of ranks other than 0 go nowhere."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        ranks: Ranks,
+        events: EventSource,
+        folder: RunFolder | None,
+        options: JobOptions,
+    ) -> None:
+        self._ranks = ranks
+        self._shards: dict[Any, ShardGraph] = {}
+        super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options)
+
+    def _make_graphs(self) -> Graphs:
+        return Graphs(HOST)  # a whole graph may not fit on one device
+
+    @property
+    def _first(self) -> bool:
+        return self._ranks.rank == 0
+
+    # ---- what rank 0 knows ---------------------------------------------------------------------------
+
+    def _find_groups(self, saved: Groups | None) -> Groups:
+        found = None
+        if self._first:
+            plain = saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+            found = (saved is not None, [(key, self._over_ranks(plan)) for key, plan in plain])
+        self._resuming, groups = self._ranks.share(found)
+        return list(groups)
+
+    def _plans(self) -> list[Plan]:
+        return self._planner.groups(list(self._tasks.values()), load_throughput(machine_of(self._device)))
+
+    def _over_ranks(self, plan: Plan) -> Plan:
+        """The plan with one step after the other, uncaptured: ranks meet at barriers on the host inside of a step."""
+        count = self._ranks.ranks
+        why = f"{count} ranks with about as many edges each; steps run eagerly, since ranks wait for each other in them"
+        kept = tuple(reason for reason in plan.why if "ranks with about" not in reason)
+        join = "stacked" if plan.join in ("concurrent", "woven") else plan.join
+        return replace(
+            plan,
+            join=join,
+            replay=False,
+            compiled=False,
+            row_order="by_length",
+            threads=None,
+            shards=count,
+            why=(*kept, why),
+        )
+
+    def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
+        found = super()._checkpoint(key, tasks) if self._first else None
+        if not self._resuming:
+            return None
+        sent = self._ranks.share(None if found is None else (found.tensors, found.about))
+        return None if sent is None else Checkpoint(*sent)
+
+    # ---- training ------------------------------------------------------------------------------------
+
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+        key = graph_key(tasks[0])
+        if key not in self._shards:
+            self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
+        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
+
+    def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
+        session = SharedSession(group, self._events, save, driver, self._options.control)
+        session.ranks = self._ranks
+        return session
+
+    @property
+    def _predicted_here(self) -> bool:
+        return False  # estimates are of one device
+
+    def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
+        raise error  # halves would have to be agreed on while a rank may be gone
+
+
+def partition_of(graph: Graph, ranks: int) -> Partition:
+    """How the nodes of ``graph`` are spread over ``ranks``."""
+    return split_by_edges(graph.adj.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
+
+
+class NoEvents(EventSource):
+    """Reports nothing: rank 0 does."""
+
+
+def train_as_rank(ranks: Ranks, tasks: Sequence[Task]) -> None:
+    """The part of a rank other than 0 in a run of ``tasks``."""
+    with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
+        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions()).train(resume=False)
+
+
+def check_ranks(ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool) -> int:
+    """The number of ranks, checked against what ranks cannot do."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    if ranks == 1:
+        return 1
+    if planned:
+        raise SpecError(f"ranks={ranks}: a plan that was written for one device runs on one rank; give the spec itself")
+    for name, choice in (("weave", weave), ("compile", compile)):
+        if choice:
+            raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
+    return ranks

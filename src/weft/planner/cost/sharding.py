@@ -1,0 +1,181 @@
+"""What a group takes when its graph is spread over ranks: bytes per rank, seconds on links, and the speed-up.
+
+A stated, simple model. Nodes are split into ranges of equally many edges, and neighbours are taken to be spread evenly
+over the ranks (an order that keeps neighbours together does better). Then, for G ranks:
+
+- an edge is remote with probability 1 - 1/G;
+- a node with d out-edges is read by a given other rank with probability 1 - (1 - 1/G)^d, which gives the remote nodes
+  h that a rank reads per exchange, each of them once;
+- an exchange of F numbers per node moves 4 h F bytes into a rank, and waits for all ranks once;
+- an epoch exchanges once per layer forward, once per layer but the first backward, once per layer in evaluation, and
+  sums gradients of P weights, of which a rank receives 4 P (G - 1) bytes;
+- compute of one device is divided by G; launches are not.
+
+Bytes: values per node and edge are divided by G, weights and optimizer state are replicated, staging has two slots.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from weft.core.cost import Cost
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.task import Task
+from weft.core.units import show_bytes, show_seconds
+
+REPLICATED = ("weight", "state", "rounding")  # kinds of value that every rank has in full
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class RankLink:
+    """How ranks reach each other: bytes per second into one rank, seconds of a barrier, and where that is from."""
+
+    name: str
+    bytes_per_second: float
+    barrier_seconds: float
+    source: str
+
+
+NVLINK4 = RankLink("nvlink", 450e9 * 0.8, 1.5e-5, "data sheet of NVLink 4 (450 GB/s each way), 80 % of it assumed")
+INFINIBAND = RankLink("infiniband", 50e9 * 0.8, 3e-5, "data sheet of NDR InfiniBand (400 Gbit/s), 80 % of it assumed")
+HOST_MEMORY = RankLink("host memory", 8e9, 1e-4, "assumed for CPU ranks of one host")
+LINKS = {link.name: link for link in (NVLINK4, INFINIBAND, HOST_MEMORY)}
+
+
+def link_of(machine: Machine) -> RankLink:
+    """The link between ranks on ``machine``: a measured one if it has one, else by its kind."""
+    found = next((link for link in machine.links if link.kind == "nvlink"), None)
+    if found is not None:
+        return RankLink("nvlink", found.bytes_per_second, max(found.latency, 1e-5), found.source)
+    return NVLINK4 if machine.device == "cuda" else HOST_MEMORY
+
+
+@dataclass(frozen=True)
+class ShardingEstimate:
+    """One epoch of a group over ``ranks``: of one rank, the one with most.
+
+    ``remote_edges``: share of the edges. ``halo_nodes``: remote nodes that a rank reads. ``link_bytes`` and
+    ``link_seconds``: into one rank per epoch, barriers included. ``epoch_seconds``: exchanges before aggregations, as
+    ranks run today; ``overlapped_seconds``: if exchanges were hidden behind aggregations of local edges altogether.
+    """
+
+    ranks: int
+    link: str
+    remote_edges: float
+    halo_nodes: int
+    bytes_per_rank: int
+    link_bytes: int
+    link_seconds: float
+    epoch_seconds: float
+    overlapped_seconds: float
+    single_seconds: float
+
+    @property
+    def speed_up(self) -> float:
+        """Against one device."""
+        return self.single_seconds / self.epoch_seconds if self.epoch_seconds else 1.0
+
+    @property
+    def overlapped_speed_up(self) -> float:
+        """Against one device, with perfect overlap."""
+        return self.single_seconds / self.overlapped_seconds if self.overlapped_seconds else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "speed_up": self.speed_up, "overlapped_speed_up": self.overlapped_speed_up}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ranks} ranks over {self.link}: {show_bytes(self.bytes_per_rank)} per rank, "
+            f"{self.halo_nodes:,} remote nodes per rank ({self.remote_edges:.0%} of the edges); "
+            f"{show_bytes(self.link_bytes)} and {show_seconds(self.link_seconds)} on the link per epoch; "
+            f"epoch {show_seconds(self.epoch_seconds)}, {self.speed_up:.2f}x one device "
+            f"({self.overlapped_speed_up:.2f}x if exchanges overlap with local work)"
+        )
+
+
+def remote_nodes(stats: GraphStats, ranks: int) -> int:
+    """Remote nodes that one rank reads, expected, if neighbours are spread evenly."""
+    if ranks == 1:
+        return 0
+    away = 1.0 - 1.0 / ranks
+    nodes = stats.degree_histogram or (0, stats.num_nodes)
+    counted = [count * (1.0 - float(away ** _typical(size, stats))) for size, count in enumerate(nodes) if size]
+    return round(away * sum(counted))
+
+
+def _typical(bits: int, stats: GraphStats) -> float:
+    """The degree in the middle of a bin of the histogram."""
+    if not stats.degree_histogram:
+        return stats.num_edges / max(stats.num_nodes, 1)
+    return 1.0 if bits == 1 else 0.75 * 2**bits
+
+
+def exchange_widths(task: Task, stats: GraphStats, first_once: bool = False) -> tuple[list[int], list[int]]:
+    """Numbers per node in every exchange of an epoch: ``(forward, backward)``; evaluation repeats the forward ones.
+
+    Attention adds its source scores. A layer aggregates on its narrower side.
+    """
+    heads = task.heads if task.traits is not None and task.traits.has_heads else 0
+    widths = [stats.num_features, *[task.hidden] * (task.layers - 1), stats.num_classes]
+    layers = [(outputs if heads else min(inputs, outputs)) + heads for inputs, outputs in itertools.pairwise(widths)]
+    return layers[1:] if first_once else layers, layers[1:]
+
+
+def estimate_sharding(
+    tasks: Sequence[Task],
+    cost: Cost,
+    stats: GraphStats,
+    ranks: int,
+    link: RankLink,
+    *,
+    parameters: int = 0,
+    first_once: bool = False,
+    fixed_bytes: int = 0,
+) -> ShardingEstimate:
+    """One epoch of ``tasks`` on one graph over ``ranks``; ``cost``: of the same on one device.
+
+    ``parameters``: of all tasks. ``fixed_bytes``: what every rank takes besides tensors (CUDA, libraries).
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    halo = remote_nodes(stats, ranks)
+    forward, backward, largest = 0, 0, 0
+    exchanges = 0
+    for task in tasks:
+        ahead, back = exchange_widths(task, stats, first_once)
+        forward, backward = forward + 2 * sum(ahead), backward + sum(back)
+        largest, exchanges = largest + max([*ahead, *back], default=0), max(exchanges, 2 * len(ahead) + len(back))
+    moved = FLOAT * halo * (forward + backward) + FLOAT * parameters * (ranks - 1)
+    waits = (exchanges + 2) * link.barrier_seconds if ranks > 1 else 0.0
+    link_seconds = moved / link.bytes_per_second + waits
+    launches = min(cost.families.get("launch", 0.0), cost.epoch_seconds)
+    compute = (cost.epoch_seconds - launches) / ranks
+    local = compute / ranks
+    hidden = min(moved / link.bytes_per_second, local)
+    return ShardingEstimate(
+        ranks,
+        link.name,
+        1.0 - 1.0 / ranks,
+        halo,
+        fixed_bytes + _bytes(cost, stats, ranks, halo, largest),
+        moved,
+        link_seconds,
+        launches + compute + link_seconds,
+        launches + compute + link_seconds - hidden,
+        cost.epoch_seconds,
+    )
+
+
+def _bytes(cost: Cost, stats: GraphStats, ranks: int, halo: int, widest: int) -> int:
+    kept = sum(cost.bytes.get(kind, 0) for kind in REPLICATED)
+    shared = max(cost.peak_bytes - kept, 0)
+    rows = -(-stats.num_nodes // ranks)
+    staging = (2 * rows + halo) * widest * FLOAT if ranks > 1 else 0
+    return kept + shared // ranks + staging

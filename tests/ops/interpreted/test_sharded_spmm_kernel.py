@@ -1,0 +1,86 @@
+"""sharded_spmm: both schedules against the torch reference, with partial rows poisoned before."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from weft.dist.partition_arrays import own_rows
+from weft.dist.shard_walk import shard_walk
+
+from tests.ops.graphs import from_pairs
+from tests.ops.interpreted.walks import assert_same, numbers
+from weft.core.errors import InputError
+from weft.ops.sparse.sharded_spmm_triton import (
+    SCHEDULES,
+    ShardedLaunch,
+    address_table,
+    sharded_spmm_torch,
+    sharded_spmm_triton,
+)
+from weft.ops.sparse.spmm import spmm
+
+BOUNDS = (0, 7, 7, 13, 20)
+
+
+def graph(nodes: int = 20):
+    """Node 8 is joined to all, node 3 has no edge, most others have a few."""
+    there = torch.rand(nodes, nodes, generator=torch.Generator().manual_seed(2)) < 0.15
+    there[8] = True
+    there[3] = False
+    return from_pairs(*there.nonzero(as_tuple=True), nodes, nodes)
+
+
+def parts(adj, rank, ps, weighted, lead=(), width=5, dtype=torch.float32):
+    indptr, columns, _, first = own_rows(adj, BOUNDS[rank], BOUNDS[rank + 1])
+    weight = numbers(adj.num_edges, seed=3, dtype=dtype) if weighted else None
+    own = None if weight is None else weight[first : first + columns.numel()]
+    x = numbers(*lead, adj.num_cols, width, dtype=dtype)
+    peers = [x[..., low:high, :].contiguous() for low, high in itertools.pairwise(BOUNDS)]
+    return shard_walk(indptr, columns, BOUNDS, rank, ps, own), peers, x, weight
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("ps", "dist", "warps"), [(1, 1, 1), (4, 2, 2), (3, 1, 4), (16, 4, 1)])
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_schedules(rank, ps, dist, warps, schedule):
+    adj = graph()
+    walk, peers, x, weight = parts(adj, rank, ps, weighted=ps > 1)
+    scale = numbers(walk.num_rows, seed=4)
+    scratch = torch.full((20 * 20 * 5,), torch.nan)
+    table, counts = address_table(peers, x.device)
+    launch = ShardedLaunch(ps, dist, warps)
+    staging = torch.full((20 * 5,), torch.nan)
+    found = sharded_spmm_triton(peers[rank], table, counts, walk, scale, launch, schedule, scratch, staging)
+    assert_same(found, sharded_spmm_torch(peers[rank], peers, walk, scale), x.dtype)
+    low, high = BOUNDS[rank], BOUNDS[rank + 1]
+    assert_same(found, spmm(adj, x, weight)[low:high] * scale[:, None], x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 17, 40])
+def test_widths_and_types(width, dtype):
+    walk, peers, x, _ = parts(graph(), 2, 4, weighted=False, width=width, dtype=dtype)
+    table, counts = address_table(peers, x.device)
+    found = sharded_spmm_triton(peers[2], table, counts, walk, None, ShardedLaunch(4, 2, 2))
+    assert_same(found, sharded_spmm_torch(peers[2], peers, walk), dtype)
+
+
+def test_tasks():
+    walk, peers, x, weight = parts(graph(), 3, 4, weighted=True, lead=(3,))
+    table, counts = address_table(peers, x.device)
+    for schedule in SCHEDULES:
+        found, again = (
+            sharded_spmm_triton(peers[3], table, counts, walk, None, ShardedLaunch(4, 1, 2), schedule) for _ in range(2)
+        )
+        assert_same(found, spmm(graph(), x, weight)[:, 13:], x.dtype)
+        assert torch.equal(found, again)
+
+
+def test_a_launch_for_other_pieces_is_refused():
+    walk, peers, x, _ = parts(graph(), 0, 4, weighted=False)
+    with pytest.raises(InputError, match="pieces of 4"):
+        sharded_spmm_triton(peers[0], *address_table(peers, x.device), walk, None, ShardedLaunch(8))
+    with pytest.raises(InputError, match="ps=33"):
+        ShardedLaunch(33)

@@ -1,0 +1,81 @@
+"""The stated model of ranks: one rank is one device, more ranks take less memory each and more of the link."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.core.cost import Cost
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.task import Task
+from weft.planner.cost.sharding import (
+    HOST_MEMORY,
+    INFINIBAND,
+    NVLINK4,
+    estimate_sharding,
+    exchange_widths,
+    link_of,
+    remote_nodes,
+)
+from weft.planner.machine_profiles import PROFILES
+
+STATS = GraphStats(
+    "big", 10**6, 5 * 10**7, 100, num_classes=40, symmetric=True, degree_histogram=(0, 0, 0, 0, 0, 500_000, 500_000)
+)
+COST = Cost(
+    peak_bytes=8 * 10**9,
+    reserved_bytes=9 * 10**9,
+    total_bytes=10 * 10**9,
+    bytes={"activation": 6 * 10**9, "graph": 10**9, "weight": 10**6, "state": 2 * 10**6},
+    seconds={"gpu": 0.5},
+    families={"spmm": 0.45, "launch": 0.001},
+)
+TASK = Task(graph="big", model="gcn", hidden=64, layers=3)
+
+
+def of(ranks, link=NVLINK4, **more):
+    return estimate_sharding([TASK], COST, STATS, ranks, link, parameters=20_000, **more)
+
+
+def test_one_rank_is_one_device():
+    one = of(1)
+    assert one.halo_nodes == 0
+    assert one.link_bytes == 0
+    assert one.link_seconds == 0.0
+    assert one.speed_up == pytest.approx(1.0)
+    assert one.bytes_per_rank == COST.peak_bytes
+    assert of(1, fixed_bytes=5).bytes_per_rank == COST.peak_bytes + 5
+
+
+def test_more_ranks_take_less_memory_each_and_are_faster():
+    found = [of(ranks) for ranks in (2, 4, 8)]
+    assert found[0].bytes_per_rank > found[1].bytes_per_rank > found[2].bytes_per_rank
+    assert 1.0 < found[0].speed_up < found[1].speed_up < 8
+    assert all(one.overlapped_speed_up >= one.speed_up for one in found)
+    assert "4 ranks over nvlink" in str(found[1])
+    assert found[1].to_dict()["speed_up"] == found[1].speed_up
+
+
+def test_a_slower_link_takes_longer():
+    assert of(8, INFINIBAND).link_seconds > of(8).link_seconds
+    assert of(8, HOST_MEMORY).speed_up < of(8).speed_up
+
+
+def test_a_rank_never_reads_more_nodes_than_there_are():
+    for ranks in (2, 8, 512):
+        assert 0 < remote_nodes(STATS, ranks) <= STATS.num_nodes
+    assert remote_nodes(GraphStats("flat", 100, 300), 4) > 0
+
+
+def test_widths_by_layer():
+    assert exchange_widths(TASK, STATS) == ([64, 64, 40], [64, 40])
+    assert exchange_widths(TASK, STATS, first_once=True) == ([64, 40], [64, 40])
+    gat = Task(graph="big", model="gat", hidden=64, heads=8, layers=2)
+    assert exchange_widths(gat, STATS) == ([72, 48], [48])
+
+
+def test_links_and_mistakes():
+    assert link_of(PROFILES["h200"]) is NVLINK4
+    assert link_of(PROFILES["cpu"]) is HOST_MEMORY
+    with pytest.raises(SpecError, match="ranks=0"):
+        of(0)
