@@ -28,9 +28,9 @@ from benchmarks.harness.timing import Memory, synchronize
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
+from weft.runtime.batches.sampled_source import Sampled, Sampling
+from weft.runtime.batches.source import SourceRequest
 from weft.runtime.group import GroupRun
-from weft.runtime.step.sampled_source import Sampled, Sampling
-from weft.runtime.step.source import SourceRequest
 
 MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated
 PLACES = ("device", "pinned")

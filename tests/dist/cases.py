@@ -19,7 +19,7 @@ from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.sage import SAGEConv
 from weft.planner.partition import split_by_edges
 from weft.runtime.group import GroupRun
-from weft.runtime.step.shard_source import Sharding
+from weft.runtime.batches.shard_source import Sharding
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from tests.tiny import tiny_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
+from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
-from weft.runtime.step.sampled_source import Sampling
 
 pytestmark = [
     pytest.mark.gpu,

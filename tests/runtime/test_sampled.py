@@ -10,10 +10,10 @@ from weft.core.errors import TrainingError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
+from weft.runtime.batches import sampled_source
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.batches.source import FullGraph
 from weft.runtime.group import GroupRun
-from weft.runtime.step import sampled_source
-from weft.runtime.step.sampled_source import Sampling
-from weft.runtime.step.source import FullGraph
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ from tests.tiny import tiny_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
+from weft.runtime.batches.source import FullGraph, SourceRequest
 from weft.runtime.group import GroupRun
 from weft.runtime.step.schedules import learning_rates
-from weft.runtime.step.source import FullGraph, SourceRequest
 
 CPU = torch.device("cpu")
 SETTINGS = {"hidden": 8, "dropout": 0.5, "epochs": 2, "lr": 0.05}

@@ -31,11 +31,11 @@ from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
+from weft.runtime.batches.dry_sources import dry_source_for
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
-from weft.runtime.dry_sources import dry_source_for
 from weft.runtime.group import GroupRun, StepMerger
 
 CPU = torch.device("cpu")

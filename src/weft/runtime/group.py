@@ -22,14 +22,14 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
+from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
 from weft.runtime.step.best_and_history import evaluates_at
-from weft.runtime.step.inputs import Inputs, MakeSource
+from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, MemberSlot
-from weft.runtime.step.source import FullGraph
 from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
 

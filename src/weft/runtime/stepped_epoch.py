@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 
 from torch import Tensor
 
+from weft.runtime.batches.source import Batch, Source
 from weft.runtime.device.cuda_graph import Replay
-from weft.runtime.step.source import Batch, Source
 from weft.runtime.step.stack import Stack
 
 RunStack = Callable[[Stack, Callable[[], None]], None]

@@ -30,9 +30,9 @@ from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session
 from weft.graph.data.graph import Graph
 from weft.planner.partition import Partition, split_by_edges
+from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.step.shard_source import Sharding
 
 
 class SharedSession(Session):

@@ -25,11 +25,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.core.errors import InputError
+from weft.runtime.batches.source import Batch
 from weft.runtime.compile.fold_constants import fold_constants
 from weft.runtime.compile.module_state import ForbidHostReads, HostReads, ModuleStateCheck
 from weft.runtime.device.torch_rng import generator_states, restore_generators
 from weft.runtime.step.parameters import Layout
-from weft.runtime.step.source import Batch
 from weft.runtime.step.stack import Stack
 from weft.runtime.step.state import put_back
 

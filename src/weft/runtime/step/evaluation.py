@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import use_triton
+from weft.runtime.batches.source import SPLITS, Source
 from weft.runtime.step.evaluation_triton import Scores
 from weft.runtime.step.metrics import METRICS, accuracy, correct
 from weft.runtime.step.objectives import Objective
-from weft.runtime.step.source import SPLITS, Source
 
 
 class Evaluation:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
+from weft.runtime.batches.source import Batch
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
-from weft.runtime.step.source import Batch
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.counted_dropout import CountedDropout
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products

@@ -16,7 +16,7 @@ from weft.core.errors import SpecError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.step.source import Batch, Features, FullGraph, Source, SourceRequest
+from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
@@ -107,9 +107,6 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 def _is_star(model: nn.Module, name: str) -> bool:
     kind = _parameters(model)[name].kind
     return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-MakeSource = Callable[[SourceRequest], Source]
 
 
 class Inputs:

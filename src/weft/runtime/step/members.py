@@ -23,12 +23,12 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
+from weft.runtime.batches.source import Batch, Features, Source
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
 from weft.runtime.step.parameters import Layout, Slots, layout_of
-from weft.runtime.step.source import Batch, Features, Source
 from weft.runtime.step.state import State
 from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.build import build_model

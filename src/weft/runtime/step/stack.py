@@ -19,13 +19,13 @@ from torch import Tensor
 
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
+from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
 from weft.runtime.step.objectives import objective_of_stack
 from weft.runtime.step.optimizers import Optimizer
-from weft.runtime.step.source import Batch, Source
 from weft.runtime.step.state import State
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from weft.core.task import Task
 from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
-from weft.runtime.step.inputs import MakeSource
-from weft.runtime.step.source import Batch, FullGraph, Infer, SourceRequest
+from weft.runtime.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 
 def dry_source_for(task: Task) -> MakeSource:

@@ -27,8 +27,7 @@ from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.ops.sampling.sample_triton import LARGEST_FANOUT
-from weft.runtime.step.inputs import MakeSource
-from weft.runtime.step.source import SPLITS, Batch, FullGraph, Infer, SourceRequest
+from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 EVALUATION_ROWS = 1 << 16  # nodes of one chunk of a layer, in evaluation without the whole graph on the device
 WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the device is evaluated as a whole

@@ -151,6 +151,9 @@ class Source(Protocol):
         """Labels of all rows of :meth:`logits`."""
 
 
+MakeSource = Callable[[SourceRequest], Source]
+
+
 class FullGraph:
     """The whole graph, every time: one step per epoch, one constant batch."""
 

@@ -10,7 +10,7 @@ from weft.core.errors import InputError
 from weft.dist.ranks import Ranks
 from weft.dist.reduce import RankReduce
 from weft.dist.shard_graph import ShardGraph
-from weft.runtime.step.source import FullGraph, SourceRequest
+from weft.runtime.batches.source import FullGraph, SourceRequest
 
 
 @dataclass(frozen=True)
