@@ -58,7 +58,8 @@ class Dropout(nn.Module):
         """``x [N, F]`` of an operator that was given :meth:`draw_fused`, dropped if that did not do it."""
         if self.reduce.ranks == 1:
             return x
-        return dropout_rows(x, *self.draw(x.device), self.site, self.reduce.first_row, parts)
+        rate, clock = self.draw(x.device)
+        return x if clock is None else dropout_rows(x, rate, clock, self.site, self.reduce.first_row, parts)
 
     def forward(self, x: Features) -> Features:
         """``x`` with some elements dropped and the others scaled up."""

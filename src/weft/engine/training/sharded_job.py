@@ -6,6 +6,7 @@ others, so all of them do the same at every step. Weights are replicated, so a c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 
+STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
+
 
 class SharedSession(Session):
     """A session whose decisions are those of rank 0."""
@@ -41,9 +44,19 @@ class SharedSession(Session):
     ranks: Ranks
 
     def decide(self, updates: Sequence[Update]) -> Decision:
-        """What rank 0 decides after its updates, which are those of every rank."""
-        decided = super().decide(updates).to_json() if self.ranks.rank == 0 else None
-        return Decision.from_json(self.ranks.share(decided))
+        """What rank 0 decides after its updates, which are those of every rank.
+
+        While it is paused it says so again and again: to the others, silence is a rank that is gone.
+        """
+        decided = None
+        if self.ranks.rank == 0:
+            while self.paused and self._control.requests() == self._acted_on:
+                self.ranks.share(STILL_PAUSED)
+                time.sleep(PAUSED_SECONDS)
+            decided = super().decide(updates).to_json()
+        while (said := self.ranks.share(decided)) == STILL_PAUSED:
+            pass
+        return Decision.from_json(said)
 
 
 class ShardedJob(Job):
