@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.gpu_rules import gpu_rules
-from weft.capture.meta_graph import META, stand_in
+from weft.capture.meta_graph import META, meta_graph
 from weft.capture.observer import Observer
 from weft.capture.program_builder import program_of
 from weft.capture.small_graph_step import Sizes, rescale, small_graph
@@ -77,7 +77,7 @@ def capture(
     group = [task] * tasks if isinstance(task, Task) else list(task)
     plan = plan or default_plan(group, device)
     try:
-        return _follow(group, lambda: stand_in(graph), plan, META, merger=merger)
+        return _follow(group, lambda: meta_graph(graph), plan, META, merger=merger)
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):

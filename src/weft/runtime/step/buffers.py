@@ -45,7 +45,7 @@ class ClockSlots:
         self._clocks = [module._buffers for module in modules]
         self._rates = [module._buffers for module in modules if RATE in module._buffers]
 
-    def fill(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
+    def bind(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
         """Hang ``clock [2]`` = (seed, step) everywhere, and the ``rates`` (0-d each) in their modules."""
         for table in self._clocks:
             table[CLOCK] = clock
@@ -59,7 +59,7 @@ class BufferSlots:
     def __init__(self, model: nn.Module) -> None:
         self._places = list(_places(model))
 
-    def fill(self, buffers: Mapping[str, Tensor]) -> None:
+    def bind(self, buffers: Mapping[str, Tensor]) -> None:
         """Hang ``buffers`` in the model, which then updates them in place."""
         for table, key, name in self._places:
             table[key] = buffers[name]

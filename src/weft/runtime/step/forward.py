@@ -67,14 +67,14 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
         self._set_mode(training)
-        self._slots.fill(self._views(flat))
+        self._slots.bind(self._views(flat))
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
 
     def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
-        self._slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
+        self._slots.bind([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
         nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
 
@@ -90,14 +90,14 @@ class Forward:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        self._clocks.fill(clock, rates)
-        self._buffers.fill(buffers)
+        self._clocks.bind(clock, rates)
+        self._buffers.bind(buffers)
 
     def _one(
         self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> Tensor:
         """One member, as ``vmap`` sees it; its buffers change in place, and so do those of all members."""
-        self._slots.fill(weights)
+        self._slots.bind(weights)
         self._bind(clock, rates, buffers)
         logits = self._called(clock, batch)
         self._buffers.collect(buffers)

@@ -300,7 +300,7 @@ class Members:
                 self.attach(state)
             self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
-        Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
+        Slots(model, self.layout.names).bind([nn.Parameter(named[name].clone()) for name in self.layout.names])
         for prefix, module in model.named_modules():
             for key in module._buffers:
                 name = f"{prefix}.{key}" if prefix else key

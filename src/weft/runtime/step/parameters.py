@@ -104,7 +104,7 @@ class Slots:
             if p is not None and id(p) in owner
         ]
 
-    def fill(self, tensors: Sequence[Tensor]) -> None:
+    def bind(self, tensors: Sequence[Tensor]) -> None:
         """Hang ``tensors``, in the order of ``names``, in place of the parameters."""
         for table, key, index in self._places:
             table[key] = tensors[index]
