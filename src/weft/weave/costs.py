@@ -12,7 +12,7 @@ from weft.weave.together import Flat, results, unflatten
 
 
 def _spmm_push(call: Call) -> Work:
-    """Rows sent along the edges: read in order, added to where they go."""
+    """Rows pushed along the edges: read sequentially, added at their destinations."""
     x, edges = _given(call, "x"), _edges(call)
     row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
     return Work(
@@ -34,7 +34,7 @@ def _together(call: Call) -> Work:
 
 
 def register() -> None:
-    """Let dry runs know what these operators cost; each costs what the operator it is a part of costs."""
+    """Register the costs of these operators; each costs what the operator it belongs to costs."""
     whole = {
         "weight_grad_parts": "weight_grad",
         "linear_backward_parts": "linear_backward",

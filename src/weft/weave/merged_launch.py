@@ -1,16 +1,16 @@
-"""Several kernels' work in one launch: a kernel is generated for the group of launches at hand.
+"""Merge several kernel launches into one, by generating a kernel for the group of launches.
 
-Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but noted down as a :class:`Part`, so the code
-that launches an operator's kernels alone also says what it would launch. :func:`launch_parts` lays the grids of many
-parts end to end in one grid, and writes the kernel that finds, from its program id, the part it belongs to and its ids
-there. The body of each kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments:
-every part runs the code that its operator runs alone, on the same tiles. Its numbers are the same bits where it would
-have had as many warps alone; with more or fewer of them the lanes of a tile are added up in another order.
+Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but collected as a :class:`Part`, so merging
+reuses the code that launches an operator's kernels alone. :func:`launch_parts` concatenates the grids of many parts
+into one grid, and generates the kernel that finds, from its program id, its part and its ids there. The body of each
+kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments: every part runs the code
+that its operator runs alone, on the same tiles. Its results are bit-identical if it has as many warps alone; with more
+or fewer the lanes of a tile are summed in another order.
 
-Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
-apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
-launch, not a table in memory: a recorded launch replays without a copy. A kernel takes seconds to compile, so groups
-that differ little share one: branches stand in a fixed order, and have room for 1, 4, 8, 16, ... parts.
+Parts that differ only in addresses and sizes share one branch of the generated kernel, which selects between them; so
+its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the launch, not a table in
+memory: in a CUDA graph the launch replays without a copy. A kernel takes seconds to compile, so similar groups share
+one: branches have a fixed order, and a capacity of 1, 4, 8, 16, ... parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.ops.launch.hooks import intercepted
 from weft.ops.launch.triton_lang import tl, triton
 
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
-USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
+USUAL = {"num_warps": 4, "num_stages": 3}  # Triton's default
 OPTIONS = tuple(USUAL)
 LEAST_ROOM = 4  # of a branch for several parts
 SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
@@ -54,7 +54,7 @@ class Part:
 
     @classmethod
     def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
-        """The launch as it was asked for."""
+        """The launch ``kernel[grid](*args, **kwargs)`` as a Part."""
         options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
         parameters, names, fixed = _parameters(kernel.fn)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
@@ -93,12 +93,12 @@ class Branch:
     shared: tuple[bool, ...]
 
 
-# ---- noting launches down ---------------------------------------------------------------------------------
+# ---- collecting launches ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def collected() -> Iterator[list[Part]]:
-    """Inside, and in this thread, launches are added to the list that this gives, and not made."""
+    """Inside, and in this thread, launches are appended to the list that this yields, and not made."""
     parts: list[Part] = []
 
     def note(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def collected() -> Iterator[list[Part]]:
 
 
 def launch_parts(parts: Sequence[Part]) -> None:
-    """Run all parts, in one launch (several where the arguments would not fit into one)."""
+    """Run all parts in one launch (several if the arguments do not fit into one)."""
     for batch in _batches([part for part in parts if part.programs]):
         if len(batch) == 1:
             launch_alone(batch[0])
@@ -137,10 +137,9 @@ def _launch_together(parts: list[Part]) -> None:
 
 
 def options_of(parts: Sequence[Part]) -> dict[str, int]:
-    """What the parts ask for at most, those aside that are small beside the largest.
+    """The largest warps and stages of the parts, except parts that are small compared with the largest.
 
-    Warps share a tile: sums over edges that were given more of them for the sake of a few additions of parts would do
-    less each.
+    Warps share a tile: if sums over edges got more of them because of a few small reductions, each would do less.
     """
     most = max(part.programs for part in parts)
     counted = [dict(part.options) for part in parts if part.programs * SMALL_SHARE >= most]
@@ -171,7 +170,7 @@ def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def filled_up(members: list[Part]) -> list[Part]:
-    """As many parts as there is room for in a branch, those at the end without a program."""
+    """The parts padded to the capacity of a branch with parts without programs."""
     room = 1 if len(members) == 1 else max(LEAST_ROOM, next_power_of_2(len(members)))
     return members + [replace(members[-1], grid=(0, 1, 1))] * (room - len(members))
 
@@ -228,7 +227,7 @@ def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
 
 
 def kernel_source(branches: tuple[Branch, ...]) -> str:
-    """The text of the kernel: which part is this program of, which piece of it, and the call of its body."""
+    """The source of the kernel: find this program's part and its ids there, and call the part's body."""
     total = sum(branch.count for branch in branches)
     names = [f"{letter}{part}" for part in range(total) for letter in ("end", "p", "q", "r")]
     names += [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
@@ -268,7 +267,7 @@ def _branch_lines(place: int, branch: Branch, first: int) -> list[str]:
             lines.append(f"{name} = tl.where({here}, {value}, {name})")
     lines += [f"local{place} = pid - start{place}", f"rest{place} = local{place} // p_{place}"]
     ids = [f"local{place} % p_{place}", f"rest{place} % q_{place}", f"rest{place} // q_{place}"]
-    # A size of 1 is a constant to Triton; kernels treat what they are told as a value.
+    # A size of 1 is a constant to Triton; kernels expect a value.
     ids += [f"pid * 0 + {letter}_{place}" for letter in ("p", "q", "r")]
     passed = [
         f"{name}=b{place}_{name}" if shared else f"{name}=v{place}_{name}"

@@ -1,15 +1,15 @@
-"""together: several operators, of any kinds, over any walks, in one launch.
+"""together: run several operators, of any kinds and over any graphs, in one merged launch.
 
 A :class:`Call` is an operator of this package with its arguments. On a GPU the first launches of all calls share one
-grid (see ``multi_launch.py``), the sums over hubs that follow share another. Every part runs the code that its operator
-runs alone, on the same tiles; how many warps share a tile is decided for the whole launch, and with it the order in
-which the lanes of a tile are added up, so results agree with those of separate launches to rounding, and bit for bit
-where all parts ask for the same number of warps. Elsewhere, and for operators that do more than launch, the calls are
-made one after another.
+grid (see ``merged_launch.py``), and the sums over hubs that follow share another. Every part runs the code that its
+operator runs alone, on the same tiles; the number of warps, and with it the order in which the lanes of a tile are
+summed, is chosen for the whole launch, so results agree with those of separate launches to rounding, and bit for bit if
+all parts use the same number of warps. On a CPU, and for operators that do more than launch, the calls are made one
+after another.
 
-The custom operators under it take flat lists only, so calls cross their border flat: tensors, lengths of lists and
-lists of whole numbers, numbers, and words, each in the order of the operators' own schemas. ``together`` is for
-operators that make their results, ``together_`` for those that change tensors in place.
+The custom operators under it take flat lists only, so calls are flattened: tensors, lengths of lists and lists of
+integers, floats, and strings, each in the order of the operators' own schemas. ``together`` is for operators that
+return new tensors, ``together_`` for those that change tensors in place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Call:
     arguments: tuple[Any, ...]
 
     def __call__(self) -> tuple[Tensor, ...]:
-        """The call made on its own; its results as a tuple."""
+        """Make the call on its own; returns its results as a tuple."""
         out = operator(self.name)(*self.arguments)
         return tuple(out) if isinstance(out, (tuple, list)) else () if out is None else (out,)
 
@@ -54,13 +54,13 @@ def results(name: str) -> int:
 
 @cache
 def is_mutable(name: str) -> bool:
-    """Whether ``weft::name`` changes tensors that it is given."""
+    """Whether ``weft::name`` changes its arguments."""
     return operator(name)._schema.is_mutable
 
 
 def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
     """The first launches of all calls in one, then the second ones of those that have any, and so on."""
-    from weft.weave.launchers import AT_ONCE, LAUNCHERS  # which imports operators that want to share launches
+    from weft.weave.launchers import AT_ONCE, LAUNCHERS  # circular: it imports the operators that use this
 
     outputs: list[Any] = []
     phases: list[list[Part]] = []
@@ -79,7 +79,7 @@ def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
     return [made() if callable(made) else made for made in outputs]
 
 
-# ---- across the border of a custom operator ---------------------------------------------------------------
+# ---- calls as flat lists for a custom operator ------------------------------------------------------------
 
 
 @dataclass
@@ -107,12 +107,12 @@ KINDS = {
 
 @cache
 def _kinds(name: str) -> tuple[tuple[str, Any], ...]:
-    """What every argument of ``weft::name`` is (a value of :data:`KINDS`), and its default."""
+    """The kind (a value of :data:`KINDS`) and the default of every argument of ``weft::name``."""
     return tuple((KINDS[str(one.type)], one.default_value) for one in operator(name)._schema.arguments)
 
 
 def completed(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``arguments`` and, where they are fewer than ``weft::name`` takes, the defaults of the rest."""
+    """``arguments``, completed by the defaults of ``weft::name``."""
     return (*arguments, *(default for _, default in _kinds(name)[len(arguments) :]))
 
 
@@ -186,7 +186,7 @@ def _in_place_fake(names, tensors, counts, numbers, words):
 
 
 def together(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
-    """The results of every call, all of them made in one launch where their tensors are on a GPU.
+    """The results of every call, made in one merged launch if their tensors are on a GPU.
 
     No gradient flows through it: see ``multi_spmm`` and its like for that.
     """

@@ -1,4 +1,4 @@
-"""Gradients of several operators that share a launch: the backward passes of all of them share launches too."""
+"""Gradients of operators that share a merged launch: their backward passes share launches too."""
 
 from __future__ import annotations
 
