@@ -1,4 +1,4 @@
-"""Triton kernels of ``dropout.py``: bias, activation and dropout, forward and backward."""
+"""Triton kernels of ``bias_act_dropout.py``: bias, activation and dropout, forward and backward."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
     out[n, f] = keep / (1 - rate) * act((x[n, f] - mean[f]) / sqrt(var[f] + eps) * weight[f] + bias[f])
 
 On a GPU the moments take one pass over ``x`` and everything else another; backward there are two passes over ``x`` and
-the gradient. Nothing but ``x`` and the moments is kept for it: what the activation was given is worked out again, and
-the mask is drawn again (``random.py``). Torch's kernels would want the columns of T tasks side by side, ``[N, T F]``,
-and mapped over tasks they copy the activations there and back; its variances take up to eight times the input in
-buffers of their own. ``parts`` is as in ``dropout.py``.
+the gradient. Only ``x`` and the moments are saved for it: the activation's input is recomputed, and the mask is drawn
+again (``torch_bits.py``). Torch's kernels need the columns of T tasks side by side, ``[N, T F]``, and under ``vmap``
+they copy the activations there and back; its variances take up to eight times the input in buffers of their own.
+``parts`` is as in ``bias_act_dropout.py``.
 
 Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a task.
 """

@@ -4,7 +4,7 @@
 
 mean and rstd = 1 / sqrt(variance + eps) are those of the F numbers ``x[n] + b``. They are all that is kept for the
 backward pass besides the inputs: it works out again what the activation was given, and draws the mask again
-(``random.py``). ``parts`` is as in ``dropout.py``.
+(``torch_bits.py``). ``parts`` is as in ``bias_act_dropout.py``.
 
 Shapes: T tasks, N rows, F features; ``b``, ``weight`` and ``shift [..., F]``, ``clock [..., 2]`` and ``rate [...]``
 have the leading dimensions of a task. All other dimensions of ``x`` but the last are rows.

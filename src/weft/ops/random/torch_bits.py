@@ -6,7 +6,7 @@ the site (three rounds of SplitMix64); each element then passes twice through a 
 first round, its upper half in the second. The element of a mask is its row below and its column above, so that a kernel
 makes the first round once for a whole row.
 
-The same arithmetic stands three times: here in torch, in ``random_triton.py`` and in ``random_cpu.py``.
+The same arithmetic stands three times: here in torch, in ``triton_bits.py`` and in ``numba_bits.py``.
 The tests hold the three to equal bits.
 """
 

@@ -1,4 +1,4 @@
-"""The arithmetic of ``random.py`` in Triton; see there for what the bits mean."""
+"""The arithmetic of ``torch_bits.py`` in Triton; see there for what the bits mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernel of ``loss.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
+"""Triton kernel of ``cross_entropy.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
 
 from __future__ import annotations
 
