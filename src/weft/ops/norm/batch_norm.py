@@ -51,7 +51,7 @@ def normalise_torch(
 
 
 def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """What the activation is given, in the type of sums."""
+    """The activation's input, in the accumulation type."""
     scale = weight * (var + eps).rsqrt()
     shift = bias - mean * scale
     return torch.addcmul(shift.unsqueeze(-2), x, scale.unsqueeze(-2))
@@ -202,7 +202,7 @@ def normalise_act_dropout(
     site: int = 0,
     parts: int = 1,
 ) -> Tensor:
-    """The same by the ``mean`` and ``var [..., F]`` that it is given. Not differentiable: it serves evaluation."""
+    """The same with given ``mean`` and ``var [..., F]``. Not differentiable: it serves evaluation."""
     check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
     ending = as_ending("normalise_act_dropout", weight, act, p, clock, site, parts)
     return _normalise_op(x, mean, var, weight, bias, eps, *ending)
