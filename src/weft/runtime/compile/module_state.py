@@ -1,8 +1,7 @@
-"""What a module keeps between calls besides its buffers: a step that is traced once would not keep up with it.
+"""Detect module state that tracing would freeze: whatever a module keeps between calls besides its buffers.
 
-A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a number of
-Python's, a tensor that is replaced by another one, and an answer that the host was given are written into the trace as
-they were.
+A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a Python number, a
+tensor that is replaced by another one, and a value read back to the host become constants of the trace.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SET_BY_RUNNERS = ("training",)
 
 
 class HostReads(TorchDispatchMode):
-    """Inside, ``asked`` collects the tensors of which the host is told a number."""
+    """Inside, ``asked`` collects the tensors from which a number is read back to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ class HostReads(TorchDispatchMode):
 
 
 class ForbidHostReads(TorchFunctionMode):
-    """Inside, lists and arrays of a tensor's numbers are refused: they are made without an operator that shows."""
+    """Inside, ``tolist()`` and ``numpy()`` raise: they read data back without an operator that a trace could see."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READ_WHOLE:
@@ -49,7 +48,7 @@ class ForbidHostReads(TorchFunctionMode):
 
 
 class ModuleStateCheck:
-    """What ``model`` and Python's generators hold now, to be held against what they hold after a call."""
+    """What ``model`` and Python's generators hold now, to be compared with what they hold after a call."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -57,9 +56,9 @@ class ModuleStateCheck:
         self._drawn = _generators()
 
     def check(self, traced: GraphModule, asked: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
-        """:class:`InputError` where a call that was ``traced`` depends on what it left behind itself.
+        """:class:`InputError` if a ``traced`` call depends on state that it changed itself.
 
-        ``asked``: tensors of which the call tells the host a number; ``changing``: those that training changes.
+        ``asked``: tensors from which the call reads a number back; ``changing``: those that training changes.
         """
         if _generators() != self._drawn:
             raise InputError("it draws from Python's or NumPy's generator, and compiled would draw no more")
@@ -86,7 +85,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Where the generators of Python and NumPy stand."""
+    """The states of the generators of Python and NumPy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)
