@@ -316,7 +316,7 @@ class GroupRun:
         changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
         replay = Replay(step, changed, record=record, pool=pool)
         if replay.reason:
-            self._notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
+            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
         return replay
 
     def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:

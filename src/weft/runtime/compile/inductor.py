@@ -59,8 +59,8 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
         raise
     except Exception as error:
         asks = ASKS in str(error)
-        told = "it asks its data for numbers on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
-        raise InputError(told) from error
+        what = "it reads numbers back from its data" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(what) from error
     stack.differentiate, stack.infer = train, infer
 
 
@@ -84,7 +84,7 @@ def _compiled(stack: Stack, function: Function, near: float) -> Function:
         traced = _traced(function, flat)
     remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
-        raise InputError("it draws from torch's generator, and compiled would draw other numbers")
+        raise InputError("it draws from torch's generator, and a compiled step would draw other numbers")
     traced = fold_constants(traced, changing=stack.state.tensors().values())
     found = _by_inductor(traced, flat)
     with _as_it_was(stack):

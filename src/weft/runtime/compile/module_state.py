@@ -43,7 +43,7 @@ class ForbidHostReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READ_WHOLE:
-            raise InputError("it asks its data for numbers on the way")
+            raise InputError("it reads numbers back from its data")
         return func(*args, **(kwargs or {}))
 
 
@@ -61,17 +61,19 @@ class ModuleStateCheck:
         ``asked``: tensors from which the call reads a number back; ``changing``: those that training changes.
         """
         if _generators() != self._drawn:
-            raise InputError("it draws from Python's or NumPy's generator, and compiled would draw no more")
+            raise InputError("it draws from Python's or NumPy's generator, and a compiled step would repeat one draw")
         read = {place_of(tensor) for tensor in attributes_read(traced)}
         for name, key, value in _attributes(self._model):
             old = self._before.get((name, key))
             same = old is value or (type(old) is type(value) and isinstance(old, NUMBERS) and _equal(old, value))
             if not same and (isinstance(old, NUMBERS) or (isinstance(old, Tensor) and place_of(old) in read)):
                 where = f"{name}.{key}" if name else key
-                raise InputError(f"it changes {where!r} from call to call, which is no buffer: compiled would not")
+                raise InputError(
+                    f"it changes {where!r} from call to call, which is no buffer: compiling would freeze it"
+                )
         moving = {place_of(tensor) for tensor in (*changing, *attributes_written(traced))}
         if any(place_of(tensor) in moving for tensor in asked):
-            raise InputError("it decides by numbers that change in training, and compiled would decide once")
+            raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
 
 
 def _attributes(model: nn.Module) -> list[tuple[str, str, Any]]:
