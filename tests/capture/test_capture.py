@@ -1,4 +1,4 @@
-"""capture: what is followed without data is what a real run does, call by call and storage by storage."""
+"""capture: a dry run on meta tensors equals a real run, call by call and storage by storage."""
 
 from __future__ import annotations
 

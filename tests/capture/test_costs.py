@@ -115,7 +115,7 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 def test_operators_in_one_launch_cost_the_sum():
     from weft.ops.csr.packed import pack_csr
-    from weft.weave.together import Call as One
+    from weft.weave.together import OpCall as One
     from weft.weave.together import together
 
     register()

@@ -1,4 +1,4 @@
-"""Light rules give what torch's own rules give, leave the rest to torch, and spare an estimate torch's compiler."""
+"""Meta shape rules equal torch's own, leave other cases to torch, and do not import torch's compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small real step, scaled, is the step that would have been followed at full size."""
+"""A real step on a small graph, scaled, equals the dry run at full size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Woven steps: every member trains as if alone, whoever it shares its launches with."""
+"""Woven steps: every member trains as if alone, whichever members share its launches."""
 
 from __future__ import annotations
 

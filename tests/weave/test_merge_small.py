@@ -1,4 +1,4 @@
-"""Small graphs: everything that has a kernel shares launches, and the step is no longer than its deepest member's."""
+"""Small graphs: all kernels share launches, and a step has no more launches in a row than its deepest member."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from math import prod
 from weft.capture.costs import Work, bytes_out
 from weft.capture.costs_weft import INDEX, WEFT, _edges, _given, register_costs
 from weft.capture.observer import Call
-from weft.weave.together import Flat, results, unflatten
+from weft.weave.together import FlatCalls, results, unflatten
 
 
 def _spmm_push(call: Call) -> Work:
@@ -24,7 +24,7 @@ def _spmm_push(call: Call) -> Work:
 
 def _together(call: Call) -> Work:
     """Several operators in one launch: the sum of what each costs."""
-    parts, outs = unflatten(Flat(*call.args)), iter(call.outs or ())
+    parts, outs = unflatten(FlatCalls(*call.args)), iter(call.outs or ())
     total = Work()
     for part in parts:
         name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]

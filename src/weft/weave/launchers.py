@@ -29,7 +29,7 @@ from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_trit
 from weft.weave.copies import copied_triton, side_by_side_triton, zeros_triton
 from weft.weave.lab.edge_softmax_rows_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.weave.lab.push_triton import push_triton
-from weft.weave.together import Call
+from weft.weave.together import OpCall
 from weft.weave.two_phase_ops import (
     add_parts,
     backward_bias_parts,
@@ -102,12 +102,12 @@ def _attention_v2_backward(
 
 def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:
     if not _multiplies(x, weight):
-        return Call("linear", (x, weight, bias, add, act, rate, clock, site))()
+        return OpCall("linear", (x, weight, bias, add, act, rate, clock, site))()
     return (linear_triton(x, weight, bias, add, act, rate, clock, site),)
 
 
 def _product(x, weight) -> Tensors:
-    return (linear_triton(x, weight),) if _multiplies(x, weight) else Call("product", (x, weight))()
+    return (linear_triton(x, weight),) if _multiplies(x, weight) else OpCall("product", (x, weight))()
 
 
 def _multiplies(x: Tensor, weight: Tensor) -> bool:
@@ -129,7 +129,7 @@ def _one(launcher: Callable[..., Tensor]) -> Callable[..., Tensors]:
     return lambda *arguments: (launcher(*arguments),)
 
 
-AT_ONCE = frozenset({"side_by_side"})  # operators whose launches are independent
+INDEPENDENT = frozenset({"side_by_side"})  # operators whose launches are independent
 LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "spmm": _spmm,
     "spmm_push": _push,

@@ -26,7 +26,7 @@ from weft.core.errors import InputError
 from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.matching import Lane, Place, Round, in_order, match
 from weft.weave.recorder import Captured, is_random, written_arguments
-from weft.weave.together import Call, flatten, is_mutable, results
+from weft.weave.together import OpCall, flatten, is_mutable, results
 
 # Sparse operators, by which may share a launch: their kernels need about as many registers.
 FAMILY = {
@@ -387,13 +387,13 @@ class _Merge:
             if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
         }
 
-    def _call(self, member: int, node: Node, push: bool) -> Call:
+    def _call(self, member: int, node: Node, push: bool) -> OpCall:
         arguments = self._map(member, node.args)
         if not push:
-            return Call(operator_name(node), arguments)
+            return OpCall(operator_name(node), arguments)
         grad, _, col_scale, row_scale, _, walk, weight = arguments
         rows = self.members[member].inputs[_given(node, "walk")[0]].numel() - 1
-        return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
+        return OpCall("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
 
     def _part(self, fused: Node, result: int) -> Node:
         part = self.graph.call_function(operator.getitem, (fused, result))

@@ -1,6 +1,6 @@
 """Merge several kernel launches into one, by generating a kernel for the group of launches.
 
-Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but collected as a :class:`Part`, so merging
+Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but collected as a :class:`Launch`, so merging
 reuses the code that launches an operator's kernels alone. :func:`launch_parts` concatenates the grids of many parts
 into one grid, and generates the kernel that finds, from its program id, its part and its ids there. The body of each
 kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments: every part runs the code
@@ -42,7 +42,7 @@ IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
 @dataclass(frozen=True)
-class Part:
+class Launch:
     """The launch ``kernel[grid](**arguments, **constants)`` with ``options`` such as ``num_warps``, not yet made."""
 
     kernel: Any
@@ -53,8 +53,8 @@ class Part:
     options: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
-        """The launch ``kernel[grid](*args, **kwargs)`` as a Part."""
+    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Launch:
+        """``kernel[grid](*args, **kwargs)`` as a Launch."""
         options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
         parameters, names, fixed = _parameters(kernel.fn)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
@@ -97,12 +97,12 @@ class Branch:
 
 
 @contextmanager
-def collected() -> Iterator[list[Part]]:
+def collected() -> Iterator[list[Launch]]:
     """Inside, and in this thread, launches are appended to the list that this yields, and not made."""
-    parts: list[Part] = []
+    parts: list[Launch] = []
 
     def note(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
+        return lambda *args, **kwargs: parts.append(Launch.of(kernel, grid, args, kwargs))
 
     with intercepted(note):
         yield parts
@@ -111,7 +111,7 @@ def collected() -> Iterator[list[Part]]:
 # ---- launching --------------------------------------------------------------------------------------------
 
 
-def launch_parts(parts: Sequence[Part]) -> None:
+def launch_parts(parts: Sequence[Launch]) -> None:
     """Run all parts in one launch (several if the arguments do not fit into one)."""
     for batch in _batches([part for part in parts if part.programs]):
         if len(batch) == 1:
@@ -120,13 +120,13 @@ def launch_parts(parts: Sequence[Part]) -> None:
             _launch_together(batch)
 
 
-def launch_alone(part: Part) -> None:
+def launch_alone(part: Launch) -> None:
     """Make the launch that ``part`` stands for."""
     given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
     part.kernel[part.grid](**given)
 
 
-def _launch_together(parts: list[Part]) -> None:
+def _launch_together(parts: list[Launch]) -> None:
     kinds = [filled_up(members) for members in by_kind(parts)]
     branches = tuple(branch_of(members) for members in kinds)
     ordered = [part for members in kinds for part in members]
@@ -136,7 +136,7 @@ def _launch_together(parts: list[Part]) -> None:
     generate(branches)[(ends[-1],)](*sizes, *arguments, **options_of(parts))
 
 
-def options_of(parts: Sequence[Part]) -> dict[str, int]:
+def options_of(parts: Sequence[Launch]) -> dict[str, int]:
     """The largest warps and stages of the parts, except parts that are small compared with the largest.
 
     Warps share a tile: if sums over edges got more of them because of a few small reductions, each would do less.
@@ -147,9 +147,9 @@ def options_of(parts: Sequence[Part]) -> dict[str, int]:
     return {name: max(have.get(name, USUAL[name]) for have in counted) for name in sorted(names)}
 
 
-def _batches(parts: list[Part]) -> list[list[Part]]:
+def _batches(parts: list[Launch]) -> list[list[Launch]]:
     """Runs of parts whose arguments fit into one launch."""
-    batches: list[list[Part]] = []
+    batches: list[list[Launch]] = []
     room = 0
     for part in parts:
         need = len(part.arguments) + 4
@@ -161,21 +161,21 @@ def _batches(parts: list[Part]) -> list[list[Part]]:
     return batches
 
 
-def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
+def by_kind(parts: Sequence[Launch]) -> list[list[Launch]]:
     """The parts of every kind together, kinds in an order that does not depend on that of the parts."""
-    kinds: dict[tuple[Any, ...], list[Part]] = {}
+    kinds: dict[tuple[Any, ...], list[Launch]] = {}
     for part in parts:
         kinds.setdefault(part.kind, []).append(part)
     return sorted(kinds.values(), key=lambda members: (members[0].kernel.fn.__name__, str(members[0].kind[1:])))
 
 
-def filled_up(members: list[Part]) -> list[Part]:
+def filled_up(members: list[Launch]) -> list[Launch]:
     """The parts padded to the capacity of a branch with parts without programs."""
     room = 1 if len(members) == 1 else max(LEAST_ROOM, next_power_of_2(len(members)))
     return members + [replace(members[-1], grid=(0, 1, 1))] * (room - len(members))
 
 
-def branch_of(members: list[Part]) -> Branch:
+def branch_of(members: list[Launch]) -> Branch:
     """What the parts of one kind have in common."""
     first = members[0]
     shared = tuple(
@@ -185,7 +185,7 @@ def branch_of(members: list[Part]) -> Branch:
     return Branch(first.kernel, first.names, first.constants, len(members), shared)
 
 
-def _flat(branch: Branch, members: list[Part]) -> list[Any]:
+def _flat(branch: Branch, members: list[Launch]) -> list[Any]:
     """The arguments in the order of the generated signature: a shared one once, the others part by part."""
     return [
         part.arguments[place]

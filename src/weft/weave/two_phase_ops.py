@@ -29,12 +29,12 @@ from weft.ops.launch.backend import use_triton
 from weft.ops.launch.device_limits import limits_of
 from weft.ops.train.cross_entropy import cross_entropy_rows_torch
 from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
-from weft.weave.merged_launch import Part, collected, launch_alone
+from weft.weave.merged_launch import Launch, collected, launch_alone
 
 LEAST_ROWS = 64  # below which a weight gradient is one tile's work
 
 
-def _noted(launcher: Callable[[], Any]) -> tuple[list[Part], Any]:
+def _noted(launcher: Callable[[], Any]) -> tuple[list[Launch], Any]:
     with collected() as parts:
         out = launcher()
     return parts, out

@@ -1,4 +1,4 @@
-"""The model of the caching allocator against cases worked out by hand, and against its own promises."""
+"""The model of the caching allocator against cases computed by hand, and its invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules whose calls depend on earlier ones are not compiled, unless buffers are all that they keep."""
+"""Modules that keep state between calls are not compiled, unless all of it is in buffers."""
 
 import random
 from dataclasses import replace

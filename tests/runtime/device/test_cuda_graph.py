@@ -1,4 +1,4 @@
-"""Replay: plain calls on a CPU; on a GPU the recorded step gives the numbers of the eager one."""
+"""Replay: plain calls on a CPU; on a GPU the captured step equals the eager one."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def attention_v2_backward_launches(
 
 
 def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: PackedCSR, *, transposed: bool):
-    """One pass; ``near`` are the rows of ``walk``. Returns their gradient and the parts of att's."""
+    """One pass; ``near`` are the rows of the CSR ``walk``. Returns their gradient and the parts of att's."""
     work = walk.work
     tasks, num_near, H, D = near.shape
     acc = accumulate_dtype(near.dtype)

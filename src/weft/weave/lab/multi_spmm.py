@@ -26,7 +26,7 @@ from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.weave.lab.autograd import differentiable
 from weft.weave.lab.push_triton import push_triton
-from weft.weave.together import Call, together
+from weft.weave.together import OpCall, together
 
 REDUCE = ("sum", "mean", "max")
 
@@ -106,18 +106,18 @@ def _push_fake(x, weight, row_scale, col_scale, walk, num_cols):
 # ---- from sources to calls --------------------------------------------------------------------------------
 
 
-def _call(adj: Adjacency, source: Source) -> Call:
+def _call(adj: Adjacency, source: Source) -> OpCall:
     """The operator that serves ``source`` alone."""
     _check(adj, source)
     back = pack_csr_backward(adj)
     walk = pack_csr(adj, rows=_wants_gradient(source.weight))
     if source.reduce == "max":
-        return Call("spmm_max", (source.x, source.weight, walk, back))
+        return OpCall("spmm_max", (source.x, source.weight, walk, back))
     row_scale = source.row_scale
     if source.reduce == "mean":
         mean = adj.inverse_degrees()
         row_scale = mean if row_scale is None else mean * row_scale
-    return Call("spmm", (source.x, source.weight, row_scale, source.col_scale, walk, back, None))
+    return OpCall("spmm", (source.x, source.weight, row_scale, source.col_scale, walk, back, None))
 
 
 def _wants_gradient(value: Tensor | None) -> bool:
@@ -138,7 +138,7 @@ def _check(adj: Adjacency, source: Source, transposed: bool = False) -> None:
         raise InputError("multi_spmm: reduce='max' takes no row_scale or col_scale; scale its input or its result")
 
 
-def _back_call(adj: Adjacency, source: Source) -> Call:
+def _back_call(adj: Adjacency, source: Source) -> OpCall:
     """The sum along the transpose of ``adj``; the factors of ``source`` are those of ``adj``, not of its transpose."""
     _check(adj, source, transposed=True)
     if source.reduce != "sum":
@@ -146,7 +146,7 @@ def _back_call(adj: Adjacency, source: Source) -> Call:
     back, walk = pack_csr(adj.transposed(), perm=True), pack_csr(adj)
     weight = source.weight
     weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
-    return Call("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
+    return OpCall("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
 
 
 def multi_spmm(adj: Adjacency, sources: Sequence[Source]) -> list[Tensor]:
@@ -183,7 +183,7 @@ def pull_push_spmm(
         walk = pack_csr(adj)
         for source in pushes:
             _check(adj, source, transposed=True)
-        sent = [Call("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]
+        sent = [OpCall("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]
         out = [outputs[0] for outputs in together([*(_call(adj, source) for source in pulls), *sent])]
     given = [value.to(source.x.dtype) for value, source in zip(out[len(pulls) :], pushes, strict=True)]
     return out[: len(pulls)], given
