@@ -1,4 +1,4 @@
-"""What every test stands on: a home of its own, so that nothing learned elsewhere counts and nothing is left behind."""
+"""Fixtures of all tests: a fresh home folder, so that no test reads or leaves anything outside of it."""
 
 from __future__ import annotations
 

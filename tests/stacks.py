@@ -1,4 +1,4 @@
-"""Stacks for tests: tasks that may share one, and groups that train them without asking a planner how many."""
+"""Stacks for tests: tasks that may share one, and groups that train them without a planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents hold: their examples run, their links lead somewhere, and they speak of what there is.
+"""The documents are correct: their examples run, their links resolve, and the names in them exist.
 
 Blocks marked ``python`` run one after another, in one namespace a document; blocks marked ``sh`` hold calls of
 ``weft``, run in this process. Blocks that cannot run here (set-up, GPUs) are marked ``console`` or ``text``.

@@ -1,4 +1,4 @@
-"""The architecture as a test: imports point down, the brain knows no torch, extras are imported late."""
+"""The architecture as a test: imports point down, planner and scheduler import no torch, extras are imported late."""
 
 from __future__ import annotations
 

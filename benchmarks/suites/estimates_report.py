@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.recorder import print_table
 from benchmarks.harness.scatter import Point, write_scatter
 from weft.planner.cost.calibration import Calibration, Observation
-from weft.planner.cost.memory import MARGIN, upper_bound
+from weft.planner.cost.memory import SAFETY_FACTOR, upper_bound
 
 Cell = dict[str, Any]
 COLUMNS = (
@@ -106,7 +106,7 @@ def summary(cells: Sequence[Cell]) -> dict[str, Any]:
     takes = [cell["estimate_seconds"] for cell in cells if cell["status"] == "ok"]
     return {
         "groups": found,
-        "margin": MARGIN,
+        "margin": SAFETY_FACTOR,
         "does_not_fit": sum(cell["status"] == "ok" and not cell["fits"] for cell in cells),
         "unknown": sorted({name for cell in usable(cells) for name in cell["unknown"]}),
         "estimate_seconds": {"median": median(takes), "worst": max(takes)} if takes else None,

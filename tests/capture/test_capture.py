@@ -1,4 +1,4 @@
-"""capture: what is followed without data is what a real run does, call by call and storage by storage."""
+"""capture: a dry run on meta tensors equals a real run, call by call and storage by storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.models import MODELS
 from weft.core.plan import Plan
-from weft.core.program import KEPT, Program
+from weft.core.program import MARKER_KEPT, Program
 from weft.core.task import Task
 from weft.runtime.dry_run import capture, default_plan
 from weft.runtime.group import GroupRun
@@ -188,7 +188,7 @@ def test_every_setting(options):
 def test_preparation_is_a_program_of_its_own():
     preparation = capture(Task(graph="products", model="gat"), PRODUCTS).preparation
     assert preparation.operators[0].phase == "preparation"
-    assert preparation.operators[-1].name == KEPT
+    assert preparation.operators[-1].name == MARKER_KEPT
     assert "aten.sort" in {op.name for op in preparation.operators}  # the transpose's order of the edges
 
 

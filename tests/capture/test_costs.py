@@ -15,7 +15,7 @@ from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
 from weft.capture.costs_weft import WEFT
 from weft.capture.gpu_rules import gpu_rules
-from weft.capture.meta_graph import stand_in
+from weft.capture.meta_graph import meta_graph
 from weft.capture.observer import Call, Observer
 from weft.capture.program_builder import work_of
 from weft.ops.launch.backend import meta_means_gpu
@@ -85,7 +85,7 @@ def test_allocating_launches_nothing():
 
 @pytest.mark.parametrize("tasks", [1, 5])
 def test_an_aggregation(tasks):
-    graph = stand_in(random_graph().stats())
+    graph = meta_graph(random_graph().stats())
     call = one(lambda: ops.spmm(graph.adj, empty(tasks, graph.num_nodes, 16)))
     work = work_of(call)
     assert work.flops == 2 * tasks * graph.num_edges * 16
@@ -95,14 +95,14 @@ def test_an_aggregation(tasks):
 
 def test_a_hub_costs_a_second_launch_and_a_place_for_partial_sums():
     src, dst = torch.arange(1, 2000), torch.zeros(1999, dtype=torch.int64)
-    graph = stand_in(weft.Graph.from_edges(src, dst, 2000, torch.rand(2000, 3), torch.arange(2000) % 2))
+    graph = meta_graph(weft.Graph.from_edges(src, dst, 2000, torch.rand(2000, 3), torch.arange(2000) % 2))
     call = one(lambda: ops.spmm(graph.adj, empty(2000, 16)))
     assert call.inside.launches == 2
     assert call.inside.pieces == (8 * 16 * 4,)  # 1999 edges in chunks of 256
 
 
 def test_a_copy_that_the_launcher_needs_is_its_workspace():
-    graph = stand_in(random_graph().stats())
+    graph = meta_graph(random_graph().stats())
     call = one(lambda: ops.spmm(graph.adj, empty(16, graph.num_nodes).t()))
     assert 4 * 16 * graph.num_nodes in call.inside.pieces
 
@@ -115,11 +115,11 @@ def test_a_product_of_the_library_is_told_from_a_kernel():
 
 def test_operators_in_one_launch_cost_the_sum():
     from weft.ops.csr.packed import pack_csr
-    from weft.weave.together import Call as One
+    from weft.weave.together import OpCall as One
     from weft.weave.together import together
 
     register()
-    graph = stand_in(random_graph().stats())
+    graph = meta_graph(random_graph().stats())
 
     def both() -> None:
         walk = pack_csr(graph.adj)

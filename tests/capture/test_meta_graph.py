@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.capture.graphs import PRODUCTS, random_graph, without_histogram
-from weft.capture.meta_graph import Degrees, stand_in
+from weft.capture.meta_graph import Degrees, meta_graph
 from weft.core.graph_stats import GraphStats
 from weft.nn.normalisation import with_identity
 from weft.ops.csr.worklist import build_worklist, worklist
@@ -35,13 +35,13 @@ def sizes(tensors: list[torch.Tensor]) -> list[tuple]:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_what_is_derived_has_the_sizes_of_the_real_thing(kind):
     graph = random_graph(**kind)
-    assert sizes(derive(stand_in(graph))) == sizes(derive(graph))
+    assert sizes(derive(meta_graph(graph))) == sizes(derive(graph))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_from_a_summary_the_sizes_are_near(kind):
     graph = random_graph(**kind)
-    from_summary, real = sizes(derive(stand_in(graph.stats()))), sizes(derive(graph))
+    from_summary, real = sizes(derive(meta_graph(graph.stats()))), sizes(derive(graph))
     assert sum(size for size, _ in from_summary) == pytest.approx(sum(size for size, _ in real), rel=0.03)
 
 
@@ -74,7 +74,7 @@ def test_without_a_histogram_every_row_is_average():
 
 
 def test_it_answers_as_a_graph_does():
-    graph = stand_in(PRODUCTS)
+    graph = meta_graph(PRODUCTS)
     assert (graph.num_nodes, graph.num_edges) == (PRODUCTS.num_nodes, PRODUCTS.num_edges)
     assert (graph.num_features, graph.num_classes) == (100, 47)
     assert graph.stats() == PRODUCTS
@@ -84,7 +84,7 @@ def test_it_answers_as_a_graph_does():
 @pytest.mark.parametrize("kind", [{"sparse": True}, {"multilabel": True}])
 def test_features_and_labels_have_their_types(kind):
     graph = random_graph(**kind)
-    without = stand_in(graph.stats())
+    without = meta_graph(graph.stats())
     assert type(without.x) is type(graph.x)
     assert without.x.shape == graph.x.shape
     assert (without.y.shape, without.y.dtype) == (graph.y.shape, graph.y.dtype)

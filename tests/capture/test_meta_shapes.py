@@ -1,4 +1,4 @@
-"""Light rules give what torch's own rules give, leave the rest to torch, and spare an estimate torch's compiler."""
+"""Meta shape rules equal torch's own, leave other cases to torch, and do not import torch's compiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from weft.capture.meta_shapes import light
+from weft.capture.meta_shapes import shape_of
 from weft.capture.observer import Observer
 
 aten = torch.ops.aten
@@ -67,7 +67,7 @@ MASK = torch.empty(3, 1, dtype=torch.bool, device="meta")
     ],
 )
 def test_they_agree_with_torch(func, args):
-    found, wanted = light(func, args, {}), func(*args)
+    found, wanted = shape_of(func, args, {}), func(*args)
     assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
 
 
@@ -94,7 +94,7 @@ def test_they_agree_on_several_results_and_options(func, args, kwargs):
         parts = result if isinstance(result, (tuple, list)) else (result,)
         return [None if part is None else (part.shape, part.stride(), part.dtype) for part in parts]
 
-    found = light(func, args, kwargs)
+    found = shape_of(func, args, kwargs)
     assert found is not NotImplemented
     assert about(found) == about(func(*args, **kwargs))
 
@@ -120,7 +120,7 @@ def test_they_agree_on_several_results_and_options(func, args, kwargs):
     ],
 )
 def test_the_rest_is_left_to_torch(func, args, kwargs):
-    assert light(func, args, kwargs) is NotImplemented
+    assert shape_of(func, args, kwargs) is NotImplemented
 
 
 def test_what_does_not_fit_is_an_error_in_torchs_words():
@@ -129,11 +129,11 @@ def test_what_does_not_fit_is_an_error_in_torchs_words():
 
 
 def test_in_place_is_in_place():
-    assert light(aten.add_.Tensor, (A, ROW), {}) is A
-    assert light(aten.add_.Tensor, (ROW, A), {}) is NotImplemented
-    assert light(aten.add_.Tensor, (WHOLE, WHOLE), {}) is WHOLE
-    assert light(aten.add_.Tensor, (WHOLE, A), {}) is NotImplemented
-    assert light(aten.div_.Tensor, (WHOLE, WHOLE), {}) is NotImplemented
+    assert shape_of(aten.add_.Tensor, (A, ROW), {}) is A
+    assert shape_of(aten.add_.Tensor, (ROW, A), {}) is NotImplemented
+    assert shape_of(aten.add_.Tensor, (WHOLE, WHOLE), {}) is WHOLE
+    assert shape_of(aten.add_.Tensor, (WHOLE, A), {}) is NotImplemented
+    assert shape_of(aten.div_.Tensor, (WHOLE, WHOLE), {}) is NotImplemented
 
 
 def test_an_estimate_does_without_torchs_compiler():

@@ -1,4 +1,4 @@
-"""The Observer: what comes, what goes, and when; what is a view and what is not."""
+"""The Observer records calls, lifetimes of storages, and views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small real step, scaled, is the step that would have been followed at full size."""
+"""A real step on a small graph, scaled, equals the dry run at full size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from tests.capture.graphs import PRODUCTS
 from tests.capture.test_capture import Plain, made
 from tests.capture.test_cognn import Chain
-from weft.capture.meta_graph import META, stand_in
+from weft.capture.meta_graph import META, meta_graph
 from weft.capture.small_graph_step import EDGES, NODES, TEST, TRAIN, VAL, Sizes, small_graph
 from weft.core.task import Task
 from weft.runtime.dry_run import CPU, _follow, default_plan
@@ -68,7 +68,7 @@ def test_scaled_is_followed(model):
     plan = default_plan([task], "cpu")
     sizes = Sizes.for_graph(PRODUCTS)
     directed = replace(PRODUCTS, symmetric=False)  # as the small graph is
-    followed = _follow([task], lambda: stand_in(directed), plan, META).program
+    followed = _follow([task], lambda: meta_graph(directed), plan, META).program
     scaled = _follow([task], lambda: small_graph(sizes), plan, CPU, sizes).program
     assert made(scaled) == made(followed)
     for kind in ("activation", "gradient", "weight", "input"):

@@ -1,4 +1,4 @@
-"""Stacks beside each other on a GPU: branches of one recording, every member as alone."""
+"""Concurrent stacks on a GPU: branches of one CUDA graph, every member trains as alone."""
 
 from __future__ import annotations
 

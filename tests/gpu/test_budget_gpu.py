@@ -1,4 +1,4 @@
-"""A budget on a GPU: a wall around the run that goes again, and what was taken beside what was foreseen."""
+"""Memory budgets on a GPU: the cap holds during the run and is lifted after it; measured against predicted bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of one's own on a GPU: their dense layers are Weft's products, with torch's numbers."""
+"""Users' modules on a GPU: their dense layers run Weft's products and equal torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows by cluster on a GPU: the same bits as by length, in every model, and memory that is given back."""
+"""Rows by cluster on a GPU: the same bits as by length, in every model, and temporary memory is released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches on a GPU: recordings per shape of batch, and sampled training as on a CPU."""
+"""Batches on a GPU: one CUDA graph per batch shape, and sampled training as on a CPU."""
 
 from __future__ import annotations
 

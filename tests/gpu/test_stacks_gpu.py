@@ -1,4 +1,4 @@
-"""Stacks on a GPU: recorded as one CUDA graph, equal to separate runs there, nothing shared written out T times."""
+"""Stacks on a GPU: captured as one CUDA graph, equal to separate runs, shared tensors not materialised T times."""
 
 from __future__ import annotations
 

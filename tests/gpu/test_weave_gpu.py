@@ -1,4 +1,4 @@
-"""Shared launches and woven groups on a GPU: every member as if alone, on streams and from a recording."""
+"""Merged launches and woven groups on a GPU: every member as if alone, on streams and in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.runtime.group import GroupRun
 from weft.weave.lab.multi_spmm import Source, joined_spmm, multi_spmm, multi_spmm_torch, pull_push_spmm
 from weft.weave.step import WovenStep
-from weft.weave.together import Call, together
+from weft.weave.together import OpCall, together
 from weft.weave.weaver import Weaver
 
 pytestmark = [
@@ -122,7 +122,7 @@ def test_attention_of_different_heads():
     looped = adjacency().with_self_loops()
     walk, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
     calls = [
-        Call(
+        OpCall(
             "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, walk, back)
         )
         for heads in (1, 4, 8)

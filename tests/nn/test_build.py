@@ -1,4 +1,4 @@
-"""Models by name, and what a user hears who gets something wrong."""
+"""Models by name, and the errors for wrong names and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: who decides the mask, what is kept, and that nothing happens in evaluation."""
+"""Dropout: the clock decides the mask, what is kept, and nothing is dropped in evaluation."""
 
 from __future__ import annotations
 

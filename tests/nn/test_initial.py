@@ -1,4 +1,4 @@
-"""Initial weights: PyG's distributions, one seed, any device, any company."""
+"""Initial weights: PyG's distributions, equal for one seed on any device and in any group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruning: who is ended early."""
+"""Pruning: which members are stopped early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of one, without lists of one: what most tests of training want."""
+"""A group of one task, without lists of one, for tests of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the operators that are called, for tests that ask what became of a call."""
+"""Record the names of the operators that are called, for tests."""
 
 from __future__ import annotations
 

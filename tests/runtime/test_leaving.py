@@ -1,4 +1,4 @@
-"""Members that leave, and checkpoints of whole groups: what they had is kept, and the others train as they would."""
+"""Dropped members, and checkpoints of whole groups: their state is kept, and the others train unchanged."""
 
 from __future__ import annotations
 

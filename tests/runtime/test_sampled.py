@@ -1,4 +1,4 @@
-"""Sampled training through a group: what it shares with the whole graph, and what it promises of its own."""
+"""Sampled training through a group: what it shares with full-graph training, and its own guarantees."""
 
 from __future__ import annotations
 

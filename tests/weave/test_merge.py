@@ -1,4 +1,4 @@
-"""Woven steps: every member trains as if alone, whoever it shares its launches with."""
+"""Woven steps: every member trains as if alone, whichever members share its launches."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_graph_made_by_make_fx_is_recorded_by_running_it():
 
 def test_complaints():
     weight = torch.ones(3)
-    with pytest.raises(InputError, match="asks the host for a number"):
+    with pytest.raises(InputError, match="reads a number back to the host"):
         record(lambda: weight.sum().item(), "greedy")
     steps = [record(lambda: weight.add_(1), "first", [weight]), record(lambda: weight * 2, "second")]
     with pytest.raises(InputError, match="'first' writes to a tensor of 'second'"):

@@ -1,4 +1,4 @@
-"""Small graphs: everything that has a kernel shares launches, and the step is no longer than its deepest member's."""
+"""Small graphs: all kernels share launches, and a step has no more launches in a row than its deepest member."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.tiny import tiny_graph
 from tests.weave.launch_counts import count_launches, longest_chain
 from tests.weave.trainees import Trainee, assert_trains_as_alone
 from weft.capture.launch_watch import watched_launches
-from weft.capture.meta_graph import META, stand_in
+from weft.capture.meta_graph import META, meta_graph
 from weft.core.task import Task
 from weft.graph.catalog.shapes import make
 from weft.ops.launch.backend import meta_means_gpu
@@ -48,7 +48,7 @@ def woven_depths(layers: tuple[int, ...]) -> tuple[Woven, GroupRun]:
     ]
     plan = plan_as_one_group(tasks, graph.stats(), "cuda")
     with meta_means_gpu(), watched_launches(lambda *_: None):
-        run = GroupRun(tasks, stand_in(graph), plan, META, Weaver())
+        run = GroupRun(tasks, meta_graph(graph), plan, META, Weaver())
         for stack in run.stacks:
             stack.train_step(stack.source.example())
         return merged(run.stacks), run

@@ -90,7 +90,7 @@ def packed(walk):
 
 def spmm_calls(dtype):
     """Sums of two widths along both directions, a maximum and its gradient, and a push."""
-    from weft.weave.together import Call
+    from weft.weave.together import OpCall
 
     adj = small()
     walk, back = (packed(walk) for walk in walks(adj))
@@ -98,12 +98,12 @@ def spmm_calls(dtype):
     x = numbers(2, adj.num_cols, 64, dtype=dtype)
     winner = torch.zeros(adj.num_rows, 32, dtype=torch.int32)
     return [
-        Call("spmm", (x, numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
-        Call("spmm", (x[0], numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
-        Call("spmm", (numbers(adj.num_rows, 40, dtype=dtype), None, None, None, back, walk, None)),
-        Call("spmm_max", (numbers(adj.num_cols, 32, dtype=dtype), None, walk, back)),
-        Call("spmm_max_backward", (numbers(adj.num_rows, 32, dtype=dtype), winner, None, walk, back)),
-        Call("spmm_push", (numbers(adj.num_rows, 64, dtype=dtype), None, *scales, walk, adj.num_cols)),
+        OpCall("spmm", (x, numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
+        OpCall("spmm", (x[0], numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
+        OpCall("spmm", (numbers(adj.num_rows, 40, dtype=dtype), None, None, None, back, walk, None)),
+        OpCall("spmm_max", (numbers(adj.num_cols, 32, dtype=dtype), None, walk, back)),
+        OpCall("spmm_max_backward", (numbers(adj.num_rows, 32, dtype=dtype), winner, None, walk, back)),
+        OpCall("spmm_push", (numbers(adj.num_rows, 64, dtype=dtype), None, *scales, walk, adj.num_cols)),
     ]
 
 
@@ -118,14 +118,14 @@ def test_spmm_of_every_kind(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sddmm_and_softmax(launches, dtype):
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     adj = small()
     walk = packed(walks(adj)[0])
     ends = numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype)
     scores = numbers(2, adj.num_edges, 4, dtype=dtype)
-    calls = [Call("sddmm", (*ends, heads, walk, [])) for heads in (1, 4)]
-    calls += [Call("edge_softmax", (scores, walk)), Call("edge_softmax_backward", (scores, scores, walk))]
+    calls = [OpCall("sddmm", (*ends, heads, walk, [])) for heads in (1, 4)]
+    calls += [OpCall("edge_softmax", (scores, walk)), OpCall("edge_softmax_backward", (scores, scores, walk))]
     together_triton(calls)
     assert len(launches) == 2
     compile_all(launches)
@@ -133,19 +133,19 @@ def test_sddmm_and_softmax(launches, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention(launches, dtype):
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     adj = small(num_rows=9, num_cols=9)
     walk, back = (packed(walk) for walk in walks(adj))
     random = torch.full((2,), 0.5), torch.zeros(2, 2, dtype=torch.int64), 3
     rows = [numbers(2, 9, heads * 18, dtype=dtype) for heads in (4, 2)]
     calls = [
-        Call("graph_attention_packed", (row, heads, 0.2, *random, walk, back))
+        OpCall("graph_attention_packed", (row, heads, 0.2, *random, walk, back))
         for row, heads in zip(rows, (4, 2), strict=True)
     ]
     done = together_triton(calls)
     back_calls = [
-        Call("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, walk, back))
+        OpCall("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, walk, back))
         for row, outs in zip(rows, done, strict=True)
     ]
     together_triton(back_calls)
@@ -154,12 +154,12 @@ def test_attention(launches, dtype):
 
 def test_loads_of_alike_sources_stay_wide(launches):
     """A select among addresses keeps what is known of their alignment: four floats to a load."""
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     adj = small()
     walk = packed(walks(adj)[0])
     x = numbers(adj.num_cols, 64)
-    together_triton([Call("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
+    together_triton([OpCall("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
     assert "ld.global.v4" in compile_all(launches)[0]
 
 
@@ -176,19 +176,19 @@ def random_numbers():
 
 def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
     """Forward, backward and weight gradients of hidden layers and of the last one: three blocks to a multiprocessor."""
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     rate, clock = random_numbers()
     x, grad, narrow = numbers(2, 640, 64), numbers(2, 640, 64, seed=1), numbers(2, 640, 3, seed=2)
     square, last = numbers(2, 64, 64), numbers(2, 3, 64)
     together_triton(
         [
-            Call("linear", (x, square, numbers(2, 64), None, "relu", rate, clock, 1)),
-            Call("linear", (x, last, None, None, "none", None, None, 0)),
-            Call("product", (grad, square)),
-            Call("product", (narrow, last.transpose(1, 2).contiguous())),
-            Call("weight_grad_parts", (grad, x)),
-            Call("weight_grad_parts", (narrow, x)),
+            OpCall("linear", (x, square, numbers(2, 64), None, "relu", rate, clock, 1)),
+            OpCall("linear", (x, last, None, None, "none", None, None, 0)),
+            OpCall("product", (grad, square)),
+            OpCall("product", (narrow, last.transpose(1, 2).contiguous())),
+            OpCall("weight_grad_parts", (grad, x)),
+            OpCall("weight_grad_parts", (narrow, x)),
         ]
     )
     assert len(launches) == 1
@@ -199,7 +199,7 @@ def test_products_of_a_layer(launches, as_on_a_gpu, tmp_path):
 
 def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
     """What a step does besides multiplying costs the sums over edges no occupancy to speak of."""
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     adj = small()
     walk = packed(walks(adj)[0])
@@ -208,10 +208,10 @@ def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
     scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
     together_triton(
         [
-            Call("spmm", (x, None, *scales, walk, [], None)),
-            Call("bias_act_dropout", (x, numbers(2, 64), "relu", rate, clock, 1)),
-            Call("bias_act_dropout_backward_bias_parts", (x, x, [2, 64], "relu", rate, clock, 1)),
-            Call("copied", (numbers(64, 500).t(),)),
+            OpCall("spmm", (x, None, *scales, walk, [], None)),
+            OpCall("bias_act_dropout", (x, numbers(2, 64), "relu", rate, clock, 1)),
+            OpCall("bias_act_dropout_backward_bias_parts", (x, x, [2, 64], "relu", rate, clock, 1)),
+            OpCall("copied", (numbers(64, 500).t(),)),
         ]
     )
     registers, spilled = resources(compile_all(launches)[0], tmp_path)
@@ -220,18 +220,18 @@ def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
 
 
 def test_sums_and_updates(launches, as_on_a_gpu):
-    from weft.weave.together import Call, together_triton
+    from weft.weave.together import OpCall, together_triton
 
     logits, labels, rows = numbers(2, 40, 3), torch.zeros(40, dtype=torch.int64), torch.arange(30)
     together_triton(
         [
-            Call("add_parts", (numbers(2, 9, 70), 64, 6, "float32")),
-            Call("column_sum_parts", (logits,)),
-            Call("cross_entropy_rows_parts", (logits, labels, rows)),
-            Call("side_by_side", ([numbers(2, 5), numbers(2, 7)],)),
+            OpCall("add_parts", (numbers(2, 9, 70), 64, 6, "float32")),
+            OpCall("column_sum_parts", (logits,)),
+            OpCall("cross_entropy_rows_parts", (logits, labels, rows)),
+            OpCall("side_by_side", ([numbers(2, 5), numbers(2, 7)],)),
         ]
     )
-    together_triton([Call("cross_entropy_rows_backward", (torch.ones(2), logits, labels, rows))] * 2)
+    together_triton([OpCall("cross_entropy_rows_backward", (torch.ones(2), logits, labels, rows))] * 2)
     state = [torch.zeros(2, 30) for _ in range(4)]
-    together_triton([Call("adam_", (*state, torch.zeros(2, 8), None))] * 2)
+    together_triton([OpCall("adam_", (*state, torch.zeros(2, 8), None))] * 2)
     compile_all(launches)

@@ -106,7 +106,7 @@ def test_a_member_leaves_and_the_rest_is_woven_anew():
 
 
 class Nosy(nn.Module):
-    """A model that asks the host for a number in every step."""
+    """A model that reads a number back to the host in every step."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_a_step_that_cannot_be_woven_trains_apart_with_a_note():
     assert mine.advance(EPOCHS) == theirs.advance(EPOCHS)
     assert_same_state(mine, theirs)
     if mine.merged is None:
-        assert any("asks the host for a number" in note for note in mine.notes)
+        assert any("reads a number back to the host" in note for note in mine.notes)
     else:  # a model of a user's own keeps its own random numbers, and so its own step
         assert len(mine.merged.stacks) == 2
 

@@ -1,4 +1,4 @@
-"""Operators taken apart give what they give whole, and calls of every kind cross the border of ``together``."""
+"""Two-phase operators equal the whole ones, and calls of every kind survive flattening for ``together``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from weft import ops
 from weft.ops.launch.backend import meta_means_gpu
 from weft.weave.copies import copied, side_by_side
-from weft.weave.together import Call, Flat, flatten, operator, together, unflatten
+from weft.weave.together import FlatCalls, OpCall, flatten, operator, together, unflatten
 from weft.weave.two_phase_ops import add_parts
 
 weft = torch.ops.weft
@@ -105,9 +105,9 @@ def test_registration():
 def test_words_lists_and_defaults_survive_the_border():
     args, _, _ = whole_and_apart("linear_backward", (2,))
     short = whole_and_apart("bias_act_dropout_backward_bias", ())[0][:-1]  # its last argument has a default
-    calls = [Call("linear_backward_parts", args), Call("bias_act_dropout_backward_bias_parts", short)]
+    calls = [OpCall("linear_backward_parts", args), OpCall("bias_act_dropout_backward_bias_parts", short)]
     flat = flatten(calls)
-    again = unflatten(Flat(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words))
+    again = unflatten(FlatCalls(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words))
     assert again[0].arguments[9] is True
     assert again[0].arguments[5] == "relu"
     assert again[1].arguments[2] == [5]
@@ -122,7 +122,7 @@ def test_updates_of_several_members_at_once():
     expected = [[tensor.clone() for tensor in state] for state in states]
     for param, grad, first, second in expected:
         ops.adam_(param, grad, first, second, hyper)
-    flat = flatten([Call("adam_", (*state, hyper, None)) for state in states])
+    flat = flatten([OpCall("adam_", (*state, hyper, None)) for state in states])
     weft.together_(flat.names, flat.tensors, flat.counts, flat.numbers, flat.words)
     for mine, theirs in zip(states, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

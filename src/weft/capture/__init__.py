@@ -1,1 +1,1 @@
-"""Capture: a training step, followed on tensors without data, as a Program and as a graph of operators."""
+"""Capture: dry-run a training step on meta tensors and record it as a Program and as a graph of operators."""

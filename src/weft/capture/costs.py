@@ -1,7 +1,7 @@
-"""What an operator costs: floating-point operations, bytes in order, bytes by index, kernels.
+"""Cost of one operator call: floating-point operations, sequential bytes, gathered bytes, kernel launches.
 
-A cost is worked out from the shapes of one :class:`~weft.capture.observer.Call`. Weft's operators are in
-``costs_weft.py``, torch's in ``costs_aten.py``; one that neither knows is named, and charged for its tensors once.
+A cost is computed from the shapes of one :class:`~weft.capture.observer.Call`. Weft's operators are in
+``costs_weft.py``, torch's in ``costs_aten.py``; an unknown one is reported and charged for its tensors once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from weft.capture.observer import Call, Seen
 
 @dataclass(frozen=True)
 class Work:
-    """The cost of a call. ``launches``: kernels, where the operator's own code was not asked for them.
+    """The cost of a call. ``launches``: kernels, if the launcher itself was not run to count them.
 
-    ``pieces``: blocks that are held meanwhile.
+    ``pieces``: workspace blocks that are held during the call.
     """
 
     flops: float = 0.0
@@ -28,7 +28,7 @@ class Work:
 
     @property
     def workspace(self) -> int:
-        """Bytes of all pieces."""
+        """Bytes of all workspace blocks."""
         return sum(self.pieces)
 
 
@@ -44,7 +44,7 @@ def tensors(tree: Any) -> Iterator[Seen]:
 
 
 def bytes_in(call: Call) -> int:
-    """Bytes of all tensors that the call is handed."""
+    """Bytes of all tensor arguments of the call."""
     return sum(t.bytes for t in tensors((call.args, call.kwargs)))
 
 

@@ -1,4 +1,4 @@
-"""Costs of the torch operators that models reach, by families that move data alike."""
+"""Costs of torch's operators, by families that move data in the same way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _pointwise(call: Call) -> Work:
 
 
 def _costly_pointwise(call: Call) -> Work:
-    """Exponentials and the like: ten operations an element."""
+    """Exponentials and the like: ten operations per element."""
     return Work(flops=10 * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
@@ -37,7 +37,7 @@ def _reduce(call: Call) -> Work:
 
 
 def _sum(call: Call) -> Work:
-    """What is not of the result's type is first copied into it, save that halves are added up in place."""
+    """Inputs of another type than the result's are copied to it first, except halves, which are summed in place."""
     work, given, out = _reduce(call), next(tensors(call.args)), next(tensors(call.outs))
     if given.dtype == out.dtype or given.dtype in ("float16", "bfloat16"):
         return work
@@ -51,17 +51,17 @@ def _rowwise(call: Call) -> Work:
 
 
 def _gather(call: Call) -> Work:
-    """Rows fetched by index: the result is read in pieces and written in order."""
+    """Rows gathered by index: the result is gathered and written sequentially."""
     source, *rest = tensors((call.args, call.kwargs))
     index = sum(t.bytes for t in rest)
     masks = [t for t in rest if t.dtype == "bool"]
-    # A mask becomes a list of positions, eight bytes each, before anything is fetched.
+    # A mask becomes a list of positions, eight bytes each, before anything is gathered.
     found = sum(8 * elements(call.outs) * mask.numel // max(source.numel, 1) for mask in masks)
     return Work(stream=bytes_out(call) + index + 2 * found, gather=bytes_out(call), pieces=(found,))
 
 
 def _scatter(call: Call) -> Work:
-    """Values added or written by index, onto what is there."""
+    """Values added to or written over existing ones by index."""
     target, *rest = tensors((call.args, call.kwargs))
     values = sum(t.bytes for t in rest)
     source = max((t.bytes for t in rest), default=0)
@@ -78,7 +78,7 @@ def _sorted_scatter(call: Call) -> Work:
 
 
 def _put(call: Call) -> Work:
-    """``index_put``: sorted where values are added, direct where they are written."""
+    """``index_put``: sorted if values are accumulated, direct if they are written."""
     adds = call.kwargs.get("accumulate", call.args[3] if len(call.args) > 3 else False)
     return _sorted_scatter(call) if adds else _scatter(call)
 
@@ -90,7 +90,7 @@ def _matmul(call: Call) -> Work:
     return Work(flops=flops, stream=bytes_in(call) + bytes_out(call))
 
 
-SHORT = 4096  # elements that are sorted where they lie
+SHORT = 4096  # elements that are sorted in place
 
 
 def _sort(call: Call) -> Work:

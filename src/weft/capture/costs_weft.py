@@ -1,4 +1,4 @@
-"""Costs of Weft's own operators. Launches and workspaces are not here: the launchers themselves are asked for those.
+"""Costs of Weft's own operators. Launches and workspaces come from running the launchers on meta tensors.
 
 Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
 """
@@ -18,12 +18,12 @@ HASH = 20  # operations to draw one random number
 
 
 def _given(call: Call, name: str) -> Any:
-    """The argument of that name in the operator's schema; None where it is None or the operator has none."""
+    """The argument of that name in the operator's schema; None if it is None or the operator has none."""
     return argument(call.name, call.args, name)
 
 
 def _edges(call: Call) -> int:
-    """E, from the walk among the arguments: row offsets, then columns."""
+    """E, from the packed CSR among the arguments: row offsets, then columns."""
     return _given(call, "walk")[1].numel
 
 
@@ -32,7 +32,7 @@ def _rows(call: Call) -> int:
 
 
 def _plain_in(call: Call) -> int:
-    """Bytes of the arguments that are tensors by themselves: walks are not among them."""
+    """Bytes of the arguments that are tensors, not packed CSRs."""
     return sum(arg.bytes for arg in call.args if isinstance(arg, Seen))
 
 
@@ -75,7 +75,7 @@ def _edge_softmax(call: Call) -> Work:
 
 
 def _attention(call: Call, packed: bool = False) -> Work:
-    """One pass: scores and coefficients once an edge and head, rows gathered once an edge."""
+    """One pass: scores and coefficients once per edge and head, rows gathered once per edge."""
     x, edges, rows = _given(call, "packed" if packed else "x"), _edges(call), _rows(call)
     heads = _given(call, "heads") if packed else x.shape[-2]
     width = x.shape[-1] - 2 * heads if packed else heads * x.shape[-1]
@@ -133,14 +133,14 @@ def _attention_v2_backward(call: Call) -> Work:
 
 
 def _product(call: Call) -> Work:
-    """``x [..., N, I]`` times ``weight [..., O, I]``, with whatever the layer ends in."""
+    """``x [..., N, I]`` times ``weight [..., O, I]``, with the layer's epilogue."""
     weight, out = _given(call, "weight"), next(tensors(call.outs))
     drops = HASH * out.numel if _given(call, "rate") else 0
     return Work(flops=2 * out.numel * weight.shape[-1] + drops, stream=_plain_in(call) + bytes_out(call))
 
 
 def _linear_backward(call: Call) -> Work:
-    """The weight's gradient and, where wanted, the input's: two products over the same rows."""
+    """The weight's gradient and, if needed, the input's: two products over the same rows."""
     grad, x = _given(call, "grad"), _given(call, "x")
     products = 1 + bool(_given(call, "wants_x"))
     drops = HASH * grad.numel if _given(call, "rate") else 0
@@ -153,12 +153,12 @@ def _weight_grad(call: Call) -> Work:
 
 
 def _pass(call: Call) -> Work:
-    """One pass over everything, with a random number an element where something is dropped."""
+    """One pass over everything, with one random number per element under dropout."""
     return Work(flops=(4 + HASH * _drops(call)) * elements(call.outs), stream=bytes_in(call) + bytes_out(call))
 
 
 def _drops(call: Call) -> bool:
-    """Whether there is a clock among the arguments."""
+    """Whether the call drops: whether it has a clock."""
     return any(isinstance(arg, Seen) and arg.dtype == "int64" and arg.shape[-1:] == (2,) for arg in call.args)
 
 

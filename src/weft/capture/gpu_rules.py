@@ -1,7 +1,7 @@
-"""Where torch itself takes another way on a GPU than on tensors without data, this takes the GPU's way.
+"""Make the dry run on meta tensors follow torch's CUDA code paths where they differ.
 
-Two are known to matter. Dropout is one kernel on a GPU that keeps a mask of one byte an element; elsewhere it keeps a
-mask of the input's own type. And what is fetched by 32-bit positions is fetched by a copy of them in 64 bits.
+Two are known to matter. Dropout on a GPU is one kernel that saves a mask of one byte per element; elsewhere the mask
+has the input's type. And a gather by 32-bit positions first copies them to 64 bits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 
 class GpuRules(TorchFunctionMode):
-    """Calls of functions that have a way of their own on a GPU take it."""
+    """Redirects functions that have a CUDA code path of their own to it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is dropout:
             return _dropout(*args, **(kwargs or {}))
-        if func is Tensor.__getitem__ and not args[0].requires_grad:  # autograd would keep the positions as they are
+        if func is Tensor.__getitem__ and not args[0].requires_grad:  # autograd would save the 32-bit positions
             return args[0][_wide(args[1])]
         return func(*args, **(kwargs or {}))
 
@@ -32,7 +32,7 @@ def _wide(index: Any) -> Any:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    # What torch.utils.checkpoint repeats is repeated outside of here, and compared.
+    # torch.utils.checkpoint recomputes outside of this mode, and compares what is saved.
     repeated = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     if training and not inplace and 0.0 < p < 1.0 and not repeated:
         return torch.native_dropout(input, p, True)[0]
@@ -41,7 +41,7 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 @contextmanager
 def gpu_rules(yes: bool) -> Iterator[None]:
-    """Inside, where ``yes``, torch's functions do what they do on a GPU."""
+    """Inside, if ``yes``, torch's functions take their CUDA code paths."""
     if not yes:
         yield
         return

@@ -1,4 +1,4 @@
-"""Watching kernel launches instead of making them, so that launchers can be followed on tensors without data."""
+"""Report kernel launches instead of making them, so that launchers can be dry-run on meta tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Seen = Callable[[str, list[Tensor]], None]
 
 
 def watched_launches(seen: Seen) -> AbstractContextManager[None]:
-    """Inside, and in this thread, a launch calls ``seen(name, tensors handed over)`` and does nothing else."""
+    """Inside, and in this thread, a launch calls ``seen(name, tensor arguments)`` and does nothing else."""
 
     def watch(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., None]:
         def note(*args: Any, **options: Any) -> None:

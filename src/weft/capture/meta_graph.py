@@ -1,7 +1,7 @@
-"""A graph without its data: arrays of the right sizes on the ``meta`` device, made from a summary.
+"""Build a graph without data: arrays of the right sizes on the ``meta`` device, from a summary.
 
-Everything that is derived from it (self loops, transposes, work lists) is derived by the code that would do so on a
-device, save where a size depends on the data: there the summary's degree histogram answers.
+Everything derived from it (self loops, transposes, work lists) is derived by the code that does so on a device, except
+sizes that depend on the data: those come from the summary's degree histogram.
 
 Shapes: N nodes, E edges, F features, Z stored values of sparse features, C classes.
 """
@@ -25,12 +25,12 @@ from weft.ops.csr.self_loops import insert_loops
 from weft.ops.csr.worklist import WorkList, thresholds
 
 META = torch.device("meta")
-FEW_EDGES = 1 << 26  # counted through in well under a second
+FEW_EDGES = 1 << 26  # degrees of so many edges are counted in well under a second
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many rows have which degree, as ``(degree, rows)`` pairs; enough to size a work list."""
+    """Degree histogram as ``(degree, rows)`` pairs: enough to size a work list."""
 
     counts: tuple[tuple[float, int], ...]
 
@@ -78,13 +78,13 @@ def _middle(bits: int, most: int) -> float:
 
 
 def _inside(degree: float, middle: float) -> float:
-    """``degree``, but not out of the bin of ``middle``: who is light and who is a hub was counted, not guessed."""
+    """``degree`` clamped to the bin of ``middle``: which rows are light and which are hubs is exact."""
     bits = int(middle).bit_length()
     return min(max(degree, (1 << bits) >> 1), max((1 << bits) - 1, 0))
 
 
 class MetaAdjacency(Adjacency):
-    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` answer what only the data would know."""
+    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` stand in for the data."""
 
     def __init__(self, *args: Any, degrees_of_rows: Degrees, degrees_of_cols: Degrees, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -98,7 +98,7 @@ class MetaAdjacency(Adjacency):
         return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
 
     def derived(self, key: Any, build: Callable[[], Any]) -> Any:
-        """As for any adjacency; what cannot be worked out without data is sized."""
+        """As for any adjacency; arrays that depend on the data only get their sizes."""
         if key == "worklist":
             return super().derived(key, self._work_list)
         if key == "plus identity":
@@ -126,7 +126,7 @@ class MetaAdjacency(Adjacency):
         )
 
     def _sort_rows(self, count: int) -> None:
-        """What building a work list passes through and leaves nothing of: ``count`` light rows, sorted by degree."""
+        """The temporaries of building a work list: ``count`` light rows, sorted by degree."""
         degrees = self.indptr.diff().to(torch.int32)
         light = (degrees <= 1).new_empty(count, dtype=torch.int64).to(torch.int32)
         light = light[torch.sort(degrees[light], descending=True, stable=True).indices]
@@ -136,7 +136,7 @@ class MetaAdjacency(Adjacency):
         return self._like(super().scaled(**factors))
 
     def _like(self, other: Adjacency) -> MetaAdjacency:
-        """``other``, which shares this structure, as a stand-in."""
+        """``other``, which shares this structure, on the meta device."""
         alike = MetaAdjacency(
             other.indptr,
             other.indices,
@@ -161,7 +161,7 @@ class MetaAdjacency(Adjacency):
         return back
 
     def _turned(self, back: Adjacency) -> MetaAdjacency:
-        """What keeps the work list of the transpose."""
+        """The adjacency that keeps the work list of the transpose."""
         by_row, by_col = self.degrees_of_cols, self.degrees_of_rows
         return MetaAdjacency(back.indptr, back.indices, back.num_cols, degrees_of_rows=by_row, degrees_of_cols=by_col)
 
@@ -170,9 +170,9 @@ class MetaAdjacency(Adjacency):
         return indptr, self.rows()[self._sort_by_source()]
 
     def _add_self_loops(self) -> Adjacency:
-        """As for a graph that has none yet: who has some is a few bytes smaller."""
+        """As for a graph without self loops; one that has some needs a few bytes less."""
         rows = self.rows()
-        _ = rows == self.indices  # whether there are loops is looked at first
+        _ = rows == self.indices  # the check for loops comes first
         indptr, indices, weight = insert_loops(self.indptr, rows, self.indices, self.weight)
         return MetaAdjacency(
             indptr.to(offset_dtype(indices.numel())),
@@ -186,7 +186,7 @@ class MetaAdjacency(Adjacency):
 
 
 def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
-    """Those of rows and of columns. A summary has in-degrees alone, and a large graph is not read through for more."""
+    """Those of rows and of columns. A summary has only in-degrees, and a large graph is not scanned for more."""
     if isinstance(graph, GraphStats):
         by_row = Degrees.from_histogram(graph)
         return by_row, by_row
@@ -194,20 +194,20 @@ def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
 
 
 def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
-    """Those of the rows and columns of a matrix that is at hand."""
+    """Degrees of the rows and columns of a matrix with data."""
     by_row = Degrees.counted(adj.indptr.diff())
     if adj.symmetric or adj.num_edges > FEW_EDGES:
         return by_row, by_row
     return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
 
 
-def stand_in(graph: Graph | GraphStats) -> Graph:
+def meta_graph(graph: Graph | GraphStats) -> Graph:
     """A graph of the same sizes without data, on the ``meta`` device."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
     if not stats.num_features or not stats.num_classes:
         raise GraphError(
             f"graph {stats.name!r} has {stats.num_features} features and {stats.num_classes} classes; "
-            "a training needs features x and labels y"
+            "training needs features x and labels y"
         )
     by_row, by_col = degrees_of(graph)
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None

@@ -1,7 +1,7 @@
-"""Shapes of results where torch's own rule for tensors without data is slow to get ready.
+"""Shapes of results on the meta device, for operators whose own meta rule in torch is slow to load.
 
-Some of its rules are written in Python and load torch's compiler when they are first used: two seconds, before anything
-is estimated. Here is the same for what is met in practice; what is out of the ordinary is left to torch.
+Some of torch's rules are written in Python and import its compiler on first use: two seconds, before anything is
+estimated. This module covers the common cases; the rest is left to torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-def light(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What ``func`` gives for tensors without data, or NotImplemented."""
+def shape_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of ``func`` on meta tensors, or NotImplemented."""
     if func is aten.where.self_out and _shape([*args, kwargs["out"]]) == tuple(kwargs["out"].shape):
         return kwargs["out"]
     if func in WITH_OPTIONS:
@@ -22,7 +22,7 @@ def light(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     rule = RULES.get(func)
     if rule is pointwise and "alpha" in kwargs and args[0].is_floating_point():
         kwargs = {**kwargs, "alpha": None}  # a factor changes no shape
-    plain = all(value is None or value is False for value in kwargs.values())  # what was not said, or not wanted
+    plain = all(value is None or value is False for value in kwargs.values())  # left out or switched off
     return rule(*args) if rule is not None and plain else NotImplemented
 
 
@@ -44,7 +44,7 @@ def index(tensor: Tensor, places: Sequence[Any]) -> Any:
 
 
 def sort(tensor: Tensor, *args: Any, **options: Any) -> Any:
-    """The elements in order, and where they were."""
+    """The elements in order, and their former positions."""
     if not _dense(tensor):
         return NotImplemented
     return tensor.new_empty(tensor.shape), tensor.new_empty(tensor.shape, dtype=torch.int64)
@@ -87,13 +87,13 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def pointwise(*operands: Any) -> Any:
-    """A result of the shape that the operands have together, and of the type that the first two have."""
+    """A result of the operands' broadcast shape, and of the type that the first two promote to."""
     tensors = [one for one in operands if isinstance(one, Tensor)]
     return _made(tensors, torch.result_type(*operands[:2]) if len(operands) > 1 else tensors[0].dtype)
 
 
-def real(*operands: Any) -> Any:
-    """The same for what gives real numbers, where one of them is real to begin with."""
+def floating(*operands: Any) -> Any:
+    """The same for operators with a floating-point result, if one operand is floating-point."""
     kind = torch.result_type(*operands[:2]) if len(operands) > 1 else operands[0].dtype
     return pointwise(*operands) if kind.is_floating_point else NotImplemented
 
@@ -110,7 +110,7 @@ def softmax(tensor: Tensor, dim: int, widen: bool) -> Any:
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, positive: Any = None, reduction: int = 1) -> Any:
-    """The loss of every label, where they are not summed up."""
+    """The loss of every label, if there is no reduction."""
     fits = _dense(logits) and _dense(target) and logits.shape == target.shape and logits.dtype == target.dtype
     plain = reduction == 0 and weight is None and positive is None
     return logits.new_empty(logits.shape) if fits and plain else NotImplemented
@@ -163,13 +163,13 @@ def batch_norm(tensor: Tensor, weight: Any, bias: Any, mean: Any, spread: Any, t
 
 
 def layer_norm_backward(grad: Tensor, tensor: Tensor, sizes: Any, mean: Any, deviation: Any, *rest: Any) -> Any:
-    """The gradients that are wanted, of what was given; the rest are weight, bias and a list of wishes."""
+    """The requested gradients of the given arguments; the rest are weight, bias and the output mask."""
     weight, bias, wanted = rest
     return _gradients(grad, (tensor, weight, bias), wanted)
 
 
 def batch_norm_backward(grad: Tensor, tensor: Tensor, weight: Any, *rest: Any) -> Any:
-    """The same; the bias is of the weight's size, and the list of wishes is the last of the rest."""
+    """The same; the bias has the weight's size, and the output mask is the last of the rest."""
     return _gradients(grad, (tensor, weight, weight), rest[-1])
 
 
@@ -184,30 +184,30 @@ def _dense(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.is_meta and tensor.is_contiguous()
 
 
-def test(*operands: Any) -> Any:
-    """Yes or no for every element."""
+def comparison(*operands: Any) -> Any:
+    """One bool per element."""
     return _made([one for one in operands if isinstance(one, Tensor)], torch.bool)
 
 
-def choose(condition: Tensor, one: Tensor, other: Tensor) -> Any:
-    """One or the other, as the condition says."""
+def where(condition: Tensor, one: Tensor, other: Tensor) -> Any:
+    """``torch.where``."""
     return _made([condition, one, other], torch.result_type(one, other))
 
 
 def in_place(target: Tensor, *others: Any) -> Any:
-    """The target itself, where the others fit into it."""
+    """The target itself, if the others can be broadcast and cast to it."""
     tensors = [target, *(one for one in others if isinstance(one, Tensor))]
     fits = target.is_meta and torch.can_cast(torch.result_type(target, *others), target.dtype)
     return target if fits and _shape(tensors) == tuple(target.shape) else NotImplemented
 
 
-def real_in_place(target: Tensor, *others: Any) -> Any:
-    """The same for what gives real numbers."""
+def floating_in_place(target: Tensor, *others: Any) -> Any:
+    """The same for operators with a floating-point result."""
     return in_place(target, *others) if target.is_floating_point() else NotImplemented
 
 
 def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
-    """A result for operands that fit together; where they do not, torch finds the words."""
+    """A result for operands that broadcast; if they do not, torch raises the error."""
     shape = _shape(tensors)
     whole = [tensor for tensor in tensors if tuple(tensor.shape) == shape and 0 not in tensor.stride()]
     if shape is None or not all(tensor.is_meta for tensor in tensors):
@@ -218,7 +218,7 @@ def _made(tensors: Sequence[Tensor], dtype: torch.dtype) -> Any:
 
 
 def _laid_out_like(tensor: Tensor, dtype: torch.dtype) -> Any:
-    """A result with the dimensions in the order of the first operand's, which decides where it can."""
+    """A result with the first operand's order of dimensions, if its strides are distinct."""
     order = sorted(range(tensor.dim()), key=lambda place: tensor.stride(place))
     if len(set(tensor.stride())) < tensor.dim():
         return NotImplemented
@@ -229,7 +229,7 @@ def _laid_out_like(tensor: Tensor, dtype: torch.dtype) -> Any:
 
 
 def _in_order(tensors: Sequence[Tensor]) -> bool:
-    """Whether the result lies in order, too: no operand is turned around, though it may be a part of something."""
+    """Whether the result is contiguous: no operand is transposed, though it may be a slice."""
     return all(tensor.is_meta and _descends(tensor) for tensor in tensors)
 
 
@@ -239,7 +239,7 @@ def _descends(tensor: Tensor) -> bool:
 
 
 def _shape(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """The shape of all together; None where there is none."""
+    """The broadcast shape; None if there is none."""
     depth = max(tensor.dim() for tensor in tensors)
     rows = [(1,) * (depth - tensor.dim()) + tuple(tensor.shape) for tensor in tensors]
     places = [{size for size in sizes if size != 1} for sizes in zip(*rows, strict=True)]
@@ -251,7 +251,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cat.default: cat,
     aten.stack.default: stack,
     aten.cumsum.default: cumsum,
-    aten.where.self: choose,
+    aten.where.self: where,
     aten.clamp.default: clamp,
     aten.addmm.default: addmm,
     aten.bmm.default: bmm,
@@ -268,7 +268,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: layer_norm,
     aten.native_layer_norm_backward.default: layer_norm_backward,
     **{
-        getattr(aten, name).default: real
+        getattr(aten, name).default: floating
         for name in ["reciprocal", "rsqrt", "sqrt", "exp", "log", "neg", "abs", "relu", "sigmoid", "tanh", "erf"]
     },
     **{getattr(aten, name).default: pointwise for name in ["zeros_like", "ones_like", "empty_like"]},
@@ -277,13 +277,13 @@ RULES: dict[Any, Callable[..., Any]] = {
         for name in ["add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor"]
     },
     **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub"]},
-    aten.div.Tensor: real,
-    aten.div.Scalar: real,
+    aten.div.Tensor: floating,
+    aten.div.Scalar: floating,
     **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_"]},
-    aten.div_.Tensor: real_in_place,
-    **{getattr(aten, name).default: test for name in ["isinf", "isnan", "logical_not", "logical_and"]},
-    **{getattr(aten, name).Tensor: test for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
-    **{getattr(aten, name).Scalar: test for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
+    aten.div_.Tensor: floating_in_place,
+    **{getattr(aten, name).default: comparison for name in ["isinf", "isnan", "logical_not", "logical_and"]},
+    **{getattr(aten, name).Tensor: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
+    **{getattr(aten, name).Scalar: comparison for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
 }
 WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
     aten.arange.default: arange,

@@ -1,7 +1,7 @@
-"""Observer: every operator of a piece of code, the storages it touches, and when each storage comes and goes.
+"""Observer: record every operator that runs, the storages it touches, and the lifetime of each storage.
 
-It stands below autograd and vmap, so it sees what a device would be asked to do. Lifetimes are the real ones: a
-storage is gone when the code, autograd included, has let go of it, not when it was last used.
+It is a dispatch mode below autograd and vmap, so it records what a device would run. Lifetimes are the real ones: a
+storage ends when the code, autograd included, has released it, not when it was last used.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.capture.launch_watch import watched_launches
-from weft.capture.meta_shapes import light
+from weft.capture.meta_shapes import shape_of
 from weft.core.program import family_of
 
 
 @dataclass
 class Storage:
-    """One storage while it is watched: where in the sequence of events it came, and the tensor that made it."""
+    """One storage under observation: its place in the sequence of events, and the tensor that made it."""
 
     number: int
     bytes: int
@@ -58,9 +58,9 @@ class Call:
 
 @dataclass
 class Inside:
-    """What an operator's own code does on the device: launches, blocks it holds meanwhile, calls of a library.
+    """What an operator's own code does on the device: launches, workspace blocks, library calls.
 
-    ``seen``: whether its code could be asked.
+    ``seen``: whether its code could be dry-run.
     """
 
     seen: bool = True
@@ -72,7 +72,7 @@ class Inside:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is remembered of a tensor: its shape, the bytes of an element, its storage and whether it is dense."""
+    """Metadata of a tensor: its shape, the bytes per element, its storage and whether it is dense."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -101,15 +101,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 class Observer(TorchDispatchMode):
     """Records calls and storages of one device while it is entered.
 
-    ``kind`` is the type of device whose tensors count (``"meta"``, ``"cpu"``). ``look_inside`` asks the code of
-    Weft's own operators for launches and workspaces, by running their launchers on the tensors at hand.
+    ``kind`` is the type of device whose tensors count (``"meta"``, ``"cpu"``). ``look_inside`` finds the launches and
+    workspaces of Weft's own operators by running their launchers on the arguments of the call.
     """
 
     def __init__(self, kind: str, look_inside: bool = False) -> None:
         super().__init__()
         self.kind = kind
-        self.phase: str | None = None  # of the calls that follow, where somebody knows
-        self.stream = 0  # on which they would run
+        self.phase: str | None = None  # of the next calls, if known
+        self.stream = 0  # on which the next calls would run
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
         self._live: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Observer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: every call would go through torch's compiler for that."""
+        """No: with it, every call would go through torch's compiler."""
         return False
 
     def __enter__(self) -> Observer:
@@ -140,7 +140,7 @@ class Observer(TorchDispatchMode):
     # ---- storages ------------------------------------------------------------------------------------
 
     def number(self, tensor: Tensor) -> int | None:
-        """The number of the tensor's storage where it is known and alive, else None."""
+        """The number of the tensor's storage if it is known and alive, else None."""
         return self._live.get(tensor.untyped_storage()._cdata) if self._counts(tensor) else None
 
     def alive(self) -> list[int]:
@@ -149,7 +149,7 @@ class Observer(TorchDispatchMode):
         return sorted(self._live.values())
 
     def settle(self) -> None:
-        """Note what has gone since the last call."""
+        """Record the storages that were released since the last call."""
         gone, self._gone = self._gone, []
         if self.calls:
             self.calls[-1].frees += gone
@@ -169,7 +169,7 @@ class Observer(TorchDispatchMode):
         if key in self._live:
             return self._live[key], False
         number = len(self.storages)
-        # Told when it goes, not asked at every call: thousands of members hold thousands of storages.
+        # A finalizer, not a scan at every call: thousands of members hold thousands of storages.
         alive = weakref.ref(storage, lambda _: self._forget(key))
         shape, dtype = tuple(tensor.shape), dtype_name(tensor.dtype)
         self.storages.append(Storage(number, storage.nbytes(), shape, dtype, len(self.calls), alive))
@@ -196,14 +196,14 @@ class Observer(TorchDispatchMode):
         if not inputs and not self._makes(func, kwargs):
             return func(*args, **kwargs)
         if is_composite(func):
-            with self:  # below autograd, inside of an operator, nobody else takes it apart
+            with self:  # inside an operator, below autograd, no other rule decomposes it
                 return func.decompose(*args, **kwargs)
         self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
         if _accumulates(func, args):
-            func = torch.ops.aten.add_.Tensor  # what the engine does where no mode looks on
-        out = light(func, args, kwargs) if self.kind == "meta" else NotImplemented
+            func = torch.ops.aten.add_.Tensor  # what autograd's engine does outside of any mode
+        out = shape_of(func, args, kwargs) if self.kind == "meta" else NotImplemented
         if out is NotImplemented:
             out = func(*args, **kwargs)
         outputs = [t for t in tensors_in(out) if self._counts(t)]
@@ -232,7 +232,7 @@ class Observer(TorchDispatchMode):
         return out
 
     def _launch(self, kernel: str, tensors: list[Tensor]) -> None:
-        """A kernel launched outside of any operator, by code that does without one."""
+        """Record a kernel that is launched outside of any operator."""
         self.settle()
         held = [t for t in tensors if self._counts(t)]
         numbers = _unique(self._know(t)[0] for t in held)
@@ -249,13 +249,13 @@ class Observer(TorchDispatchMode):
         if key not in self._insides:
             try:
                 self._insides[key] = look_inside(func, args, kwargs, self.kind)
-            except (RuntimeError, NotImplementedError):  # a launcher that asks its data cannot be followed
+            except (RuntimeError, NotImplementedError):  # a launcher that reads data cannot be dry-run
                 self._insides[key] = Inside(seen=False)
         return self._insides[key]
 
 
 def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
-    """Run the code of one of Weft's operators on tensors without data, and see what it does."""
+    """Dry-run the code of one of Weft's operators on meta tensors, and record what it does."""
     implementation = torch._library.custom_ops.OPDEFS[func._schema.name]._init_fn
     inner = Observer(kind)
     with inner:
@@ -274,7 +274,7 @@ def look_inside(func: Any, args: Any, kwargs: Any, kind: str) -> Inside:
 
 
 def _pieces(inner: Observer, first: int, kept: set[int]) -> tuple[int, ...]:
-    """The blocks that lie around besides arguments and results, when they are most."""
+    """The blocks allocated besides arguments and results, at their peak."""
     now: dict[int, int] = {}
     most: tuple[int, ...] = ()
     for call in inner.calls:
@@ -295,7 +295,7 @@ def is_library(name: str) -> bool:
 
 
 def is_lt(call: Call) -> bool:
-    """Whether a product goes through cuBLASLt: torch sends those there that end in the addition of a bias vector.
+    """Whether a product goes through cuBLASLt: torch uses it for products with a bias vector.
 
     A matrix with a single row or column is the exception.
     """
@@ -306,7 +306,7 @@ def is_lt(call: Call) -> bool:
 
 
 def is_allocation(name: str) -> bool:
-    """Whether the operator takes memory and does nothing with it."""
+    """Whether the operator only allocates."""
     return family_of(name) == "allocation"
 
 
@@ -342,7 +342,7 @@ def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def in_backward() -> bool:
-    """Whether autograd's engine is at work in this thread."""
+    """Whether autograd's engine is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -350,19 +350,19 @@ ENGINE_HOLDS = 4, 2  # references to a gradient, and to its storage, while the e
 
 
 def _accumulates(func: Any, args: Any) -> bool:
-    """Whether the engine itself adds two gradients of one tensor, the first of which nobody else holds."""
+    """Whether the engine itself adds two gradients of one tensor, holding the only reference to the first."""
     if func is not torch.ops.aten.add.Tensor or len(args) != 2 or not in_backward() or not _from_engine():
         return False
     left, right = args
     if not isinstance(right, Tensor) or left.shape != right.shape or not left.is_contiguous():
         return False
     storage = torch._C._storage_Use_Count(left.untyped_storage()._cdata)
-    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch says
+    held = left._use_count() if hasattr(left, "_use_count") else 0  # not every version of torch has it
     return held <= ENGINE_HOLDS[0] and storage <= ENGINE_HOLDS[1]
 
 
 def _from_engine() -> bool:
-    """Whether the operator was called by autograd's engine, with no function of anybody's in between."""
+    """Whether the operator was called by autograd's engine directly, without a Python function in between."""
     frame = sys._getframe(3)
     while frame is not None and frame.f_code.co_filename.endswith(("_compile.py", "eval_frame.py")):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""From what an Observer saw to a Program: one Value a storage, its kind and its life; one Operator a call."""
+"""Turn an Observer's record into a Program: one Value per storage (kind, lifetime), one Operator per call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weft.capture.costs import Work, bytes_in, bytes_out
 from weft.capture.costs_aten import ATEN
 from weft.capture.costs_weft import WEFT
 from weft.capture.observer import Call, Observer, is_library, is_lt
-from weft.core.program import KEPT, Operator, Program, Value
+from weft.core.program import MARKER_KEPT, Operator, Program, Value
 
 KERNELS = "triton."  # launched outside of any operator
 
@@ -29,10 +29,10 @@ def program_of(
 ) -> Program:
     """The Program of the calls from number ``first`` on, up to ``last``.
 
-    ``resident`` are the storages that were alive before; ``kinds`` says what kept storages are (``"constant"`` where
-    it does not). The storages of kind ``"weight"`` tell the update from the evaluation. ``setup``: the calls are what
-    is done once, up to that number to set up and from there on in a first step; what is of a known kind stays.
-    ``carried`` and ``left`` are storages that a step finds and lets go, and that it leaves behind.
+    ``resident`` are the storages that were alive before; ``kinds`` gives the kind of kept storages (default
+    ``"constant"``). Writes to storages of kind ``"weight"`` separate the update from the evaluation. ``setup``: the
+    calls run once, those before that number to set up and the others in a first step; storages of a known kind stay.
+    ``carried`` are storages that a step takes over from the previous one, ``left`` those it leaves for the next.
     ``recordable``: whether the step can be captured as a CUDA graph.
     """
     calls = observer.calls[first:last]
@@ -43,9 +43,9 @@ def program_of(
         phases = ["preparation" if place < setup else "warm-up" for place in range(first, first + len(calls))]
     if setup is None:
         born = [number for call in calls for number in call.made]
-    else:  # also what came without a call: numbers handed over by the host
+    else:  # also storages made without a call: numbers copied from the host
         born = [storage.number for storage in observer.storages if storage.born < first + len(calls)]
-    if setup is None:  # a module that keeps an activation leaves its whole graph behind, numbers from the host included
+    if setup is None:  # a module that keeps an activation keeps its autograd graph, numbers from the host included
         born += [number for number in left if number not in set(resident)]
     ids = {number: position for position, number in enumerate(dict.fromkeys([*resident, *carried, *born]))}
     step = dict.fromkeys([*carried, *born], "temporary") | born_kinds(calls, phases)
@@ -55,19 +55,19 @@ def program_of(
     operators = tuple(_operator(call, phase, ids) for call, phase in zip(calls, phases, strict=True))
     if setup is not None:
         stays = tuple(ids[number] for number in born if number in kinds)
-        operators += (Operator(KEPT, "warm-up", stays, ()),)
+        operators += (Operator(MARKER_KEPT, "warm-up", stays, ()),)
     unknown = sorted({call.name for call in calls if not known(call.name) or not call.inside.seen})
     groups = [tuple(ids[number] for number in numbers) for numbers in (resident, carried, left)]
     return Program(values, operators, groups[0], tuple(unknown), tasks, note, *groups[1:], recordable)
 
 
 def known(name: str) -> bool:
-    """Whether somebody has said what the operator costs."""
+    """Whether the operator has a cost rule."""
     return name in ATEN or name in WEFT or name.startswith(KERNELS)
 
 
 def work_of(call: Call) -> Work:
-    """The cost of a call; one nobody knows is charged for reading and writing its tensors once."""
+    """The cost of a call; without a rule, that of reading and writing its tensors once."""
     rule = ATEN.get(call.name) or WEFT.get(call.name)
     if rule is not None:
         return rule(call)
@@ -75,11 +75,11 @@ def work_of(call: Call) -> Work:
 
 
 def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
-    """The phase of every call: backward while autograd works, then update until the weights are written.
+    """The phase of every call: backward while autograd runs, then update until the weights are written.
 
-    Evaluations know no gradients: a call that reads weights and could have one is the next stack's forward pass, and so
-    is the first call on another stream, where stacks have streams of their own.
-    Calls of a merged step say themselves what they are, save that writing weights is an update.
+    Evaluation runs without gradients: a later call that reads weights with gradients enabled begins the next stack's
+    forward pass, and so does the first call on another stream, if stacks have streams of their own.
+    Calls of a merged step carry their phase, except that writing weights is always an update.
     """
     phases, phase, stream = [], "forward", None
     for call in calls:
@@ -101,7 +101,7 @@ def phases_of(calls: Sequence[Call], weights: set[int]) -> list[str]:
 
 
 def born_kinds(calls: Sequence[Call], phases: Sequence[str]) -> dict[int, str]:
-    """The kind of every storage that the step makes: activations are those that the backward pass finds."""
+    """The kind of every storage that the step makes: those alive when the backward pass starts are activations."""
     kinds: dict[int, str] = {}
     for call, phase in zip(calls, phases, strict=True):
         for number in call.made:

@@ -1,4 +1,4 @@
-"""What an operator's schema says: which arguments it writes, and which operators make the host wait for a value."""
+"""Read operator schemas: which arguments an operator writes, and which operators synchronise with the host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From a real step on a small graph to the sizes of a large one.
+"""Scale the sizes recorded in a real step on a small graph to those of a large one.
 
-The small graph's numbers of nodes, edges and split nodes are primes of their own, so that a dimension of a tensor says
-what it counts: every dimension that is a sum of few of them is replaced by the same sum of the large graph's.
+The small graph's numbers of nodes, edges and split nodes are distinct primes, so that a tensor's dimension tells what
+it counts: every dimension that is a sum of few of them is replaced by the same sum of the large graph's numbers.
 
 Shapes: N nodes, E edges.
 """
@@ -21,12 +21,12 @@ from weft.graph.data.graph import Graph
 
 NODES, EDGES = 1009, 7919  # primes: no width of a layer is likely to be one of them, or a sum of them
 TRAIN, VAL, TEST = 307, 151, 211
-MOST = 3  # of nodes or edges in one dimension: PyG's layers append a self loop a node, and edges both ways
+MAX_TERMS = 3  # node or edge counts summed in one dimension: PyG appends a self loop per node, and edges both ways
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The graph at hand, and what each dimension of the small one stands for."""
+    """The large graph, and what each dimension of the small one stands for."""
 
     stats: GraphStats
     table: tuple[tuple[int, int], ...]
@@ -35,7 +35,7 @@ class Sizes:
     def for_graph(cls, stats: GraphStats) -> Sizes:
         """Sums of nodes and edges, the splits, and the splits together; an offset array has one more than rows."""
         large: dict[int, int] = {}
-        for nodes, edges, one in product(range(MOST + 1), range(MOST + 1), (0, 1)):
+        for nodes, edges, one in product(range(MAX_TERMS + 1), range(MAX_TERMS + 1), (0, 1)):
             if nodes or edges:
                 small = nodes * NODES + edges * EDGES + one
                 large.setdefault(small, nodes * stats.num_nodes + edges * stats.num_edges + one)
@@ -46,10 +46,10 @@ class Sizes:
 
     @property
     def note(self) -> str:
-        """For the reader of a Program."""
+        """The note that a Program carries."""
         return (
             f"scaled from one real step on a random graph of {NODES} nodes and {EDGES} edges: "
-            "the model asks its data for sizes, and cannot be followed without"
+            "the model reads sizes from its data, so it has no dry run"
         )
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ _REDUCTIONS = (
 )  # fmt: skip
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 FAMILIES = ("attention", "spmm", "scatter", "gather", "matmul", "reduction", "allocation", "pointwise")
-KEPT = "weft.kept"  # closes a Program of what is done once: it costs nothing and reads all that stays
+MARKER_KEPT = "weft.kept"  # closes a Program of what is done once: it costs nothing and reads all that stays
 
 
 @dataclass(frozen=True)

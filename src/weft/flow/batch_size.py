@@ -1,4 +1,4 @@
-"""How large a sampled batch gets: the capacity that none exceeds, from fan-outs alone."""
+"""Upper bounds on the size of a sampled batch, from the fan-outs alone."""
 
 from __future__ import annotations
 

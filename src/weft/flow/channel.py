@@ -1,6 +1,6 @@
 """Channel: a bounded queue between two stages that can be closed from anywhere.
 
-Unlike ``queue.Queue``, closing wakes everyone at once, so shutting a pipeline down needs no timeouts.
+Unlike ``queue.Queue``, closing wakes all waiting threads at once, so shutting a pipeline down needs no timeouts.
 """
 
 from __future__ import annotations

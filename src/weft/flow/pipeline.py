@@ -201,7 +201,7 @@ class _Running:
         before, behind = self._channels[place], self._channels[place + 1]
         pace, number = Pace(self._pipeline.high_water), 0
         while True:
-            # Wait for room before the work, not after it: an item in work owns memory too.
+            # Wait for a free place before the work, not after it: an item in work owns memory too.
             behind.wait_below(pace.limit(len(behind)))
             report.held_back = pace.held_back
             # No variable holds an item: while the stage waits, the queues alone keep batches alive.

@@ -133,7 +133,7 @@ class NeighbourSampler:
 
     @contextmanager
     def _hop_sampler(self) -> Iterator[HopSampler]:
-        """A hop sampler that nobody else uses meanwhile: it keeps a table with one entry per node."""
+        """Borrow a hop sampler for exclusive use: it keeps a table with one entry per node."""
         # The work of one CUDA stream is in order, so an idle table may be used again there, not on another stream.
         stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
         with self._lock:

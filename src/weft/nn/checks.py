@@ -1,4 +1,4 @@
-"""What a layer or a model may be given: every complaint names the value and what was expected."""
+"""Check arguments of layers and models: every error names the value and what was expected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Dropout whose mask comes from a clock, and the numbering of the places that draw one.
+"""Dropout whose mask comes from a clock (seed, step), and the numbering of the sites that draw one.
 
-A runner drives a model by hanging one ``clock [2]`` = (task seed, step) in all of its modules; the mask is
-then a function of (seed, step, site, element) and of nothing else. Outside a runner the clock is empty and
+A runner drives a model by binding one ``clock [2]`` = (task seed, step) to all of its modules; the mask is
+then a function of (seed, step, site, element) alone. Outside a runner the clock is empty and
 every call takes a fresh one from torch's generator, so ``torch.manual_seed`` governs a loop of one's own.
 """
 
@@ -45,7 +45,7 @@ class Dropout(nn.Module):
         return self
 
     def draw(self, device: torch.device) -> tuple[Tensor | float, Tensor | None]:
-        """``(rate, clock)`` for an operator that drops by itself; ``(0.0, None)`` where nothing is dropped."""
+        """``(rate, clock)`` for an operator that drops by itself; ``(0.0, None)`` if nothing is dropped."""
         if not self.training or self.p == 0.0:
             return 0.0, None
         return self.rate, self.clock if self.clock.numel() else fresh_clock(device)

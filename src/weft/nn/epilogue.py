@@ -1,4 +1,4 @@
-"""Epilogue: what stands between two layers. Ending: a layer's bias and epilogue, fused into its last operator."""
+"""Epilogue: norm, activation and dropout after a layer. Ending: bias and epilogue fused into its last operator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Epilogue(nn.Module):
     """``y = dropout(act(norm(x + b)))`` for a layer's output ``x [N, F]`` and its bias ``b [F]``.
 
     This is one operator. A norm is one of its own on a CPU, as a layer norm of over 1,024 features or over the graph,
-    and as a batch norm that is evaluated for gradients. A layer takes an epilogue as an argument and hands its bias to
-    it: ``conv(x, adj, epilogue=epilogue)``.
+    and as a batch norm in evaluation mode with gradients. A layer takes an epilogue as an argument and passes its bias
+    to it: ``conv(x, adj, epilogue=epilogue)``.
     """
 
     def __init__(self, features: int, norm: str | None = None, activation: str = "relu", dropout: float = 0.0) -> None:
@@ -43,8 +43,8 @@ class Epilogue(nn.Module):
 class Ending:
     """``epilogue(out + add, bias)``, or plainly ``out + add + bias`` without an epilogue.
 
-    Shapes: ``bias [O]``, ``add [N, O]`` (a residual). A layer finishes with :meth:`linear` where its last step is a
-    product, which takes everything into the product's own pass, and with :meth:`apply` otherwise.
+    Shapes: ``bias [O]``, ``add [N, O]`` (a residual). A layer finishes with :meth:`linear` if its last step is a
+    product, which fuses everything into the product's pass, and with :meth:`apply` otherwise.
     """
 
     bias: Tensor | None = None

@@ -1,4 +1,4 @@
-"""What a first layer may be fed: dense features, sparse ones, or sparse ones after dropout.
+"""The inputs of a first layer: dense features, sparse ones, or sparse ones after dropout.
 
 Shapes: N nodes, F features, O outputs, Z stored values.
 """

@@ -1,6 +1,6 @@
 """Initial values: which distribution every parameter starts from, and filling a model from one seed.
 
-The distributions are those of PyG's layers, so that a training here and one there start alike.
+The distributions are those of PyG's layers, so that training starts as it does there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.ops.random import torch_bits as random
 
 @dataclass(frozen=True)
 class Initial:
-    """Uniform in ``[low, high)``; a constant where both are equal."""
+    """Uniform in ``[low, high)``; a constant if both are equal."""
 
     low: float
     high: float
@@ -71,7 +71,7 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     """Give every parameter of ``model`` fresh initial values, the same on every device for one ``seed``.
 
     Parameter number i draws from stream i of the seed. Modules of other libraries that know how to reset
-    themselves do so under a generator seeded alike; parameters nobody knows a distribution for stay as they
+    themselves do so under a generator with the same seed; parameters without a known distribution stay as they
     are. Running statistics start afresh.
     """
     strangers: dict[nn.Module, int] = {}
@@ -100,7 +100,7 @@ def parameters_without_initial(model: nn.Module) -> list[str]:
 
 
 def _owned_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every parameter once, with the module it hangs in, in the order of ``model.parameters()``."""
+    """Every parameter once, with the module that owns it, in the order of ``model.parameters()``."""
     for path, parameter in model.named_parameters():
         prefix, _, name = path.rpartition(".")
         yield model.get_submodule(prefix), name, parameter

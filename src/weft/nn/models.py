@@ -112,9 +112,9 @@ class GNN(nn.Module):
 
     @torch.no_grad()
     def first_aggregate(self, x: Features, adj: Blocks) -> Tensor | None:
-        """What the first layer aggregates of ``x``, to be computed once and given to every forward pass.
+        """The first layer's aggregation of ``x``, to be computed once and passed to every forward pass.
 
-        None where it changes from step to step (input dropout, attention) or is better not written out
+        None if it changes from step to step (input dropout, attention) or should not be materialised
         (sparse features).
         """
         if self.input_dropout.p > 0.0 or not isinstance(x, Tensor):

@@ -1,4 +1,4 @@
-"""Normalisation over nodes or over features; both take the layer's bias along, and the activation and dropout after.
+"""Normalisation over nodes or over features, fused with the layer's bias and the activation and dropout after it.
 
 Shapes: N nodes, F features.
 """
@@ -44,10 +44,10 @@ NOTHING = Then()
 class BatchNorm(Parametrised):
     """``y = (x + b - mean) / sqrt(var + eps) * weight + bias``, mean and variance over the N nodes.
 
-    Training uses the nodes' own statistics and moves the running ones (in place, so that a runner may hand
-    the buffers over); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
-    A runner that maps the model over many tasks sets ``stacked``: there an operator of its own spares the copies that
-    torch's would make. On a GPU that operator trains one task as well, and takes what follows the norm along.
+    Training uses the nodes' own statistics and updates the running ones (in place, so that a runner may bind
+    the buffers); evaluation uses the running ones. ``x [N, F]``, ``b [F]`` the bias of the layer before.
+    A runner that maps the model over many tasks sets ``stacked``: Weft's operator then avoids the copies that torch's
+    would make. On a GPU that operator also trains single tasks, fused with what follows the norm.
     """
 
     stacked = False
@@ -82,11 +82,11 @@ class BatchNorm(Parametrised):
             raise InputError(f"BatchNorm: x has {x.shape[-2]} nodes; training takes a variance over at least two")
         if on_gpu(x) and x.dim() == 2:
             return self._train_in_one(x, weight, bias, b, then)
-        if self.stacked:  # where a pass of its own has a kernel, and the operator has none
+        if self.stacked:  # the separate epilogue has a CPU kernel, the fused norm has none
             return then(self._train_in_one(x, weight, bias, b, NOTHING))
         if b is None:
             return then(self._normalise(x, self.running_mean, weight, bias))
-        # The mean takes b out again, so adding it would be two passes over [N, F] for nothing. It still shifts
+        # Subtracting the mean cancels b, so adding it would be two useless passes over [N, F]. It still shifts
         # the running mean, and has a gradient: zero.
         without_b = self.running_mean - b.detach()
         out = self._normalise(x, without_b, weight, torch.add(bias, b, alpha=0.0))

@@ -10,13 +10,13 @@ from weft.ops.csr.dispatch import supplied_by_adjacency
 
 
 def without_weights(adj: Adjacency) -> Adjacency:
-    """The structure without edge weights: SAGE, GIN and the attention layers do not look at them."""
+    """The structure without edge weights: SAGE, GIN and the attention layers ignore them."""
     return adj if adj.weight is None else adj.derived("without_weights", adj.scaled)
 
 
 def with_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
-    own = getattr(adj, "with_identity", None)  # a block that cannot look for the loops it has
+    own = getattr(adj, "with_identity", None)  # a padded block cannot search for its loops
     if own is not None:
         return own()
     return adj.derived("plus identity", lambda: plus_identity(without_weights(adj)))
@@ -27,7 +27,7 @@ def plus_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` of an adjacency without weights."""
     rows, cols = adj.rows(), adj.indices
     if not bool((rows == cols).any()):
-        return adj.with_self_loops()  # the same matrix, shared with the layers that want self loops
+        return adj.with_self_loops()  # the same matrix, shared with the layers that add self loops
     ids = torch.arange(adj.num_rows + 1, dtype=cols.dtype, device=adj.device)
     rows, cols = torch.cat([rows, ids[:-1]]), torch.cat([cols, ids[:-1]])
     order = torch.sort(rows.long() * adj.num_cols + cols).indices

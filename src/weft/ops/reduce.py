@@ -1,7 +1,7 @@
-"""Reductions over rows: the identity where all rows are on this rank, collectives where they are spread over ranks.
+"""Reductions over rows: the identity if all rows are on this rank, collectives if they are spread over ranks.
 
-Losses, metrics and norms over nodes go through a :class:`Reduce`. ``dist`` supplies one that communicates; nothing
-else asks whether a run is distributed.
+Losses, metrics and norms over nodes go through a :class:`Reduce`. ``dist`` supplies one that communicates; no other
+code checks whether a run is distributed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Reduce(Protocol):
-    """What a reduction over the rows of all ranks needs."""
+    """Interface of reductions over the rows of all ranks."""
 
     ranks: int
     first_row: int  # where this rank's rows begin among those of all ranks

@@ -1,1 +1,1 @@
-"""The hands: a plan alive on a device. The functional step, its state, its replay and its checkpoints."""
+"""Run a plan on a device: the functional step, its state, its CUDA graph and its checkpoints."""

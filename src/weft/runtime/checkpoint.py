@@ -1,4 +1,4 @@
-"""Checkpoints: the whole training state in one safetensors file, replaced in one piece."""
+"""Checkpoints: the whole training state in one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write ``folder/checkpoint.safetensors``: all of it or, should this be interrupted, the former one."""
+    """Write ``folder/checkpoint.safetensors`` atomically: if interrupted, the former one stays."""
     path = folder / FILE
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     said = json.dumps({**about, "version": __version__})
@@ -44,7 +44,7 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The checkpoint in ``folder``, None where there is none."""
+    """The checkpoint in ``folder``, or None."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -66,7 +66,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
-    """SHA-256 of all that a checkpoint holds: what is said of it, and every tensor with its name, type and shape."""
+    """SHA-256 of a checkpoint: its description, and every tensor with its name, type and shape."""
     found = hashlib.sha256(said.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -76,20 +76,20 @@ def _checksum(tensors: Mapping[str, Tensor], said: str) -> str:
 
 
 def save_atomically(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file beside ``path``, flush it to the disk, then move it into place."""
+    """Write a safetensors file beside ``path``, flush it to disk, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, flush=True) as partial:
         partial.touch()
         mode = partial.stat().st_mode
         save_file(tensors, partial, metadata=metadata)
-        partial.chmod(mode)  # safetensors lets the owner alone read it
+        partial.chmod(mode)  # safetensors makes it readable by the owner only
 
 
 def check_same_task(saved: Mapping[str, Any], task: Mapping[str, Any], path: Path) -> None:
     """A :class:`SpecError` that names the first setting in which a checkpoint's task differs."""
     for key in task:
         if key not in saved and not task[key]:
-            continue  # a setting that the Weft of the checkpoint did not have, and that this task does not use
+            continue  # a setting newer than the checkpoint, which this task leaves at its default
         if key != "name" and saved.get(key) != task[key]:
             raise SpecError(
                 f"{path}: was trained with {key}={saved.get(key)!r}, but this task has {key}={task[key]!r}; "

@@ -1,10 +1,10 @@
-"""capture: the step of a group of tasks, as the run itself would make it, followed on tensors without data.
+"""capture: dry-run the training step of a group of tasks on meta tensors.
 
-The run is built by the very code that trains, on a graph that has sizes and no data; so what is captured cannot
-drift from what is run. Nothing of the size of the graph is allocated, and no GPU is needed or touched.
+The run is built by the same code that trains, on a graph with sizes but no data, so the dry run cannot drift from the
+real one. No arrays of the size of the graph are allocated, and no GPU is needed or touched.
 
-A model that asks its data questions (how many edges pass a mask?) cannot be followed so. It takes one real step on a
-small random graph, whose sizes are then replaced by those of the graph at hand.
+A model that reads its data (how many edges pass a mask?) has no dry run on meta tensors. It takes one real step on a
+small random graph, whose sizes are then replaced by those of the real graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.gpu_rules import gpu_rules
-from weft.capture.meta_graph import META, stand_in
+from weft.capture.meta_graph import META, meta_graph
 from weft.capture.observer import Observer
 from weft.capture.program_builder import program_of
 from weft.capture.small_graph_step import Sizes, rescale, small_graph
@@ -43,10 +43,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Captured:
-    """A step that was followed: its Program, that of everything done once before it, and the run itself.
+    """A dry-run step: its Program, the Program of everything done once before it, and the run itself.
 
     ``preparation`` builds the graph's derived forms, the first aggregation and the state, and takes a first step (its
-    phase ``"warm-up"``), in which the rest of what is built once is built.
+    phase ``"warm-up"``), which builds what is built on first use.
     """
 
     program: Program
@@ -68,16 +68,16 @@ def capture(
     plan: Plan | None = None,
     merger: StepMerger | None = None,
 ) -> Captured:
-    """Follow one epoch on ``graph``, or on one of which only the summary is known.
+    """Dry-run one epoch on ``graph``, or on a graph of which only the summary is known.
 
     ``task``: one, of which ``tasks`` are stacked, or all the members of a group. ``device``: ``"cuda"`` or ``"cpu"``,
-    the kind of machine it is captured for; ``plan`` says more (who stacks with whom, recorded or not); ``merger``
-    merges the steps of several stacks where the plan says so.
+    the kind of machine it is for; ``plan`` says more (which tasks stack, whether it is a CUDA graph); ``merger``
+    merges the steps of several stacks if the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
     plan = plan or default_plan(group, device)
     try:
-        return _follow(group, lambda: stand_in(graph), plan, META, merger=merger)
+        return _follow(group, lambda: meta_graph(graph), plan, META, merger=merger)
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):
@@ -86,10 +86,10 @@ def capture(
 
 
 def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
-    """Take a real step on a small graph; what fails there is wrong with the model, not with having no data."""
+    """Take a real step on a small graph; a failure there is the model's own, not due to missing data."""
     sizes = Sizes.for_graph(stats)
     try:
-        with cpu_threads(1):  # the step is small: more would wait for each other
+        with cpu_threads(1):  # the step is small: more threads would wait for each other
             return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
     except WeftError:
         raise
@@ -102,7 +102,7 @@ def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captu
 
 
 def default_plan(group: Sequence[Task], device: str) -> Plan:
-    """One stack of all, recorded on a GPU, with the first aggregation made once where it is constant."""
+    """One stack of all, captured on a GPU, with the first aggregation computed once if it is constant."""
     once = not any(task.input_dropout for task in group)
     return Plan(
         members=tuple(task.label for task in group),
@@ -131,7 +131,7 @@ def _follow(
         run = _shared(GroupRun(group, make_graph(), plan, where, merger, source), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
-        run.step()  # builds what is built once
+        run.step()  # builds what is built on first use
         resident, first = observer.alive(), len(observer.calls)
         kinds = dict.fromkeys(resident, "constant") | kinds_of(observer, run)
         run.step()
@@ -151,7 +151,7 @@ def _follow(
 
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
-    """The run with its stacks merged or side by side as the plan says, and the observer told of it."""
+    """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
     run.merge_steps()
     if run.plan.join == "concurrent" and run.plan.device == "cuda":
         run.run_steps = dry_run_concurrent(observer)
@@ -161,7 +161,7 @@ def _shared(run: GroupRun, observer: Observer) -> GroupRun:
 
 
 def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
-    """Steps in turn, as :class:`weft.runtime.device.side_streams.ConcurrentSteps` would run them."""
+    """Steps one after another, on the streams that :class:`weft.runtime.device.side_streams.ConcurrentSteps` uses."""
 
     def beside(steps: Steps) -> None:
         for place, step in enumerate(steps):
@@ -173,7 +173,7 @@ def dry_run_concurrent(observer: Observer) -> Callable[[Steps], None]:
 
 
 def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
-    """What the storages that a run keeps are."""
+    """The kinds of the storages that a run keeps."""
     graph = run.graph
     named: list[tuple[str, Tensor]] = [("graph", t) for t in held_by(graph.adj)]
     held = (graph.x, *run.held_inputs())
@@ -186,7 +186,7 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
 
 
 def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
-    """Every tensor of an adjacency, of all that has been derived from it, and of what holds them."""
+    """Every tensor of an adjacency and of all forms derived from it."""
     met = set() if met is None else met
     if isinstance(thing, Tensor):
         yield thing

@@ -1,6 +1,6 @@
-"""GroupRun: tasks on one graph alive on one device, advancing together an epoch at a time.
+"""GroupRun: train tasks on one graph and one device together, one epoch at a time.
 
-It owns the stacks and advances them; when to look, what to show and when to save is the engine's business.
+It owns the stacks and advances them; the engine decides when to poll, what to show and when to save.
 
 Shapes: T members of a stack, L epochs, M columns of history.
 """
@@ -36,26 +36,26 @@ from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epoch
 
 @dataclass(frozen=True)
 class MemberUpdate:
-    """What the host learns of one member when it looks: the rows of new epochs, the end, and the best so far."""
+    """What a poll returns per member: the rows of new epochs, the end, and the best so far."""
 
     first: int  # epoch (from 0) of rows[0]
     rows: list[list[float]]
     end: int
     best_epoch: int
     best_score: float
-    diverged: bool = False  # a loss is no longer a number; the member has stopped
+    diverged: bool = False  # a loss is NaN or infinite; the member has stopped
 
 
 @dataclass
 class Member:
-    """One task of a group: its place among the tasks, its stack, and its row there (None: it has left)."""
+    """One task of a group: its place among the tasks, its stack, and its row there (None: dropped)."""
 
     index: int
     task: Task
     stack: Stack
     row: int | None
     slot: MemberSlot
-    left: dict[str, Tensor] = field(default_factory=dict)  # its state on the host, once it has left
+    left: dict[str, Tensor] = field(default_factory=dict)  # its state on the host, once dropped
 
     def tensor(self, name: str) -> Tensor:
         """This member's part of the state, by the names of :meth:`weft.runtime.step.state.State.tensors`."""
@@ -73,28 +73,28 @@ class MergedStep(Protocol):
     stacks: tuple[Stack, ...]
 
     def __call__(self) -> None:
-        """Train one epoch, evaluate and write the outcome down."""
+        """Train one epoch, evaluate and record the outcome."""
 
     def without_evaluation(self) -> None:
-        """Train one epoch; only its training losses are written down."""
+        """Train one epoch and record only its training losses."""
 
 
 class StepMerger(Protocol):
-    """Merges the steps of stacks; the engine hands one over for plans that ask for it (``weft.weave``)."""
+    """Merges the steps of stacks; the engine supplies one for plans that need it (``weft.weave``)."""
 
     def merge(self, stacks: Sequence[Stack]) -> Any:
-        """The merged step; raises InputError where the stacks cannot be merged."""
+        """The merged step; raises InputError if the stacks cannot be merged."""
 
     def observe(self, step: Any, observer: Any, streams: bool) -> None:
-        """Let a dry run see what the merged step does."""
+        """Report the merged step to a dry run."""
 
 
 class GroupRun:
     """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
 
-    ``plan.stack_members`` says who stacks with whom; tasks that turn out not to fit into one stack train side by
-    side in stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` says
-    where the batches of its steps come from: the whole graph, unless given.
+    ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
+    stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
+    of batches: the whole graph, unless given.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class GroupRun:
         self.epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self._own_random: dict[int, OwnGenerator] = {}
-        self._refused: set[int] = set()  # stacks that could not be compiled, which is not tried again
+        self._refused: set[int] = set()  # stacks that failed to compile: not tried again
         places: dict[int, Member] = {}
         for slots in plan.stack_members:
             for stack, rows in self._make_stacks(list(slots)):
@@ -131,8 +131,8 @@ class GroupRun:
         self._built: set[bool] = set()  # kinds of steps, with and without evaluation, that have run before
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
-        self._stepped: list[SteppedEpoch] | None = None  # where an epoch has several batches
-        self.step_in_epoch = 0  # steps done of the epoch that is under way
+        self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
+        self.step_in_epoch = 0  # steps done of the current epoch
 
     @property
     def has_steps(self) -> bool:
@@ -141,16 +141,16 @@ class GroupRun:
 
     @property
     def steps(self) -> int:
-        """Steps that the group has trained: those of whole epochs and of the one under way."""
+        """Steps that the group has trained, the current epoch's included."""
         per_epoch = self.stacks[0].source.steps_per_epoch if self.stacks else 1
         return self.epoch * per_epoch + self.step_in_epoch
 
     # ---- putting it together -------------------------------------------------------------------------
 
     def _order_rows(self) -> None:
-        """Walk the graph's rows by cluster, on a graph of this run's own: the user's stays as it is.
+        """Order the graph's rows by cluster, on a graph of this run's own: the user's is unchanged.
 
-        Training may fit where finding clusters does not, and goes by length then.
+        Training may fit in memory when finding clusters does not; rows are then ordered by length.
         """
         try:
             ordered = ordered_rows(self.graph.adj)
@@ -160,7 +160,7 @@ class GroupRun:
             self.graph = copy(self.graph)
             self.graph.adj = ordered
             return
-        torch.cuda.empty_cache()  # only now does no frame hold what was tried
+        torch.cuda.empty_cache()  # only now no frame holds the failed attempt's tensors
 
     def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
         try:
@@ -175,7 +175,7 @@ class GroupRun:
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         if len(rows) > 1 or len(self.tasks) == 1 or tasks[0].traits is not None or self.device.type != "cpu":
             return Stack(tasks, self._inputs, first_once=once, length=self.epochs)
-        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator, as it would alone
+        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator
         with own:
             stack = Stack(tasks, self._inputs, first_once=once, length=self.epochs)
         self._own_random[id(stack)] = own
@@ -194,20 +194,20 @@ class GroupRun:
     # ---- one epoch -----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One epoch of every stack with its evaluation, as it will be recorded."""
+        """One epoch of every stack with its evaluation, as it is captured."""
         if self.merged is not None:
             self.merged()
         self._each([partial(self._of_its_own, stack, stack) for stack in self._apart()], evaluated=True)
 
     def step_without_evaluation(self) -> None:
-        """One epoch of every stack, only the training losses written down."""
+        """One epoch of every stack that records only the training losses."""
         if self.merged is not None:
             self.merged.without_evaluation()
         steps = [partial(self._of_its_own, stack, stack.without_evaluation) for stack in self._apart()]
         self._each(steps, evaluated=False)
 
     def _each(self, steps: Steps, evaluated: bool) -> None:
-        """Steps of stacks, at once where the plan says so; in turn the first time, when they build what all share."""
+        """Steps of stacks, concurrent if the plan says so; the first time in turn, since they build shared data."""
         go = self.run_steps if evaluated in self._built and len(steps) > 1 else in_turn
         go(steps)
         self._built.add(evaluated)
@@ -217,16 +217,16 @@ class GroupRun:
         return [stack for stack in self.stacks if self.merged is None or stack not in self.merged.stacks]
 
     def merge_steps(self) -> None:
-        """Merge the steps of several stacks into one where the plan says so; where that fails, a note says why.
+        """Merge the steps of several stacks into one if the plan says so; if that fails, a note says why.
 
-        The merged step is tried beside the stacks' own, and whatever is wrong with it costs a note, not the training.
+        The merged step is checked against the stacks' own; if it fails, training goes on without it, with a note.
         """
         stacks = [stack for stack in self.stacks if id(stack) not in self._own_random]
         if self.plan.join != "woven" or len(stacks) < 2 or self.merged is not None:
             return
         try:
             if self.merger is None:
-                raise InputError("this run was given nothing that merges steps")
+                raise InputError("this run has no step merger")
             self.merged = self.merger.merge(stacks)
         except torch.OutOfMemoryError:
             raise
@@ -235,7 +235,7 @@ class GroupRun:
             self._notes.append(f"{len(stacks)} stacks train side by side, not as one step: {what.splitlines()[0]}")
 
     def _compile(self) -> None:
-        """Send the steps of stacks through Inductor where the plan says so; where that fails, a note says why."""
+        """Compile the steps of stacks with Inductor if the plan says so; if that fails, a note says why."""
         if not self.plan.compiled or self.merged is not None:
             return
         evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
@@ -265,12 +265,12 @@ class GroupRun:
 
     @property
     def started(self) -> bool:
-        """Whether the step has been prepared (and recorded, where the plan says so)."""
+        """Whether the step has been prepared (and captured, if the plan says so)."""
         return self._with_evaluation is not None or self._stepped is not None
 
     @property
     def recorded(self) -> bool:
-        """Whether an epoch is a replay of a recording."""
+        """Whether an epoch is the replay of a CUDA graph."""
         if self._stepped is not None:
             return any(epoch.recorded for epoch in self._stepped)
         return any(
@@ -278,7 +278,7 @@ class GroupRun:
         )
 
     def prepare(self) -> None:
-        """Record the step where the plan says so; the state is as before."""
+        """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
             self._stepped = stepped_epochs(self.stacks, self.plan.replay, self._of_its_own)
             return
@@ -291,7 +291,7 @@ class GroupRun:
             too_much = any(stack.is_compiled for stack in self.stacks)
             if not too_much:
                 raise
-        if too_much:  # compiled, it holds what is worked out once: uncompiled it may fit
+        if too_much:  # the compiled step holds folded constants: without it the run may fit
             self._as_written("the step is not compiled: memory ran out")
             self._prepare_with()
         if not self._always_evaluates():
@@ -301,7 +301,7 @@ class GroupRun:
         self._with_evaluation = self._replay(self.step, record=self.plan.replay)
 
     def _as_written(self, note: str) -> None:
-        """Go on without what a compiler made."""
+        """Continue without the compiled functions."""
         for stack in self.stacks:
             stack.as_written()
         self._note_once(note)
@@ -321,7 +321,7 @@ class GroupRun:
         changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
         replay = Replay(step, changed, record=record, pool=pool)
         if replay.reason:
-            self._notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
+            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
         return replay
 
     def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:
@@ -339,7 +339,7 @@ class GroupRun:
         return max((member.task.epochs for member in self.present), default=0)
 
     def _one_epoch(self, stop: Callable[[], bool] = bool) -> bool:
-        """Train one epoch, or what is left of it; whether it came to its end before ``stop()`` said so."""
+        """Train one epoch, or the rest of it; returns whether it ended before ``stop()`` was true."""
         rules = [(0, member.task.eval_every, member.task.epochs) for member in self.present]
         evaluated = any(evaluates_at(self.epoch, rule) for rule in rules)
         if self._stepped is None:
@@ -355,7 +355,7 @@ class GroupRun:
         return True
 
     def train_epoch(self) -> None:
-        """One epoch without an evaluation, as it is recorded: for benchmarks."""
+        """One epoch without an evaluation, as it is captured: for benchmarks."""
         if self._without_evaluation is None:
             self.merge_steps()
             self._compile()
@@ -363,11 +363,11 @@ class GroupRun:
         self.epoch += 1
         self._without_evaluation()
 
-    # ---- looking -------------------------------------------------------------------------------------
+    # ---- polling -------------------------------------------------------------------------------------
 
     @property
     def present(self) -> list[Member]:
-        """The members that have not left."""
+        """The members that have not been dropped."""
         return [member for member in self.members if member.row is not None]
 
     def poll(self, first: int = 0) -> list[MemberUpdate]:
@@ -380,19 +380,19 @@ class GroupRun:
             for member in self.members
         ]
 
-    # ---- leaving -------------------------------------------------------------------------------------
+    # ---- dropping ------------------------------------------------------------------------------------
 
     def stop(self, members: Iterable[int]) -> None:
-        """Members (places among the tasks) whose training ends here: what follows does not count for them."""
+        """End the training of members (places among the tasks): later epochs do not count for them."""
         for index in members:
             member = self.members[index]
             if member.row is not None:
                 member.stack.state.end[member.row].clamp_(max=self.epoch)
 
     def drop(self, members: Iterable[int]) -> None:
-        """Members (places among the tasks) that train no longer: their state goes to the host, the others move up.
+        """Remove members (places among the tasks) from training: their state moves to the host, the others close up.
 
-        The step is recorded anew before the next epoch.
+        The step is captured again before the next epoch.
         """
         leaving = {index for index in members if self.members[index].row is not None}
         for stack in list(self.stacks):
@@ -419,7 +419,7 @@ class GroupRun:
     # ---- saving --------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint has to hold: every member's state, who has left, where generators stand."""
+        """The contents of a checkpoint: every member's state, which were dropped, and the states of generators."""
         saved: dict[str, Tensor] = {
             "present": torch.tensor([member.row is not None for member in self.members]),
             "epoch": torch.tensor(self.epoch),
@@ -432,7 +432,7 @@ class GroupRun:
         return saved | generator_states(self.device)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from the ``tensors()`` of a group of equal tasks, members that had left included."""
+        """Continue from the ``tensors()`` of a group of equal tasks, dropped members included."""
         saved = _with_epochs(saved)
         present = saved.get("present", torch.zeros(0))
         if present.numel() != len(self.members):
@@ -491,7 +491,7 @@ class GroupRun:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A stack's history and standing on the host, from one look."""
+    """A stack's history and best scores on the host, from one poll."""
 
     rows: list[list[list[float]]]
     ends: list[int]
@@ -517,9 +517,7 @@ class _Seen:
         """What one member has come to; rows past its end do not count."""
         end = self.ends[row]
         rows = self.rows[row][: max(end - first, 0)]
-        evaluated = evaluates_at(
-            end - 1, (0, task.eval_every, task.epochs)
-        )  # else only the training loss was written down
+        evaluated = evaluates_at(end - 1, (0, task.eval_every, task.epochs))  # else only the training loss was recorded
         last = rows[-1] if rows and first + len(rows) == end else []
         diverged = not all(map(isfinite, last[: self.losses if evaluated else 1]))
         return MemberUpdate(first, rows, end, self.best_epochs[row], self.best_scores[row], diverged)

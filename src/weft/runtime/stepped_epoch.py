@@ -1,8 +1,8 @@
 """SteppedEpoch: an epoch of several steps, each on a batch of its own.
 
-On a GPU the step is recorded once per shape of batch, all recordings in one memory pool, and a batch is copied into the
-recording's own before it is replayed. Where the source is constant there is nothing of this: a whole epoch is one
-recording (:class:`weft.runtime.group.GroupRun`).
+On a GPU the step is captured once per batch shape, all CUDA graphs in one memory pool, and a batch is copied into the
+graph's own before the replay. If the source is constant, a whole epoch is one CUDA graph instead
+(:class:`weft.runtime.group.GroupRun`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SteppedEpoch:
         return any(replay.recorded for _, replay in self._recordings.values())
 
     def end(self, evaluated: bool) -> None:
-        """Write the epoch down, with an evaluation or without."""
+        """Record the epoch, with an evaluation or without."""
         for stack in self.stacks:
             self._run_stack(stack, lambda stack=stack: stack.end_epoch(evaluated))  # type: ignore[misc]
 
@@ -63,12 +63,12 @@ class SteppedEpoch:
         if replay.recorded:
             self._pool = replay.pool
         elif replay.reason:
-            self.notes.append(f"the step runs eagerly: it could not be recorded ({replay.reason})")
+            self.notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
         return mine, replay
 
 
 def train_epoch(epochs: Sequence[SteppedEpoch], epoch: int, first: int, stop: Callable[[], bool]) -> int:
-    """Steps of ``epoch`` from ``first`` on, of all sources in lockstep, until ``stop()`` says so; steps done then."""
+    """Steps of ``epoch`` from ``first`` on, all sources in lockstep, until ``stop()``; returns the steps done."""
     done = first
     for batches in zip(*(one.source.batches(epoch, first) for one in epochs), strict=True):
         for one, batch in zip(epochs, batches, strict=True):

@@ -1,12 +1,12 @@
-"""Copies as launches that can be shared: a matrix turned around, rows put side by side, a matrix of zeros.
+"""Copies as kernel launches that can be merged: transposes, concatenation of rows, zeros.
 
     copied(x)          [A, B, C] of any strides to the same numbers, contiguous
     side_by_side(xs)   [T, K_1], [T, K_2], ... to [T, K_1 + K_2 + ...]
 
-On small graphs a step is made of launches, and turning one weight around costs as much as a layer: those of all
+On small graphs launches dominate a step, and transposing one weight costs as much as a layer: the copies of all
 members go into one launch.
 
-Shapes: T tasks, K numbers of a task.
+Shapes: T tasks, K numbers per task.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def zeros_triton(like: Tensor) -> Tensor:
 
 
 def copied_triton(x: Tensor) -> Tensor:
-    """Launch the copy of ``x``; more than three dimensions are left to torch."""
+    """Launch the copy of ``x``; torch copies more than three dimensions."""
     if x.dim() > DIMENSIONS or not x.numel():
         return x.clone(memory_format=torch.contiguous_format)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -78,7 +78,7 @@ def _copied_fake(x):
 
 
 def side_by_side_triton(parts: Sequence[Tensor]) -> Tensor:
-    """A launch for each of ``parts [T, K]``, or ``[K]``; none waits for another."""
+    """One launch per ``parts [T, K]``, or ``[K]``; all independent."""
     rows = [part if part.dim() == 2 else part[None] for part in parts]
     width = sum(part.shape[1] for part in rows)
     out = rows[0].new_empty(rows[0].shape[0], width)
@@ -93,7 +93,7 @@ def side_by_side_triton(parts: Sequence[Tensor]) -> Tensor:
 @torch.library.custom_op("weft::side_by_side", mutates_args=(), schema="(Tensor[] parts) -> Tensor")
 def side_by_side(parts):
     """``[T, K]`` each, of one type, to ``[T, sum of K]``; or ``[K]`` each."""
-    return torch.cat(parts, -1)  # alone, the library's one launch is the better way
+    return torch.cat(parts, -1)  # outside of a merged launch, torch's single launch is faster
 
 
 @side_by_side.register_fake

@@ -8,11 +8,11 @@ from math import prod
 from weft.capture.costs import Work, bytes_out
 from weft.capture.costs_weft import INDEX, WEFT, _edges, _given, register_costs
 from weft.capture.observer import Call
-from weft.weave.together import Flat, results, unflatten
+from weft.weave.together import FlatCalls, results, unflatten
 
 
 def _spmm_push(call: Call) -> Work:
-    """Rows sent along the edges: read in order, added to where they go."""
+    """Rows pushed along the edges: read sequentially, added at their destinations."""
     x, edges = _given(call, "x"), _edges(call)
     row, tasks = x.shape[-1] * x.itemsize, prod(x.shape[:-2])
     return Work(
@@ -24,7 +24,7 @@ def _spmm_push(call: Call) -> Work:
 
 def _together(call: Call) -> Work:
     """Several operators in one launch: the sum of what each costs."""
-    parts, outs = unflatten(Flat(*call.args)), iter(call.outs or ())
+    parts, outs = unflatten(FlatCalls(*call.args)), iter(call.outs or ())
     total = Work()
     for part in parts:
         name, mine = f"weft.{part.name}", [next(outs) for _ in range(results(part.name))]
@@ -34,7 +34,7 @@ def _together(call: Call) -> Work:
 
 
 def register() -> None:
-    """Let dry runs know what these operators cost; each costs what the operator it is a part of costs."""
+    """Register the costs of these operators; each costs what the operator it belongs to costs."""
     whole = {
         "weight_grad_parts": "weight_grad",
         "linear_backward_parts": "linear_backward",

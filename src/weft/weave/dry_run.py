@@ -1,8 +1,8 @@
-"""Followed: stacks that share a device, run for an Observer that is told the pass and the stream of every operator.
+"""Dry-run a merged step: report the phase and the stream of every operator to an Observer.
 
-A merged step runs without autograd: gradients are operators like any other, and its nodes remember where they came
-from. On a GPU they are issued to several streams, whose memory is not shared; there are none here, but the schedule
-says where each operator would go, and when its result would be let go.
+A merged step runs without autograd: gradients are operators like any other, and its nodes carry their phase. On a GPU
+they are issued to several streams, which do not share memory; a dry run has no streams, but the schedule says on which
+one each operator would run, and when its result would be released.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Followed:
             self._actions = list(_in_order(woven.graph))
 
     def __call__(self) -> Any:
-        """Run it; what comes after it is evaluation."""
+        """Run the step; what follows it is evaluation."""
         graph, observer = self._woven.graph, self._observer
         given = [node for node in graph.nodes if node.op == "placeholder"]
         values: dict[Node, Any] = dict(zip(given, self._woven.inputs, strict=True))
@@ -44,7 +44,7 @@ class Followed:
 
 
 def dry_run_woven(step: WovenStep, observer: Observer, streams: bool) -> None:
-    """Let ``observer`` know what the merged step does, from its next call on."""
+    """Report the merged step to ``observer``, from its next call on."""
     streams = streams and step.side_streams > 0
     followed = Followed(step.woven, observer, streams)
     step._run = followed
@@ -57,7 +57,7 @@ def _output(graph: Graph) -> Any:
 
 
 def _in_order(graph: Graph) -> Iterator[tuple[Node, int, list[Node]]]:
-    """Every operator with the results that nobody needs after it."""
+    """Every operator with the results that are dead after it."""
     last: dict[Node, Node] = {}
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     for node in nodes:

@@ -1,9 +1,8 @@
-"""The graph of a recorded step: operators in the order in which they run, and what each is given.
+"""The graph of a traced step: operators in execution order, and their arguments.
 
-The nodes are those of ``torch.fx`` in what can be asked of them (``op``, ``target``, ``args``, ``meta``, ``users``),
-but nothing is looked up, named or checked while they are made: a step has hundreds of them, and taking it down,
-matching and merging must cost less than a few epochs. ``Graph.to_fx`` gives the fx graph to whoever wants to see or
-compile it.
+The nodes have the attributes of ``torch.fx`` nodes (``op``, ``target``, ``args``, ``meta``, ``users``), but nothing is
+looked up, named or checked while they are made: a step has hundreds of them, and tracing, matching and merging must
+cost less than a few epochs. ``Graph.to_fx`` converts to an fx graph, for printing or compiling.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Node:
         _collect(args, given)
         if kwargs:
             _collect(kwargs.values(), given)
-        self.all_input_nodes = tuple(given)  # the nodes whose results it is given, each once
+        self.all_input_nodes = tuple(given)  # the nodes whose results are its arguments, each once
         for node in given:
             node.users[self] = None
 
     @property
     def name(self) -> str:
-        """Known by this in its graph."""
+        """Unique within its graph."""
         if self.op != "call_function":
             return str(self.target)
         return f"{getattr(self.target, '__name__', 'call').replace('.', '_')}_{self.number}"
@@ -56,7 +55,7 @@ def _collect(values: Iterable[Any], found: dict[Node, None]) -> None:
 
 
 def map_nodes(value: Any, change: Callable[[Node], Any]) -> Any:
-    """``value`` with every node in it replaced by what ``change`` makes of it."""
+    """``value`` with every node in it replaced by ``change(node)``."""
     kind = type(value)
     if kind is Node:
         return change(value)
@@ -80,7 +79,7 @@ class Graph:
 
     @property
     def nodes(self) -> list[Node]:
-        """All of them: inputs first, what is returned last."""
+        """All nodes: inputs first, the output last."""
         return [*self.inputs, *self.calls, *(() if self.returns is None else (self.returns,))]
 
     def _node(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
@@ -88,12 +87,12 @@ class Graph:
         return Node(op, target, args, kwargs or {}, self._numbers)
 
     def placeholder(self, name: str) -> Node:
-        """One more input."""
+        """Add an input."""
         self.inputs.append(self._node("placeholder", name, ()))
         return self.inputs[-1]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
-        """One more operator, after all others."""
+        """Append an operator."""
         self.calls.append(self._node("call_function", target, args, kwargs))
         return self.calls[-1]
 
@@ -103,7 +102,7 @@ class Graph:
         return self.returns
 
     def drop_unread(self, kept: Callable[[Node], bool]) -> None:
-        """Forget operators that nobody reads, and then those that only they read, save those that are ``kept``."""
+        """Eliminate dead operators, and those that only dead ones read, except ``kept`` ones."""
         left = []
         for node in reversed(self.calls):
             if node.users or kept(node):
@@ -125,5 +124,5 @@ class Graph:
         return graph
 
     def module(self) -> fx.GraphModule:
-        """A function of the inputs; writing its code takes longer than everything else here."""
+        """A function of the inputs; generating its code takes longer than everything else here."""
         return fx.GraphModule(torch.nn.Module(), self.to_fx())

@@ -1,8 +1,8 @@
-"""The operators that can share launches, each as the code that launches its kernels and does nothing between them.
+"""Launchers of the operators that can share launches: code that only launches kernels.
 
-Only such code can be collected: its results are there when its launches have been made, and it looks at none of them.
-Arguments are those of the operators' schemas; results are tuples, or a function that gives them and is called once all
-launches have been made.
+Only such code can be collected: it reads none of its results, which are complete once its launches have run. Arguments
+are those of the operators' schemas; results are tuples, or a function that returns them and is called after all
+launches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_trit
 from weft.weave.copies import copied_triton, side_by_side_triton, zeros_triton
 from weft.weave.lab.edge_softmax_rows_triton import whole_edge_softmax_backward_triton, whole_edge_softmax_triton
 from weft.weave.lab.push_triton import push_triton
-from weft.weave.together import Call
+from weft.weave.together import OpCall
 from weft.weave.two_phase_ops import (
     add_parts,
     backward_bias_parts,
@@ -102,16 +102,16 @@ def _attention_v2_backward(
 
 def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:
     if not _multiplies(x, weight):
-        return Call("linear", (x, weight, bias, add, act, rate, clock, site))()
+        return OpCall("linear", (x, weight, bias, add, act, rate, clock, site))()
     return (linear_triton(x, weight, bias, add, act, rate, clock, site),)
 
 
 def _product(x, weight) -> Tensors:
-    return (linear_triton(x, weight),) if _multiplies(x, weight) else Call("product", (x, weight))()
+    return (linear_triton(x, weight),) if _multiplies(x, weight) else OpCall("product", (x, weight))()
 
 
 def _multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Whether a kernel of ours takes the product; alone, one of few rows is left to the library."""
+    """Whether Weft's kernel computes the product; outside of a merged launch, one of few rows goes to cuBLAS."""
     return x.dtype in (torch.float32, *HALF) and max(weight.shape[-2:]) <= NARROW
 
 
@@ -129,7 +129,7 @@ def _one(launcher: Callable[..., Tensor]) -> Callable[..., Tensors]:
     return lambda *arguments: (launcher(*arguments),)
 
 
-AT_ONCE = frozenset({"side_by_side"})  # operators whose launches do not wait for each other
+INDEPENDENT = frozenset({"side_by_side"})  # operators whose launches are independent
 LAUNCHERS: dict[str, Callable[..., Tensors | Callable[[], Tensors]]] = {
     "spmm": _spmm,
     "spmm_push": _push,

@@ -1,15 +1,15 @@
-"""Which operators of several steps run as one, and in which order everything runs: matching in rounds.
+"""Match operators of several steps that can be merged, in rounds, and order everything.
 
 A *lane* is one member's step as a sequence of nodes with their dependencies; some nodes have a *key*, and nodes of
-equal keys can run as one. A round takes nodes of one key that are ready in their lanes, that is, whose keyed
+equal keys can be merged. A round takes nodes of one key that are ready in their lanes, that is, whose keyed
 predecessors have all been taken by earlier rounds. So every path through the merged steps meets rounds in rising
-order, and merging the nodes of a round can close no cycle.
+order, and merging the nodes of a round cannot create a cycle.
 
-Which key goes next decides how many rounds there are. A key that no lane would still bring later is taken at once:
-nothing is gained by waiting. While another lane could still bring one, its lanes wait and other keys go first: four
-models of 2, 2, 3 and 4 layers meet in 4 forward and 4 backward rounds. Where every key has somebody to wait for, the
-one with the most work left behind it goes. A *lazy* key has nobody in a hurry for it, and goes when nothing else can.
-Nothing here knows tensors.
+The choice of the next key decides how many rounds there are. A key that will not become ready in any further lane is
+taken at once. If another lane will reach it later, its lanes wait and other keys go first: four models of 2, 2, 3 and
+4 layers meet in 4 forward and 4 backward rounds. If every key will still be reached by another lane, the one with the
+most work behind it goes. A *lazy* key has no urgent readers, and goes when nothing else is ready. This module does not
+depend on tensors.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ Rank = Callable[[Hashable, Sequence[_Progress], Sequence[dict[Hashable, list[int
 
 
 def waiting(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list[Round]:
-    """Rounds by waiting for whoever can still come."""
+    """Rounds that wait for lanes that will still reach a key."""
     return _one_by_one(lanes, lazy, _fewest_missed)
 
 
 def longest_first(lanes: Sequence[Lane], lazy: Container[Hashable] = ()) -> list[Round]:
-    """Rounds by the longest chain of nodes still to come: whoever has it never waits."""
+    """Rounds by the longest chain of remaining nodes: the lane that has it never waits."""
     return _one_by_one(lanes, lazy, _longest_chain)
 
 
@@ -124,7 +124,7 @@ def _one_by_one(lanes: Sequence[Lane], lazy: Container[Hashable], rank: Rank) ->
 def _fewest_missed(
     key: Hashable, progress: Sequence[_Progress], ready: Sequence[dict[Hashable, list[int]]]
 ) -> tuple[int, ...]:
-    """Highest where no lane would still bring the key later; the most work behind it, then the most nodes, decide."""
+    """Highest if no further lane will reach the key; ties by the most work behind it, then by the most nodes."""
     missed = sum(lane.count[key] > 0 and key not in found for lane, found in zip(progress, ready, strict=True))
     behind = sum(len(lane.left) for lane, found in zip(progress, ready, strict=True) if key in found)
     return missed == 0, behind, sum(len(found.get(key, ())) for found in ready)

@@ -1,11 +1,10 @@
-"""weave: the recorded steps of several members as one step, whose operators share launches.
+"""weave: merge the traced steps of several members into one step, whose operators share launches.
 
-Members' graphs are laid side by side. Operators that walk a graph (on small graphs: everything that has a kernel of
-ours) are matched in rounds (``weave_rounds.py``), and those of a round become one
-:func:`weft.weave.together.together`; everything else is copied as it is. A :class:`Table`
-records which member's tensors each fused kernel serves. Members share nothing that any of them writes, so an order
-that respects every member's own dependencies is an order of the whole, and every member gets the numbers it gets alone
-(on a GPU to rounding: see :mod:`weft.weave.together`).
+Sparse operators (on small graphs: all operators with a Weft kernel) are matched in rounds (``matching.py``), and those
+of a round become one :func:`weft.weave.together.together`; everything else is copied as it is. A :class:`Table` records
+which member's tensors each fused kernel serves. Members share nothing that any of them writes, so any order that
+respects every member's own dependencies is valid, and every member gets the numbers it gets alone (on a GPU to
+rounding: see :mod:`weft.weave.together`).
 
 Dependencies are those of data and those of memory: a node that writes to a storage comes after everything that
 touched that storage before it in its own step, and before everything after.
@@ -27,9 +26,9 @@ from weft.core.errors import InputError
 from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.matching import Lane, Place, Round, in_order, match
 from weft.weave.recorder import Captured, is_random, written_arguments
-from weft.weave.together import Call, flatten, is_mutable, results
+from weft.weave.together import OpCall, flatten, is_mutable, results
 
-# Operators that walk a graph, and which may share a launch: their kernels need about as many registers.
+# Sparse operators, by which may share a launch: their kernels need about as many registers.
 FAMILY = {
     "spmm": "spmm",
     "spmm_max": "spmm",
@@ -42,10 +41,10 @@ FAMILY = {
     "graph_attention_v2": "attention v2",
     "graph_attention_v2_backward": "attention v2 backward",
 }
-# On small graphs everything that is launched finds company: what counts there is how many launches follow one another.
-# Products keep to themselves, since their tiles lie in shared memory, which every program of a launch is given, and so
-# do sums over edges, which would be slower with the registers or the warps that others need.
-SUMS = "sums"  # what nobody waits for before the update
+# On small graphs all launches are merged: the time is the number of consecutive launches. GEMMs merge only with GEMMs,
+# because every program of a merged launch would get the shared memory of their tiles, and sums over edges only with
+# such sums, because they would be slower with the registers or warps that other kernels need.
+SUMS = "sums"  # only the update reads it: split-K reductions
 SMALL_FAMILY = (
     FAMILY
     | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
@@ -66,7 +65,7 @@ class Entry:
     node: str
     operator: str
     direction: str  # "forward" or "backward"
-    walk: int | None  # number of the structure that it walks; None: it walks none
+    walk: int | None  # number of its sparse structure; None: it is dense
     shape: tuple[int, ...]  # of its result
     results: tuple[int, ...]
 
@@ -87,9 +86,9 @@ class Table:
 
     members: tuple[str, ...]
     fused: tuple[Fused, ...]
-    single: int  # matchable operators that found nobody to run with
+    single: int  # matchable operators that were not merged
     rounds: int
-    kind: str = "sparse"  # operators that were looked at: "sparse" ones, or "launched" ones
+    kind: str = "sparse"  # which operators were considered: "sparse" or "launched" ones
 
     @property
     def matched(self) -> int:
@@ -119,7 +118,7 @@ class Woven:
     """The merged step: ``graph`` takes ``inputs`` and returns what each member's step returned, in a tuple.
 
     Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest, and one after those
-    for fused ones that nobody waits for; ``meta["after"]``: the operators that must have run before it;
+    for fused ones that only the update reads; ``meta["after"]``: the operators that must have run before it;
     ``meta["storage"]``: equal for tensors that share memory.
     """
 
@@ -130,7 +129,7 @@ class Woven:
 
     @cached_property
     def graph_module(self) -> fx.GraphModule:
-        """The graph as a function; writing its code takes longer than all the matching, so it waits to be asked."""
+        """The graph as a function, generated on first use: its code takes longer than all the matching."""
         return self.graph.module()
 
     def __call__(self) -> tuple[Any, ...]:
@@ -141,16 +140,16 @@ class Woven:
 def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False, small: bool = False) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
-    ``walks`` says which operators may meet in a launch: ``"same"``, those that walk the same structure in the same
-    direction; ``"any"``, also others, whose pieces then share the grid (a forward pass of one member beside a
-    backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+    ``walks`` says which operators may share a launch: ``"same"``, those over the same structure in the same direction;
+    ``"any"``, also others, whose work items then share the grid (a forward pass of one member beside a backward pass
+    of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
 
-    ``push`` lets a backward sum that meets forward sums over its own structure send its rows along that structure
-    instead of walking the transpose. Such sums are added atomically, in another order on every run: the members'
+    ``push`` lets a backward sum that meets forward sums over its own structure push its rows along that structure
+    instead of pulling over the transpose. Such sums are added atomically, in another order on every run: the members'
     numbers then agree with separate runs to rounding only.
 
-    ``small`` is for small graphs, and steps recorded with ``apart``: operators that walk no graph are matched too, and
-    ``walks`` is not asked for.
+    ``small`` is for small graphs, and steps traced with ``apart``: dense operators are matched too, and ``walks`` is
+    ignored.
     """
     if walks not in WALKS:
         raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
@@ -212,7 +211,7 @@ class _Member:
             yield tuple(sorted(before))
 
     def number_walks(self, structures: dict[Hashable, int]) -> None:
-        """Give every matchable node the number of the structure it walks, equal for equal index arrays."""
+        """Give every matchable node the number of its sparse structure, equal for equal index arrays."""
         self.structures = structures
         for place, node in enumerate(self.nodes):
             name = operator_name(node)
@@ -225,14 +224,14 @@ class _Member:
                     self.family_of[place] = self._families[name]
 
     def pushable(self, place: int) -> int | None:
-        """The structure along which the sum at ``place`` could be sent instead; None where it could not."""
+        """The structure along which the sum at ``place`` could be pushed instead; None if it cannot."""
         node = self.nodes[place]
         if operator_name(node) != "spmm" or not node.meta.get("backward") or not _given(node, "back"):
             return None
         if node.meta["dtype"] not in (torch.float32, torch.float64) or (
             _given(node, "weight") is not None and _given(node, "weight_back") is None
         ):
-            return None  # a push gives the type it is added up in, and needs the weights in their own order
+            return None  # a push returns the accumulation type, and needs the weights in their own order
         indices = self.inputs.get(_given(node, "back")[1])
         return None if indices is None else self.structures.get(_identity(indices))
 
@@ -266,12 +265,12 @@ def _weft_name(target: Any) -> str:
 
 
 def _check_apart(captured: Sequence[Captured], members: Sequence[_Member]) -> None:
-    """Complain where a member writes to memory that another one touches."""
+    """Raise an InputError if a member writes to memory that another one reads or writes."""
     users: dict[int, set[int]] = {}
     writers: dict[int, int] = {}
     for place, member in enumerate(members):
         for node, tensor in member.inputs.items():
-            address = tensor.untyped_storage()._cdata  # also told apart where there is no data
+            address = tensor.untyped_storage()._cdata  # also distinct for meta tensors
             users.setdefault(address, set()).add(place)
             if node.meta["storage"] in member.written and tensor.numel():
                 writers[address] = place
@@ -320,7 +319,7 @@ class _Merge:
         return Woven(self.graph, tuple(self.inputs), table, self.walks)
 
     def _share_inputs(self) -> None:
-        """One placeholder for every tensor, whoever reads it."""
+        """One placeholder per tensor, for all members that read it."""
         known: dict[int, Node] = {}
         for place, member in enumerate(self.members):
             for node, tensor in member.inputs.items():
@@ -380,7 +379,7 @@ class _Merge:
         self.fused.append(Fused(fused.name, number, family, tuple(entries)))
 
     def _pushed(self, places: Round) -> set[Place]:
-        """The sums over a transpose among ``places`` whose original structure others there walk forward."""
+        """The sums over a transpose among ``places`` whose original structure forward sums there use."""
         walked = {self.members[member].walk_of.get(place) for member, place in places} - {None}
         return {
             (member, place)
@@ -388,13 +387,13 @@ class _Merge:
             if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
         }
 
-    def _call(self, member: int, node: Node, push: bool) -> Call:
+    def _call(self, member: int, node: Node, push: bool) -> OpCall:
         arguments = self._map(member, node.args)
         if not push:
-            return Call(operator_name(node), arguments)
+            return OpCall(operator_name(node), arguments)
         grad, _, col_scale, row_scale, _, walk, weight = arguments
         rows = self.members[member].inputs[_given(node, "walk")[0]].numel() - 1
-        return Call("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
+        return OpCall("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
 
     def _part(self, fused: Node, result: int) -> Node:
         part = self.graph.call_function(operator.getitem, (fused, result))

@@ -1,16 +1,16 @@
-"""Several kernels' work in one launch: a kernel is generated for the group of launches at hand.
+"""Merge several kernel launches into one, by generating a kernel for the group of launches.
 
-Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but noted down as a :class:`Part`, so the code
-that launches an operator's kernels alone also says what it would launch. :func:`launch_parts` lays the grids of many
-parts end to end in one grid, and writes the kernel that finds, from its program id, the part it belongs to and its ids
-there. The body of each kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments:
-every part runs the code that its operator runs alone, on the same tiles. Its numbers are the same bits where it would
-have had as many warps alone; with more or fewer of them the lanes of a tile are added up in another order.
+Inside of :func:`collected` a launch ``kernel[grid](...)`` is not made but collected as a :class:`Launch`, so merging
+reuses the code that launches an operator's kernels alone. :func:`launch_parts` concatenates the grids of many parts
+into one grid, and generates the kernel that finds, from its program id, its part and its ids there. The body of each
+kernel is its own source with ``tl.program_id`` and ``tl.num_programs`` turned into arguments: every part runs the code
+that its operator runs alone, on the same tiles. Its results are bit-identical if it has as many warps alone; with more
+or fewer the lanes of a tile are summed in another order.
 
-Parts alike in everything but addresses and sizes share one branch of the generated kernel, in which they are told
-apart by a select; so its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the
-launch, not a table in memory: a recorded launch replays without a copy. A kernel takes seconds to compile, so groups
-that differ little share one: branches stand in a fixed order, and have room for 1, 4, 8, 16, ... parts.
+Parts that differ only in addresses and sizes share one branch of the generated kernel, which selects between them; so
+its code grows with the number of *kinds*, not of parts. Addresses and sizes are arguments of the launch, not a table in
+memory: in a CUDA graph the launch replays without a copy. A kernel takes seconds to compile, so similar groups share
+one: branches have a fixed order, and a capacity of 1, 4, 8, 16, ... parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.ops.launch.hooks import intercepted
 from weft.ops.launch.triton_lang import tl, triton
 
 LIMIT = 400  # arguments of one launch: they travel in 4 KB of constant memory
-USUAL = {"num_warps": 4, "num_stages": 3}  # what Triton takes where a launch says nothing
+USUAL = {"num_warps": 4, "num_stages": 3}  # Triton's default
 OPTIONS = tuple(USUAL)
 LEAST_ROOM = 4  # of a branch for several parts
 SMALL_SHARE = 8  # a part is small that has fewer programs than the largest by this factor
@@ -42,7 +42,7 @@ IDS = ("weft_id0", "weft_id1", "weft_id2", "weft_n0", "weft_n1", "weft_n2")
 
 
 @dataclass(frozen=True)
-class Part:
+class Launch:
     """The launch ``kernel[grid](**arguments, **constants)`` with ``options`` such as ``num_warps``, not yet made."""
 
     kernel: Any
@@ -53,8 +53,8 @@ class Part:
     options: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Part:
-        """The launch as it was asked for."""
+    def of(cls, kernel: Any, grid: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> Launch:
+        """``kernel[grid](*args, **kwargs)`` as a Launch."""
         options = tuple((name, kwargs.pop(name)) for name in OPTIONS if name in kwargs)
         parameters, names, fixed = _parameters(kernel.fn)
         bound = dict(zip(parameters, args, strict=False)) | kwargs
@@ -93,16 +93,16 @@ class Branch:
     shared: tuple[bool, ...]
 
 
-# ---- noting launches down ---------------------------------------------------------------------------------
+# ---- collecting launches ----------------------------------------------------------------------------------
 
 
 @contextmanager
-def collected() -> Iterator[list[Part]]:
-    """Inside, and in this thread, launches are added to the list that this gives, and not made."""
-    parts: list[Part] = []
+def collected() -> Iterator[list[Launch]]:
+    """Inside, and in this thread, launches are appended to the list that this yields, and not made."""
+    parts: list[Launch] = []
 
     def note(kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: parts.append(Part.of(kernel, grid, args, kwargs))
+        return lambda *args, **kwargs: parts.append(Launch.of(kernel, grid, args, kwargs))
 
     with intercepted(note):
         yield parts
@@ -111,8 +111,8 @@ def collected() -> Iterator[list[Part]]:
 # ---- launching --------------------------------------------------------------------------------------------
 
 
-def launch_parts(parts: Sequence[Part]) -> None:
-    """Run all parts, in one launch (several where the arguments would not fit into one)."""
+def launch_parts(parts: Sequence[Launch]) -> None:
+    """Run all parts in one launch (several if the arguments do not fit into one)."""
     for batch in _batches([part for part in parts if part.programs]):
         if len(batch) == 1:
             launch_alone(batch[0])
@@ -120,13 +120,13 @@ def launch_parts(parts: Sequence[Part]) -> None:
             _launch_together(batch)
 
 
-def launch_alone(part: Part) -> None:
+def launch_alone(part: Launch) -> None:
     """Make the launch that ``part`` stands for."""
     given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
     part.kernel[part.grid](**given)
 
 
-def _launch_together(parts: list[Part]) -> None:
+def _launch_together(parts: list[Launch]) -> None:
     kinds = [filled_up(members) for members in by_kind(parts)]
     branches = tuple(branch_of(members) for members in kinds)
     ordered = [part for members in kinds for part in members]
@@ -136,11 +136,10 @@ def _launch_together(parts: list[Part]) -> None:
     generate(branches)[(ends[-1],)](*sizes, *arguments, **options_of(parts))
 
 
-def options_of(parts: Sequence[Part]) -> dict[str, int]:
-    """What the parts ask for at most, those aside that are small beside the largest.
+def options_of(parts: Sequence[Launch]) -> dict[str, int]:
+    """The largest warps and stages of the parts, except parts that are small compared with the largest.
 
-    Warps share a tile: sums over edges that were given more of them for the sake of a few additions of parts would do
-    less each.
+    Warps share a tile: if sums over edges got more of them because of a few small reductions, each would do less.
     """
     most = max(part.programs for part in parts)
     counted = [dict(part.options) for part in parts if part.programs * SMALL_SHARE >= most]
@@ -148,9 +147,9 @@ def options_of(parts: Sequence[Part]) -> dict[str, int]:
     return {name: max(have.get(name, USUAL[name]) for have in counted) for name in sorted(names)}
 
 
-def _batches(parts: list[Part]) -> list[list[Part]]:
+def _batches(parts: list[Launch]) -> list[list[Launch]]:
     """Runs of parts whose arguments fit into one launch."""
-    batches: list[list[Part]] = []
+    batches: list[list[Launch]] = []
     room = 0
     for part in parts:
         need = len(part.arguments) + 4
@@ -162,21 +161,21 @@ def _batches(parts: list[Part]) -> list[list[Part]]:
     return batches
 
 
-def by_kind(parts: Sequence[Part]) -> list[list[Part]]:
+def by_kind(parts: Sequence[Launch]) -> list[list[Launch]]:
     """The parts of every kind together, kinds in an order that does not depend on that of the parts."""
-    kinds: dict[tuple[Any, ...], list[Part]] = {}
+    kinds: dict[tuple[Any, ...], list[Launch]] = {}
     for part in parts:
         kinds.setdefault(part.kind, []).append(part)
     return sorted(kinds.values(), key=lambda members: (members[0].kernel.fn.__name__, str(members[0].kind[1:])))
 
 
-def filled_up(members: list[Part]) -> list[Part]:
-    """As many parts as there is room for in a branch, those at the end without a program."""
+def filled_up(members: list[Launch]) -> list[Launch]:
+    """The parts padded to the capacity of a branch with parts without programs."""
     room = 1 if len(members) == 1 else max(LEAST_ROOM, next_power_of_2(len(members)))
     return members + [replace(members[-1], grid=(0, 1, 1))] * (room - len(members))
 
 
-def branch_of(members: list[Part]) -> Branch:
+def branch_of(members: list[Launch]) -> Branch:
     """What the parts of one kind have in common."""
     first = members[0]
     shared = tuple(
@@ -186,7 +185,7 @@ def branch_of(members: list[Part]) -> Branch:
     return Branch(first.kernel, first.names, first.constants, len(members), shared)
 
 
-def _flat(branch: Branch, members: list[Part]) -> list[Any]:
+def _flat(branch: Branch, members: list[Launch]) -> list[Any]:
     """The arguments in the order of the generated signature: a shared one once, the others part by part."""
     return [
         part.arguments[place]
@@ -228,7 +227,7 @@ def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
 
 
 def kernel_source(branches: tuple[Branch, ...]) -> str:
-    """The text of the kernel: which part is this program of, which piece of it, and the call of its body."""
+    """The source of the kernel: find this program's part and its ids there, and call the part's body."""
     total = sum(branch.count for branch in branches)
     names = [f"{letter}{part}" for part in range(total) for letter in ("end", "p", "q", "r")]
     names += [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
@@ -268,7 +267,7 @@ def _branch_lines(place: int, branch: Branch, first: int) -> list[str]:
             lines.append(f"{name} = tl.where({here}, {value}, {name})")
     lines += [f"local{place} = pid - start{place}", f"rest{place} = local{place} // p_{place}"]
     ids = [f"local{place} % p_{place}", f"rest{place} % q_{place}", f"rest{place} // q_{place}"]
-    # A size of 1 is a constant to Triton; kernels treat what they are told as a value.
+    # A size of 1 is a constant to Triton; kernels expect a value.
     ids += [f"pid * 0 + {letter}_{place}" for letter in ("p", "q", "r")]
     passed = [
         f"{name}=b{place}_{name}" if shared else f"{name}=v{place}_{name}"

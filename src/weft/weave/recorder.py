@@ -1,8 +1,8 @@
-"""record: a step as a graph of operators, taken down while it runs once.
+"""record: trace a step into a graph of operators while it runs once.
 
-The step works in place on tensors that stay where they are (weights, moments, the clock). The recorder stands below
-autograd and vmap and writes every operator down; a tensor that no operator made is an input, bound to the very tensor
-it was. Running the graph on its inputs is running the step again, without its Python.
+The step works in place on tensors that stay where they are (weights, moments, the clock). The recorder is a dispatch
+mode below autograd and vmap that traces every operator; a tensor that no operator made is an input, bound to that very
+tensor. Running the graph on its inputs runs the step again, without its Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.split_rules import rule_for
 
 aten = torch.ops.aten
-PLAIN = frozenset((int, float, bool, str, type(None)))  # most arguments that are no tensors
+PLAIN = frozenset((int, float, bool, str, type(None)))  # types of most arguments that are no tensors
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ def record(
     apart: bool = False,
     has_run: bool = False,
 ) -> Captured:
-    """What ``step()`` does, found out by running it; the tensors ``changed`` are put back as they were.
+    """Trace ``step()`` by running it; the tensors ``changed`` are restored afterwards.
 
     It runs twice unless it ``has_run`` before: what is built once (forms of the adjacency, compiled kernels) is
-    built by the first run and not recorded. ``apart`` writes operators of several stages down stage by stage: see
-    ``weave_apart.py``.
+    built by the first run and not traced. ``apart`` traces operators of several stages as one node per stage: see
+    ``split_rules.py``.
     """
     recorder = Recorder(name, apart)
     with put_back(changed):
@@ -71,7 +71,7 @@ def record(
 
 
 def _counts_unread(node: Node) -> bool:
-    """Whether an operator counts though nobody reads it: it writes to a tensor, or draws numbers."""
+    """Whether an operator without readers has an effect: it writes to a tensor, or draws random numbers."""
     return bool(written_arguments(node)) or is_random(node)
 
 
@@ -94,7 +94,7 @@ def _is_random(target: Any) -> bool:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every operator that runs while it is entered; ``apart`` as in :func:`record`."""
+    """Traces every operator that runs while it is entered; ``apart`` as in :func:`record`."""
 
     def __init__(self, name: str, apart: bool = False) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
         self._stack.close()
 
     def _launch(self, kernel: Any, grid: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
-        """A launch inside of an operator belongs to it; one of its own would be missing from the graph."""
+        """A launch inside an operator belongs to it; one outside of any operator would be missing from the graph."""
         if self._depth:
             return launch
         raise InputError(
@@ -128,7 +128,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func in HOST_READS:
-            raise InputError(f"{self.name}: the step asks the host for a number ({func}); such a step cannot be woven")
+            raise InputError(f"{self.name}: the step reads a number back to the host ({func}); it cannot be woven")
         known_args, known_kwargs = self.nodes_of(args), self.nodes_of(kwargs)
         self._depth += 1
         try:
@@ -143,7 +143,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> Node:
-        """A new node; with ``like``, one that stands for a tensor of its type with memory that nobody else knows."""
+        """A new node; with ``like``, one that stands for a tensor of its type in new memory."""
         node = self._call(function, args)
         if like is not None:
             node.meta |= {"storage": self._numbers, "shape": tuple(like.shape), "dtype": like.dtype, "contiguous": True}
@@ -200,7 +200,9 @@ class Recorder(TorchDispatchMode):
         before = self._numbers
         number = self._number(tensor)
         if number < before and number not in self._given:
-            raise InputError(f"{self.name}: a tensor was made out of the recorder's sight; such a step cannot be woven")
+            raise InputError(
+                f"{self.name}: a tensor was made outside of the traced operators; the step cannot be woven"
+            )
         node = self.graph.placeholder(f"input_{len(self.inputs)}")
         self.inputs.append(tensor)
         self._given.add(number)

@@ -1,9 +1,8 @@
-"""What is written down of an operator that does several things one after another: a node for each of them.
+"""Rules that trace a multi-stage operator as one graph node per stage.
 
-A weight gradient ends in a sum of parts that nobody waits for until the update; turned-around weights are copied before
-they are multiplied. Written down as nodes of their own, such steps share launches with whatever runs at their time.
-A rule writes the nodes that make up one operator, whose arguments are nodes already, and says which node stands for
-which of its results.
+A weight gradient ends in a split-K reduction that only the update reads; transposed weights are copied before they are
+multiplied. As nodes of their own, such stages share launches with whatever else is ready. A rule adds the nodes that
+make up one operator, whose arguments are nodes already, and says which node stands for which of its results.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ weft, aten = torch.ops.weft, torch.ops.aten
 
 
 class Writer(Protocol):
-    """Whoever takes a step down."""
+    """The tracer that a rule adds nodes to."""
 
     def write(self, function: Any, args: tuple[Any, ...], like: Tensor | None = None) -> Node:
-        """A new node; with ``like``, one that stands for a tensor of memory of its own that nobody else knows."""
+        """A new node; with ``like``, one that stands for a tensor in new memory."""
 
     def describe(self, node: Node, tensor: Tensor) -> None:
         """``node`` stands for ``tensor`` from here on."""
 
 
 def _sums(writer: Writer, partial: Node, outs: Sequence[Tensor], tasks: int) -> None:
-    """The sum over ``partial [T, P, K]``, and the node of each of the one or two results that it is cut into."""
+    """The sum over ``partial [T, P, K]``, and the node of each of its one or two results."""
     sizes = [out.numel() // max(tasks, 1) for out in outs]
     dtype = str(outs[0].dtype).removeprefix("torch.")
     node = writer.write(weft.add_parts.default, (partial, *(*sizes, 0)[:2], dtype))
@@ -77,7 +76,7 @@ def _linear_backward(writer: Writer, args: tuple[Any, ...], outs: tuple[Tensor, 
 
 
 def _spmm(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
-    """The kernel wants its rows contiguous; a weight that is turned around is copied first."""
+    """The kernel needs contiguous rows; a transposed weight is copied first."""
     x, *rest = args
     if not x.meta["contiguous"]:
         x = writer.write(weft.copied.default, (x,), out)
@@ -116,6 +115,6 @@ RULES: dict[Any, tuple[Rule, Callable[[tuple[Any, ...], Any], bool]]] = {
 
 
 def rule_for(function: Any, args: tuple[Any, ...], out: Any) -> Rule | None:
-    """How to write down ``out = function(*args)`` (tensors, not nodes) in several nodes; None: as it is."""
+    """The rule that traces ``out = function(*args)`` (tensors, not nodes) as several nodes; None: as one."""
     rule, suits = RULES.get(function, (None, None))
     return rule if rule is not None and suits is not None and suits(args, out) else None

@@ -1,7 +1,7 @@
-"""WovenStep: the training step of several stacks as one, whose operators share launches.
+"""WovenStep: the training steps of several stacks merged into one, whose operators share launches.
 
-Each stack's step is recorded while it runs once (and its state put back); the recordings are merged by
-:func:`weft.weave.merge.weave`. Evaluation and book-keeping stay the stacks' own, side by side on a GPU.
+Each stack's step is traced while it runs once (and its state restored); the traces are merged by
+:func:`weft.weave.merge.weave`. Evaluation and book-keeping stay per stack, concurrent on a GPU.
 
 Shapes: T members of a stack.
 """
@@ -30,9 +30,9 @@ TOLERANCE = 1e-2  # of losses, wide enough for half precision
 
 
 class WovenStep:
-    """One epoch of ``stacks``, in place, as one merged step; ``table`` says who shares which launch.
+    """One epoch of ``stacks``, in place, as one merged step; ``table`` lists the members of each launch.
 
-    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be recorded. ``walks`` as in
+    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be traced. ``walks`` as in
     :func:`weft.weave.merge.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
     for the caller's alone; None decides by the size of the graph, since streams also keep memory from each other.
     """
@@ -57,10 +57,10 @@ class WovenStep:
         return self.woven.table
 
     def check(self) -> None:
-        """Train one epoch from where the stacks stood when this was made, and put their states back.
+        """Train one epoch from the stacks' initial state, and restore their states.
 
-        Raises :class:`InputError` where the losses differ from those of the stacks' own steps: kernels generated for a
-        group are trusted once they have given what those give. Tensors without data have nothing to compare.
+        Raises :class:`InputError` if the losses differ from those of the stacks' own steps: kernels generated for a
+        group are used only if they reproduce those. Meta tensors have nothing to compare.
         """
         if self._device.type == "meta":
             return
@@ -79,20 +79,20 @@ class WovenStep:
         return self._run()
 
     def __call__(self) -> None:
-        """Train one epoch, evaluate the weights it left and write the outcome down."""
+        """Train one epoch, evaluate the new weights and record the outcome."""
         self._each(Stack.evaluate, self.train())
 
     def without_evaluation(self) -> None:
-        """Train one epoch; only its training losses are written down."""
+        """Train one epoch and record only its training losses."""
         self._each(Stack.note, self.train())
 
     def _each(self, finish: Callable[[Stack, Tensor], None], losses: tuple[Tensor, ...]) -> None:
-        """What follows the step of every stack, on the side streams where there are any."""
+        """Run what follows the step of every stack, on the side streams if there are any."""
         self.beside([partial(finish, stack, loss) for stack, loss in zip(self.stacks, losses, strict=True)])
 
 
 def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
-    """The steps of ``stacks``, which have run before, recorded and merged into one; the stacks are as they were."""
+    """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
     with gc_disabled():
         return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
@@ -107,7 +107,7 @@ def _is_small(stacks: Sequence[Stack]) -> bool:
 
 
 def _recorded(stack: Stack, apart: bool) -> Captured:
-    """The recording of a stack's step."""
+    """The trace of a stack's step."""
     names = [task.label for task in stack.tasks]
     name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
     return record(lambda: _train(stack), name, stack.state.tensors().values(), apart=apart, has_run=True)

@@ -1,12 +1,11 @@
-"""Running a woven step on several streams: what waits for what, and when memory may be given back.
+"""Schedule a woven step on several streams: which events to wait for, and when memory may be released.
 
-Fused nodes run on the caller's stream, what is a member's alone on one of a few side streams, so that members' dense
-work overlaps. Where a node needs what another stream computes, it waits for an event recorded there. Inside of the
-recording of a CUDA graph, events become edges of the graph.
+Fused nodes run on the caller's stream, a member's own nodes on one of a few side streams, so that members' dense work
+overlaps. If a node needs a result of another stream, it waits for an event recorded there. During the capture of a CUDA
+graph, events become edges of the graph.
 
-The allocator hands a freed block out again on the stream it came from, without looking at others. So a tensor that
-another stream reads is kept until its own stream has waited for that reading. All of it is worked out once, before the
-first run.
+The allocator reuses a freed block on the stream it came from, without regard to other streams. So a tensor that another
+stream reads is kept until its own stream has waited for that read. The schedule is computed once, before the first run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ START = -1  # the event of the beginning, on the caller's stream
 @dataclass
 class Action:
     """One node: the stream it runs on, the actions it waits for (START or places), whether others wait for it, and
-    the nodes whose results nobody needs after it."""
+    the nodes whose results are dead after it."""
 
     node: Node
     stream: int
@@ -108,7 +107,7 @@ class _Lifetimes:
         self._home: dict[Node, int] = {}
         self._readers: dict[Node, dict[int, int]] = {}
         self._due: dict[int, list[Node]] = defaultdict(list)
-        self._held: dict[int, list[Node]] = defaultdict(list)  # by the stream that does not know it yet
+        self._held: dict[int, list[Node]] = defaultdict(list)  # by the stream that has not waited for it yet
         for number, node in enumerate(nodes):
             storage = node.meta.get("storage", node)
             self._home[node] = home.setdefault(storage, streams[number])
@@ -120,7 +119,7 @@ class _Lifetimes:
     def after(self, number: int, action: Action, clocks: _Clocks) -> list[Node]:
         """The nodes to be dropped after an action: read for the last time, and their own stream knows it.
 
-        A stream learns of others when it waits; those held for it are looked at again then.
+        A stream learns of others when it waits; nodes held for it are checked again then.
         """
         candidates = [*(self._held.pop(action.stream, ()) if action.waits else ()), *self._due.pop(number, ())]
         free = []
@@ -135,7 +134,7 @@ class _Lifetimes:
 
 
 class Streamed:
-    """A woven step issued to streams of the CUDA device ``device``, to be recorded as one CUDA graph."""
+    """A woven step issued to streams of the CUDA device ``device``, to be captured as one CUDA graph."""
 
     def __init__(self, woven: Woven, side_streams: int, device: torch.device) -> None:
         self._woven, self._device = woven, device

@@ -1,15 +1,15 @@
-"""together: several operators, of any kinds, over any walks, in one launch.
+"""together: run several operators, of any kinds and over any graphs, in one merged launch.
 
-A :class:`Call` is an operator of this package with its arguments. On a GPU the first launches of all calls share one
-grid (see ``multi_launch.py``), the sums over hubs that follow share another. Every part runs the code that its operator
-runs alone, on the same tiles; how many warps share a tile is decided for the whole launch, and with it the order in
-which the lanes of a tile are added up, so results agree with those of separate launches to rounding, and bit for bit
-where all parts ask for the same number of warps. Elsewhere, and for operators that do more than launch, the calls are
-made one after another.
+An :class:`OpCall` is an operator of this package with its arguments. On a GPU the first launches of all calls share one
+grid (see ``merged_launch.py``), and the sums over hubs that follow share another. Every part runs the code that its
+operator runs alone, on the same tiles; the number of warps, and with it the order in which the lanes of a tile are
+summed, is chosen for the whole launch, so results agree with those of separate launches to rounding, and bit for bit if
+all parts use the same number of warps. On a CPU, and for operators that do more than launch, the calls are made one
+after another.
 
-The custom operators under it take flat lists only, so calls cross their border flat: tensors, lengths of lists and
-lists of whole numbers, numbers, and words, each in the order of the operators' own schemas. ``together`` is for
-operators that make their results, ``together_`` for those that change tensors in place.
+The custom operators under it take flat lists only, so calls are flattened: tensors, lengths of lists and lists of
+integers, floats, and strings, each in the order of the operators' own schemas. ``together`` is for operators that
+return new tensors, ``together_`` for those that change tensors in place.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.launch.backend import use_triton
 from weft.ops.sparse import spmm_max  # noqa: F401  registers an operator that may be merged
-from weft.weave.merged_launch import Part, collected, launch_parts
+from weft.weave.merged_launch import Launch, collected, launch_parts
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """``torch.ops.weft.<name>(*arguments)``, arguments in the order of its schema."""
 
     name: str
     arguments: tuple[Any, ...]
 
     def __call__(self) -> tuple[Tensor, ...]:
-        """The call made on its own; its results as a tuple."""
+        """Make the call on its own; returns its results as a tuple."""
         out = operator(self.name)(*self.arguments)
         return tuple(out) if isinstance(out, (tuple, list)) else () if out is None else (out,)
 
@@ -54,16 +54,16 @@ def results(name: str) -> int:
 
 @cache
 def is_mutable(name: str) -> bool:
-    """Whether ``weft::name`` changes tensors that it is given."""
+    """Whether ``weft::name`` changes its arguments."""
     return operator(name)._schema.is_mutable
 
 
-def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+def together_triton(calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
     """The first launches of all calls in one, then the second ones of those that have any, and so on."""
-    from weft.weave.launchers import AT_ONCE, LAUNCHERS  # which imports operators that want to share launches
+    from weft.weave.launchers import INDEPENDENT, LAUNCHERS  # circular: it imports the operators that use this
 
     outputs: list[Any] = []
-    phases: list[list[Part]] = []
+    phases: list[list[Launch]] = []
     for call in calls:
         if call.name not in LAUNCHERS:
             outputs.append(call())
@@ -71,7 +71,7 @@ def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
         with collected() as parts:
             outputs.append(LAUNCHERS[call.name](*completed(call.name, call.arguments)))
         for place, part in enumerate(parts):
-            phase = 0 if call.name in AT_ONCE else place
+            phase = 0 if call.name in INDEPENDENT else place
             phases += [[] for _ in range(phase + 1 - len(phases))]
             phases[phase].append(part)
     for phase in phases:
@@ -79,11 +79,11 @@ def together_triton(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
     return [made() if callable(made) else made for made in outputs]
 
 
-# ---- across the border of a custom operator ---------------------------------------------------------------
+# ---- calls as flat lists for a custom operator ------------------------------------------------------------
 
 
 @dataclass
-class Flat:
+class FlatCalls:
     """Calls as flat lists."""
 
     names: list[str]
@@ -107,18 +107,18 @@ KINDS = {
 
 @cache
 def _kinds(name: str) -> tuple[tuple[str, Any], ...]:
-    """What every argument of ``weft::name`` is (a value of :data:`KINDS`), and its default."""
+    """The kind (a value of :data:`KINDS`) and the default of every argument of ``weft::name``."""
     return tuple((KINDS[str(one.type)], one.default_value) for one in operator(name)._schema.arguments)
 
 
 def completed(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``arguments`` and, where they are fewer than ``weft::name`` takes, the defaults of the rest."""
+    """``arguments``, completed by the defaults of ``weft::name``."""
     return (*arguments, *(default for _, default in _kinds(name)[len(arguments) :]))
 
 
-def flatten(calls: Sequence[Call]) -> Flat:
+def flatten(calls: Sequence[OpCall]) -> FlatCalls:
     """The calls as flat lists."""
-    flat = Flat([call.name for call in calls], [], [], [])
+    flat = FlatCalls([call.name for call in calls], [], [], [])
     for call in calls:
         for (kind, _), value in zip(_kinds(call.name), completed(call.name, call.arguments), strict=True):
             if kind == "tensor":
@@ -135,7 +135,7 @@ def flatten(calls: Sequence[Call]) -> Flat:
     return flat
 
 
-def unflatten(flat: Flat) -> list[Call]:
+def unflatten(flat: FlatCalls) -> list[OpCall]:
     """The inverse of :func:`flatten`."""
     tensors, counts, numbers, words = (iter(given) for given in (flat.tensors, flat.counts, flat.numbers, flat.words))
     take = {
@@ -147,11 +147,11 @@ def unflatten(flat: Flat) -> list[Call]:
         "bool": lambda: bool(next(numbers)),
         "float": lambda: next(numbers),
     }
-    return [Call(name, tuple(take[kind]() for kind, _ in _kinds(name))) for name in flat.names]
+    return [OpCall(name, tuple(take[kind]() for kind, _ in _kinds(name))) for name in flat.names]
 
 
 def _made(names, tensors, counts, numbers, words) -> list[Tensor]:
-    calls = unflatten(Flat(names, tensors, counts, numbers, words))
+    calls = unflatten(FlatCalls(names, tensors, counts, numbers, words))
     on_gpu = any(tensor is not None and use_triton(tensor) for tensor in tensors)
     done = together_triton(calls) if on_gpu else [call() for call in calls]
     return [result for outputs in done for result in outputs]
@@ -168,7 +168,7 @@ def _op(names, tensors, counts, numbers, words):
 
 @_op.register_fake
 def _fake(names, tensors, counts, numbers, words):
-    return [result for call in unflatten(Flat(names, tensors, counts, numbers, words)) for result in call()]
+    return [result for call in unflatten(FlatCalls(names, tensors, counts, numbers, words)) for result in call()]
 
 
 @torch.library.custom_op(
@@ -185,8 +185,8 @@ def _in_place_fake(names, tensors, counts, numbers, words):
     return None
 
 
-def together(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
-    """The results of every call, all of them made in one launch where their tensors are on a GPU.
+def together(calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
+    """The results of every call, made in one merged launch if their tensors are on a GPU.
 
     No gradient flows through it: see ``multi_spmm`` and its like for that.
     """
@@ -198,7 +198,7 @@ def together(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
     return [tuple(next(out) for _ in range(results(call.name))) for call in calls]
 
 
-def _tensors(call: Call) -> Iterator[Tensor]:
+def _tensors(call: OpCall) -> Iterator[Tensor]:
     for value in call.arguments:
         if isinstance(value, Tensor):
             yield value

@@ -1,13 +1,13 @@
-"""Operators that end in a sum over parts, taken apart: everything up to the parts, and the sum.
+"""Split-K operators as two operators each: the partial results, and their reduction.
 
-A weight gradient, a bias gradient or a loss is split over the whole device and its parts added in a second launch.
-Nobody waits for that sum but the update at the end of the step; as an operator of its own it can join whatever is
-launched next, instead of standing between two launches that others wait for.
+A weight gradient, a bias gradient or a loss is split over the whole device and its parts are added in a second launch.
+Only the update at the end of the step reads that sum; as an operator of its own it can be merged with any later launch,
+instead of delaying the launches that follow.
 
-Each ``*_parts`` runs the launches of its operator but the last, and returns ``partial [T, P, K]``; ``add_parts`` is the
-last. Where an operator launches nothing (on a CPU, or handed to a library), its whole result is the only part.
+Each ``*_parts`` runs all launches of its operator except the last, and returns ``partial [T, P, K]``; ``add_parts`` is
+the last. If an operator launches nothing (on a CPU, or in a library), its whole result is the only part.
 
-Shapes: T tasks, P parts, K results of a task.
+Shapes: T tasks, P parts, K results per task.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from weft.ops.launch.backend import use_triton
 from weft.ops.launch.device_limits import limits_of
 from weft.ops.train.cross_entropy import cross_entropy_rows_torch
 from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
-from weft.weave.merged_launch import Part, collected, launch_alone
+from weft.weave.merged_launch import Launch, collected, launch_alone
 
 LEAST_ROWS = 64  # below which a weight gradient is one tile's work
 
 
-def _noted(launcher: Callable[[], Any]) -> tuple[list[Part], Any]:
+def _noted(launcher: Callable[[], Any]) -> tuple[list[Launch], Any]:
     with collected() as parts:
         out = launcher()
     return parts, out
 
 
 def _taken(launcher: Callable[[], Any], summed: Callable[[Any], Tensor], make: bool) -> tuple[Any, Tensor]:
-    """What ``launcher`` returns, and the parts of its last launch; ``make`` the launches before it, or only note them.
+    """What ``launcher`` returns, and the parts of its last launch; ``make`` the launches before it, or skip them.
 
-    ``summed`` picks, out of what it returns, what the sum would have filled, ``[T, K]``: the only part where there was
-    nothing to add.
+    ``summed`` picks, out of what it returns, the result of the reduction, ``[T, K]``: the only part if there is no
+    reduction.
     """
     parts, out = _noted(launcher)
     adds = bool(parts) and "partial" in parts[-1].names and "first" in parts[-1].names
@@ -66,10 +66,10 @@ def _flat(value: Tensor, keep: int) -> Tensor:
 
 
 def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
-    """Parts of ``grad^T x``, ``[T, P, O * I]``; not ``make``: their place alone, without the launches."""
+    """Parts of ``grad^T x``, ``[T, P, O * I]``; without ``make`` they are allocated but not computed."""
     if not use_triton(x):
         return _flat(weight_grad_torch(grad, x), 2)[:, None]
-    # Alone, a result much smaller than a tile is left to the library; beside others the tile costs nothing.
+    # Alone, a result much smaller than a tile goes to cuBLAS; in a merged launch the tile is free.
     suits = x.dtype != torch.float64 and x.shape[-2] >= LEAST_ROWS and grad.numel()
     sizes = (grad.shape[-1], x.shape[-1], grad.shape[:-2].numel())
     launch = choose_launch(*sizes, limits_of(x.device)) if suits else None
@@ -110,7 +110,7 @@ def _column_sum_fake(x):
 
 
 def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, make: bool = True):
-    """The gradient to what the epilogue was given, and parts of that to its bias, ``[T, P, F]``; ``make`` as above."""
+    """The gradient to the epilogue's input, and parts of that to its bias, ``[T, P, F]``; ``make`` as above."""
     serve = bias_act_dropout_backward_bias_triton if use_triton(grad) else bias_act_dropout_backward_bias_torch
     given = grad, out, torch.Size(bias_shape), act, rate, clock, site, parts
     (grad_x, _), partial = _taken(lambda: serve(*given), lambda made: _flat(made[1], 1), make)

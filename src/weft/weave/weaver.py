@@ -1,4 +1,4 @@
-"""Weaver: what a group is handed so that its stacks train as one merged step."""
+"""Weaver: merges the steps of a group's stacks, behind the runtime's StepMerger interface."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from weft.weave.step import WovenStep
 
 
 class Weaver:
-    """Makes merged steps, and lets a dry run see what they do. See :class:`weft.runtime.group.StepMerger`."""
+    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group.StepMerger`."""
 
     def merge(self, stacks: Sequence[Stack]) -> WovenStep:
-        """The checked merged step of ``stacks``; raises InputError where they cannot be merged."""
+        """The checked merged step of ``stacks``; raises InputError if they cannot be merged."""
         step = WovenStep(stacks)
         step.check()
         return step
 
     def observe(self, step: WovenStep, observer: Observer, streams: bool) -> None:
-        """Let ``observer`` see the operators of ``step`` from its next call on."""
+        """Report the operators of ``step`` to ``observer`` from its next call on."""
         register()
         dry_run_woven(step, observer, streams)

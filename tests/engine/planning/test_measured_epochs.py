@@ -10,7 +10,7 @@ import pytest
 
 import weft
 from weft.engine.planning.estimator import Estimator
-from weft.planner.cost.roofline import Setting, seconds
+from weft.planner.cost.roofline import RunMode, seconds
 from weft.planner.machine_profiles import profile
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "epoch.json"
@@ -26,9 +26,9 @@ def pairs():
         if cell["side"] == "weft" and cell.get("status") == "ok" and cell["shape"] in SHAPES:
             shape, layers = SHAPES[cell["shape"]]
             task = weft.Task(graph=f"shape:{shape}", model=cell["model"], layers=layers, hidden=64, heads=4)
-            never = Setting(eval_every=10**9)
+            never = RunMode(eval_every=10**9)
             step = estimator.steps(task).step
-            cost = seconds(step, estimator.machine, stats=estimator.stats(task), setting=never)
+            cost = seconds(step, estimator.machine, stats=estimator.stats(task), mode=never)
             found.append((cost.epoch_seconds, cell["ms"] / 1e3))
     return found
 

@@ -29,7 +29,7 @@ def test_few_tasks_are_all_followed(followed):
 def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
-    monkeypatch.setattr(following, "MANY", 8)
+    monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
     monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
     monkeypatch.setattr(following, "MAX_SOLO_DRY_RUNS", 2)
     report = plan(SWEEP, machine="cpu")
@@ -51,14 +51,14 @@ def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
 
 
 def test_what_may_not_fit_is_followed(followed, monkeypatch):
-    monkeypatch.setattr(following, "MANY", 8)
+    monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
     monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
     plan(SWEEP, machine="cpu", budget="100MiB")
     assert len([size for size in followed if size > 1]) > 2
 
 
 def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypatch):
-    for name, most in {"MANY": 1, "MAX_DRY_RUNS": 0, "MAX_SOLO_DRY_RUNS": 1}.items():
+    for name, most in {"MAX_TASKS_TO_DRY_RUN": 1, "MAX_DRY_RUNS": 0, "MAX_SOLO_DRY_RUNS": 1}.items():
         monkeypatch.setattr(following, name, most)
     heads = [{"name": "one", "heads": 1, "hidden": 256}, {"name": "many", "heads": 64, "hidden": 64}]
     sweep = Sweep(

@@ -1,4 +1,4 @@
-"""split_rows: parts, their gradients, and what the framework asks of an operator."""
+"""split_rows: parts, their gradients, and torch's checks of a custom operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GAT's forward where source scores lie far apart: one bound for all rows, or each row's own maximum."""
+"""GAT's forward with a large spread of source scores: one bound for all rows, or each row's own maximum."""
 
 from __future__ import annotations
 

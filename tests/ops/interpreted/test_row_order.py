@@ -16,7 +16,7 @@ from weft.ops.sparse.edge_softmax_triton import edge_softmax_triton
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 from weft.ops.sparse.spmm_triton import spmm_triton
-from weft.weave.together import Call, together_triton
+from weft.weave.together import OpCall, together_triton
 
 SIZE, LIGHT, CHUNK = 23, 4, 8
 
@@ -61,7 +61,7 @@ def test_sums_and_maxima_in_one_launch(orders):
 
     def all_of(walk, back):
         packed = [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
-        calls = [Call("spmm", (x, None, None, None, packed, [], None)), Call("spmm_max", (other, None, packed, []))]
+        calls = [OpCall("spmm", (x, None, None, None, packed, [], None)), OpCall("spmm_max", (other, None, packed, []))]
         return [outputs[0] for outputs in together_triton(calls)]
 
     assert_same_bits([all_of(*order) for order in orders])

@@ -1,4 +1,4 @@
-"""Walks with work lists whose thresholds are so small that a tiny graph has light rows, heavy rows and hubs."""
+"""Packed CSRs with work lists whose thresholds are so small that a tiny graph has light rows, heavy rows and hubs."""
 
 from __future__ import annotations
 

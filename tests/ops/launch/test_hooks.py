@@ -1,4 +1,4 @@
-"""Launches are intercepted in the thread that asks for it, and only for as long as it does."""
+"""Launches are intercepted only in the thread and inside the context that installed the interceptor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters of nodes, and work lists that go by them: every row once, the same pieces, in another order."""
+"""Clusters of nodes, and work lists ordered by them: every row once, the same items, in another order."""
 
 from __future__ import annotations
 

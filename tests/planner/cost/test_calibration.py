@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from weft.planner.cost.calibration import KEPT, Calibration, Observation, fit, solve
+from weft.planner.cost.calibration import MAX_OBSERVATIONS, Calibration, Observation, fit, solve
 
 TRUTH = {"spmm": 1.6, "attention": 3.0, "matmul": 0.8, "pointwise": 1.2, "launch": 2.0}
 
@@ -65,9 +65,9 @@ def test_nothing_known_changes_nothing():
 
 
 def test_old_runs_are_forgotten():
-    calibration = Calibration().with_observations(runs(KEPT + 10))
-    assert len(calibration.observations) == KEPT
-    assert calibration.observations[-1].label == f"run {KEPT + 9}"
+    calibration = Calibration().with_observations(runs(MAX_OBSERVATIONS + 10))
+    assert len(calibration.observations) == MAX_OBSERVATIONS
+    assert calibration.observations[-1].label == f"run {MAX_OBSERVATIONS + 9}"
 
 
 def test_json_round_trip():

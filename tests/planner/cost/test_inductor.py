@@ -4,7 +4,7 @@ import pytest
 
 from weft.core.program import Operator, Program, Value
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
-from weft.planner.cost.roofline import OperatorSeconds, Setting
+from weft.planner.cost.roofline import OperatorSeconds, RunMode
 from weft.planner.machine_profiles import PROFILES
 
 MB = 1_000_000
@@ -21,9 +21,9 @@ def op(name, reads, writes, phase="forward", **more):
     return Operator(name, phase, tuple(reads), tuple(writes), stream_bytes=moved, launches=1, **more)
 
 
-def found(operators, kinds, **setting):
+def found(operators, kinds, **mode):
     program = program_of(operators, kinds)
-    costs = OperatorSeconds(program, PROFILES["h200"], None, None, Setting(**setting))
+    costs = OperatorSeconds(program, PROFILES["h200"], None, None, RunMode(**mode))
     return compiling(program, costs, costs.waiting)
 
 
@@ -65,7 +65,7 @@ def test_waiting_for_the_host_is_over():
     steps = [Operator("aten.mul", "forward", (0,), (1,), stream_bytes=8, launches=1)] * 3
     values = (Value(4, "weight"), Value(4, "activation"))
     small = Program(values=values, operators=tuple(steps), resident=(0,))
-    costs = OperatorSeconds(small, PROFILES["h200"], None, None, Setting(replay=False))
+    costs = OperatorSeconds(small, PROFILES["h200"], None, None, RunMode(replay=False))
     assert costs.waiting > 0
     assert compiling(small, costs, costs.waiting).saved >= costs.waiting
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from weft.core.machine import Machine
 from weft.core.machine.device import Device
 from weft.core.machine.host import Host
-from weft.core.program import KEPT, Operator, Program, Value
+from weft.core.program import MARKER_KEPT, Operator, Program, Value
 from weft.planner.cost.memory import live_bytes, memory, upper_bound
 
 MIB = 2**20
@@ -164,7 +164,9 @@ def test_a_first_step_knows_its_threads():
     # What multiplies in the backward pass alone has no workspace in the main thread, not even in the first step.
     values = (Value(MIB, "weight"), Value(MIB, "activation"))
     call = Operator("mm", "backward", (0,), (1,), library=True, engine=True)
-    first = Program(values, (replace(call, phase="warm-up", writes=(0, 1)), Operator(KEPT, "warm-up", (0,), ())), ())
+    first = Program(
+        values, (replace(call, phase="warm-up", writes=(0, 1)), Operator(MARKER_KEPT, "warm-up", (0,), ())), ()
+    )
     found = memory(Program(values, (call,), (0,)), machine(workspace_bytes=32 * MIB), preparation=first)
     assert found.peak == 2 * MIB + 32 * MIB + NUMBERS
 
@@ -209,7 +211,7 @@ def preparation(temporary: int) -> Program:
     operators = (
         Operator("make", "preparation", (), (0, 1), frees=(1,)),
         Operator("try", "warm-up", (0,), (2,), frees=(2,)),
-        Operator(KEPT, "warm-up", (0,), ()),
+        Operator(MARKER_KEPT, "warm-up", (0,), ()),
     )
     return Program(values, operators, ())
 

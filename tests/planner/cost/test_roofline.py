@@ -11,7 +11,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.program import Operator, Program, Value
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.gather_rate import cached_share, edges_of_busiest, gather_seconds
-from weft.planner.cost.roofline import Setting, family, seconds, table_of
+from weft.planner.cost.roofline import RunMode, family, seconds, table_of
 from weft.planner.machine_profiles import profile
 
 H200, CPU = profile("h200"), profile("cpu")
@@ -23,8 +23,8 @@ def one(op: Operator, *values: Value) -> Program:
     return Program(values or (Value(400, "activation", (10, 10)),), (op,), ())
 
 
-def training(program, machine, **setting):
-    cost = seconds(program, machine, setting=Setting(**setting))
+def training(program, machine, **mode):
+    cost = seconds(program, machine, mode=RunMode(**mode))
     return sum(value for phase, value in cost.phases.items() if phase != "evaluation")
 
 
@@ -53,8 +53,8 @@ def test_every_kernel_costs_its_launch():
 
 def test_an_eager_step_waits_for_the_host_where_that_is_slower():
     op = Operator("aten.relu", "backward", (0,), (0,), stream_bytes=1e-3 * FREE.copy_bandwidth, launches=1)
-    hidden = seconds(one(op), FREE.with_device(op_seconds=1e-4), setting=Setting(replay=False))
-    waiting = seconds(one(op), FREE.with_device(op_seconds=3e-3), setting=Setting(replay=False))
+    hidden = seconds(one(op), FREE.with_device(op_seconds=1e-4), mode=RunMode(replay=False))
+    waiting = seconds(one(op), FREE.with_device(op_seconds=3e-3), mode=RunMode(replay=False))
     assert hidden.seconds == pytest.approx({"gpu": 1e-3})
     assert waiting.seconds == pytest.approx({"gpu": 1e-3, "cpu": 2e-3})
     assert sum(waiting.families.values()) == pytest.approx(waiting.epoch_seconds)
@@ -74,7 +74,7 @@ def test_one_thread_is_slower_than_all():
 def test_evaluations_count_for_their_share_of_the_epochs():
     train = Operator("aten.relu", "backward", (0,), (0,), stream_bytes=1e9)
     program = Program((Value(4, "activation", (1,)),), (train, replace(train, phase="evaluation")), ())
-    often, rarely = (seconds(program, FREE, setting=Setting(eval_every=k)).epoch_seconds for k in (1, 10))
+    often, rarely = (seconds(program, FREE, mode=RunMode(eval_every=k)).epoch_seconds for k in (1, 10))
     assert often == pytest.approx(2e9 / FREE.copy_bandwidth)
     assert rarely == pytest.approx(1.1e9 / FREE.copy_bandwidth)
 

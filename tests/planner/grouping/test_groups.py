@@ -1,4 +1,4 @@
-"""Which tasks train plan_as_one_group: every task once, within its limits, and with a reason for each choice."""
+"""Which tasks train as one group: every task once, within its limits, and with a reason for each choice."""
 
 from __future__ import annotations
 

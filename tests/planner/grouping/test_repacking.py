@@ -1,4 +1,4 @@
-"""When members that have ended leave their group, and how a group shrinks."""
+"""When ended members are dropped from their group, and how a group shrinks."""
 
 from __future__ import annotations
 

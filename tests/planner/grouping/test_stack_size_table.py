@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.grouping.stack_size_table import WORTH, Throughput, best_size, find_group_size, key_of, shape_class
+from weft.planner.grouping.stack_size_table import MIN_GAIN, Throughput, best_size, find_group_size, key_of, shape_class
 
 STATS = GraphStats("g", 169_343, 2_332_486, 128)
 
@@ -46,7 +46,7 @@ def test_a_clear_peak_is_found():
 def test_where_more_gains_nothing_the_smaller_group_is_taken():
     size, _ = find_group_size(lambda tasks: 1.0, 64)
     assert size == 1
-    assert best_size({8: 1.0 + WORTH / 2, 16: 1.0}) == 8
+    assert best_size({8: 1.0 + MIN_GAIN / 2, 16: 1.0}) == 8
 
 
 def test_groups_that_do_not_run_are_passed_over():

@@ -1,4 +1,4 @@
-"""What follows from the graph alone is worked out once, and nothing else is."""
+"""What depends on the graph alone is folded, and nothing else is."""
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -1,4 +1,4 @@
-"""A step through Inductor gives what it was made from, or is not used."""
+"""A step compiled by Inductor reproduces the original, or is not used."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""Modules whose calls depend on earlier ones are not compiled, unless buffers are all that they keep."""
+"""Modules that keep state between calls are not compiled, unless all of it is in buffers."""
 
 import random
 from dataclasses import replace
@@ -98,11 +98,11 @@ def notes_of(monkeypatch, graph):
     [
         (Counts, "it changes 'calls' from call to call"),
         (Replaces, "it changes 'last' from call to call"),
-        (Decides, "it decides by numbers that change in training"),
-        (DecidesByItsOwn, "it decides by numbers that change in training"),
-        (DecidesByResults, "it asks its data for numbers on the way"),
-        (DecidesByLists, "it asks its data for numbers on the way"),
-        (DecidesByArrays, "it asks its data for numbers on the way"),
+        (Decides, "it branches on numbers that change in training"),
+        (DecidesByItsOwn, "it branches on numbers that change in training"),
+        (DecidesByResults, "it reads numbers back from its data"),
+        (DecidesByLists, "it reads numbers back from its data"),
+        (DecidesByArrays, "it reads numbers back from its data"),
         (DrawsWithPython, "it draws from Python's or NumPy's generator"),
         (DrawsWithNumpy, "it draws from Python's or NumPy's generator"),
     ],

@@ -1,4 +1,4 @@
-"""Replay: plain calls on a CPU; on a GPU the recorded step gives the numbers of the eager one."""
+"""Replay: plain calls on a CPU; on a GPU the captured step equals the eager one."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class TestOnTheGpu:
                 return super().forward(x * (1.0 if x.sum().item() > 0 else 2.0))
 
         recorded, progress = cuda_run(tiny_graph(), True, model=Asks)
-        assert "could not be recorded" in recorded.notes[0]
+        assert "could not be captured as a CUDA graph" in recorded.notes[0]
         _, second = cuda_run(tiny_graph(), False, model=Asks)
         assert torch.allclose(rows(progress), rows(second), atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Stacks beside each other: in turn the first time, at once afterwards, and told to whoever estimates them."""
+"""Concurrent stacks: one after another the first time, concurrent afterwards, and reported to dry runs."""
 
 from __future__ import annotations
 

@@ -106,6 +106,6 @@ class TestLayout:
         slots = Slots(model, layout.names)
         flat = layout.flatten(dict(model.named_parameters())).requires_grad_()
         expected = torch.autograd.grad(model(torch.ones(1, 3)).sum(), list(model.parameters()))
-        slots.fill(layout.views(flat))
+        slots.bind(layout.views(flat))
         (grad,) = torch.autograd.grad(model(torch.ones(1, 3)).sum(), flat)
         assert torch.allclose(grad, torch.cat([g.reshape(-1) for g in expected]))

@@ -1,4 +1,4 @@
-"""Stacked and padded equals separate on a graph of Cora's size: the real one where it is at hand, else its shape."""
+"""Stacked and padded equals separate on a graph of Cora's size: the real one if it is available, else its shape."""
 
 from __future__ import annotations
 

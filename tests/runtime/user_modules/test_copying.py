@@ -1,4 +1,4 @@
-"""What a module keeps in attributes does not cost the training: kept activations, locks, PyG's own."""
+"""Attributes that cannot be copied do not fail a training: kept activations, locks, PyG's own."""
 
 from __future__ import annotations
 

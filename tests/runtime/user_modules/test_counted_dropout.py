@@ -1,4 +1,4 @@
-"""Dropout as users write it: the same masks alone, stacked, resumed; torch's own where a pass will be repeated."""
+"""Dropout as users write it: the same masks alone, stacked, resumed; torch's own if a pass will be recomputed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Dense operators in shared launches: the bits of a launch of their own, and the numbers of the references."""
+"""Dense operators in merged launches: bit-identical to separate launches, and equal to the references."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.ops.interpreted.walks import assert_same, numbers, small, walks
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_torch
 from weft.ops.dense.linear import linear_torch
 from weft.ops.launch import backend
-from weft.weave.together import Call, together_triton
+from weft.weave.together import OpCall, together_triton
 
 AS_ON_A_GPU = (lambda tensor: True).__code__
 ROWS = 70
@@ -20,7 +20,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(backend.on_gpu, "__code__", AS_ON_A_GPU)
 
 
-def calls(dtype) -> list[Call]:
+def calls(dtype) -> list[OpCall]:
     """A layer forward and backward, a loss, copies and a sum over edges: some of a kind twice, in other sizes."""
     adj = small()
     walk = walks(adj)[0]
@@ -32,25 +32,25 @@ def calls(dtype) -> list[Call]:
     out = bias_act_dropout_torch(numbers(2, ROWS, 5, dtype=dtype, seed=4), None, "relu", rate, clock, 2)
     labels, rows = torch.arange(ROWS) % 5, torch.arange(0, ROWS, 3)
     return [
-        Call("linear", (x, weight, bias, None, "relu", rate, clock, 1)),
-        Call("linear", (x[0], weight[0], None, None, "none", None, None, 0)),
-        Call("product", (grad, weight.transpose(1, 2).contiguous())),
-        Call("weight_grad_parts", (grad, x)),
-        Call("weight_grad_parts", (grad[0], x[0])),
-        Call("linear_backward_parts", (grad, layer, x, weight, None, "relu", rate, clock, 1, True, True)),
-        Call("bias_act_dropout", (grad, bias, "relu", rate, clock, 2)),
-        Call("bias_act_dropout_backward", (grad, out, "relu", rate, clock, 2)),
-        Call("bias_act_dropout_backward_bias_parts", (grad, out, [2, 5], "relu", rate, clock, 2)),
-        Call("mean_heads", (numbers(2, ROWS, 3, 5, dtype=dtype), bias)),
-        Call("column_sum_parts", (grad,)),
-        Call("cross_entropy_rows_parts", (grad, labels, rows)),
-        Call("cross_entropy_rows_backward", (torch.ones(2), grad, labels, rows)),
-        Call("add_parts", (numbers(2, 9, 7), 4, 3, "float32")),
-        Call("add_parts", (numbers(1, 40, 7, seed=5), 7, 0, "float32")),
-        Call("copied", (x.transpose(1, 2),)),
-        Call("copied", (weight[0].t(),)),
-        Call("side_by_side", ([bias, numbers(2, 3, dtype=dtype), numbers(2, 4, dtype=dtype)],)),
-        Call("spmm", (numbers(adj.num_cols, 5, dtype=dtype), None, None, None, edges, [], None)),
+        OpCall("linear", (x, weight, bias, None, "relu", rate, clock, 1)),
+        OpCall("linear", (x[0], weight[0], None, None, "none", None, None, 0)),
+        OpCall("product", (grad, weight.transpose(1, 2).contiguous())),
+        OpCall("weight_grad_parts", (grad, x)),
+        OpCall("weight_grad_parts", (grad[0], x[0])),
+        OpCall("linear_backward_parts", (grad, layer, x, weight, None, "relu", rate, clock, 1, True, True)),
+        OpCall("bias_act_dropout", (grad, bias, "relu", rate, clock, 2)),
+        OpCall("bias_act_dropout_backward", (grad, out, "relu", rate, clock, 2)),
+        OpCall("bias_act_dropout_backward_bias_parts", (grad, out, [2, 5], "relu", rate, clock, 2)),
+        OpCall("mean_heads", (numbers(2, ROWS, 3, 5, dtype=dtype), bias)),
+        OpCall("column_sum_parts", (grad,)),
+        OpCall("cross_entropy_rows_parts", (grad, labels, rows)),
+        OpCall("cross_entropy_rows_backward", (torch.ones(2), grad, labels, rows)),
+        OpCall("add_parts", (numbers(2, 9, 7), 4, 3, "float32")),
+        OpCall("add_parts", (numbers(1, 40, 7, seed=5), 7, 0, "float32")),
+        OpCall("copied", (x.transpose(1, 2),)),
+        OpCall("copied", (weight[0].t(),)),
+        OpCall("side_by_side", ([bias, numbers(2, 3, dtype=dtype), numbers(2, 4, dtype=dtype)],)),
+        OpCall("spmm", (numbers(adj.num_cols, 5, dtype=dtype), None, None, None, edges, [], None)),
     ]
 
 
@@ -83,8 +83,8 @@ def test_updates_in_one_launch(as_on_a_gpu):
     states = [[numbers(*shape, seed=seed) for seed in range(2)] for shape in ((2, 700), (1, 30))]
     states = [[*state, torch.zeros_like(state[0]), torch.zeros_like(state[0])] for state in states]
     alone = [[tensor.clone() for tensor in state] for state in states]
-    together_triton([Call("adam_", (*state, hyper, None)) for state in states])
+    together_triton([OpCall("adam_", (*state, hyper, None)) for state in states])
     for state in alone:
-        together_triton([Call("adam_", (*state, hyper, None))])
+        together_triton([OpCall("adam_", (*state, hyper, None))])
     for mine, theirs in zip(states, alone, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, theirs, strict=True))

@@ -18,7 +18,7 @@ from weft.weave.lab import autograd as multi_autograd
 from weft.weave.lab.multi_sddmm import Ends, multi_sddmm_torch
 from weft.weave.lab.multi_spmm import Source, multi_spmm_torch, push_torch
 from weft.weave.merged_launch import branch_of, by_kind, collected, filled_up, kernel_source, launch_parts
-from weft.weave.together import Call, together_triton
+from weft.weave.together import OpCall, together_triton
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -30,8 +30,8 @@ def packed(walk):
 
 def spmm_call(walk, source):
     if source.reduce == "max":
-        return Call("spmm_max", (source.x, source.weight, packed(walk), []))
-    return Call("spmm", (source.x, source.weight, source.row_scale, source.col_scale, packed(walk), [], None))
+        return OpCall("spmm_max", (source.x, source.weight, packed(walk), []))
+    return OpCall("spmm", (source.x, source.weight, source.row_scale, source.col_scale, packed(walk), [], None))
 
 
 def sources(adj, dtype):
@@ -76,9 +76,9 @@ def test_both_directions_and_the_gradient_of_a_maximum_in_one_launch(dtype):
     _, winner = spmm_max_torch(to_max, None, walk)
     grad_max = numbers(adj.num_rows, 4, dtype=dtype, seed=3)
     calls = [
-        Call("spmm", (x, None, None, None, packed(walk), packed(back), None)),
-        Call("spmm", (grad, None, None, None, packed(back), packed(walk), None)),
-        Call("spmm_max_backward", (grad_max, winner, None, packed(walk), packed(back))),
+        OpCall("spmm", (x, None, None, None, packed(walk), packed(back), None)),
+        OpCall("spmm", (grad, None, None, None, packed(back), packed(walk), None)),
+        OpCall("spmm_max_backward", (grad_max, winner, None, packed(walk), packed(back))),
     ]
     expected = [
         spmm_torch(x, None, None, None, walk),
@@ -98,7 +98,7 @@ def test_pull_and_push_in_one_launch(dtype):
         (numbers(adj.num_rows, 3, dtype=dtype), None, None, None),
         (numbers(2, adj.num_rows, 17, dtype=dtype, seed=3), numbers(adj.num_edges, dtype=dtype, seed=4), *scales),
     ]
-    calls = [Call("spmm_push", (*push, packed(walk), adj.num_cols)) for push in pushes]
+    calls = [OpCall("spmm_push", (*push, packed(walk), adj.num_cols)) for push in pushes]
     (pulled,), *sent = together_triton([spmm_call(walk, pull), *calls])
     assert_same(pulled, multi_spmm_torch(walk, [pull])[0], dtype)
     expected = [push_torch(*push, walk, adj.num_cols) for push in pushes]
@@ -117,7 +117,7 @@ def test_sddmm(dtype):
         )
         for lead, heads, width in (((), 1, 1), ((2,), 3, 5), ((), 1, 130), ((), 3, 5))
     ]
-    calls = [Call("sddmm", (ends.a, ends.b, ends.heads, packed(walk), [])) for ends in given]
+    calls = [OpCall("sddmm", (ends.a, ends.b, ends.heads, packed(walk), [])) for ends in given]
     assert_same([outputs[0] for outputs in together_triton(calls)], multi_sddmm_torch(walk, given), dtype)
 
 
@@ -129,11 +129,11 @@ def test_edge_softmax(dtype):
     given = [5 * numbers(*lead, adj.num_edges, heads, dtype=dtype) for lead, heads in shapes]
     given[3][3, 0] = torch.nan
     given[3][5, 1] = -torch.inf
-    outs = [out for (out,) in together_triton([Call("edge_softmax", (scores, packed(walk))) for scores in given])]
+    outs = [out for (out,) in together_triton([OpCall("edge_softmax", (scores, packed(walk))) for scores in given])]
     assert_same(outs, [edge_softmax_torch(scores, walk) for scores in given], dtype)
     grads = [numbers(*lead, adj.num_edges, heads, dtype=dtype, seed=1) for lead, heads in shapes]
     pairs = list(zip(grads, outs, strict=True))
-    done = together_triton([Call("edge_softmax_backward", (*pair, packed(walk))) for pair in pairs])
+    done = together_triton([OpCall("edge_softmax_backward", (*pair, packed(walk))) for pair in pairs])
     expected = [edge_softmax_backward_torch(*pair, walk) for pair in pairs]
     assert_same([outputs[0] for outputs in done], expected, dtype)
 
@@ -147,7 +147,7 @@ def test_attention_of_different_heads():
         packed_rows = numbers(*lead, 9, heads * (width + 2), dtype=dtype, seed=seed)
         clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
         random = (torch.full(lead, 0.25), clock, seed) if seed else (None, None, 0)
-        forward.append(Call("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(walk), packed(back))))
+        forward.append(OpCall("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(walk), packed(back))))
         grads.append(numbers(*lead, 9, heads, width, dtype=dtype, seed=9))
     done = together_triton(forward)
     alone = [together_triton([call])[0] for call in forward]
@@ -157,7 +157,7 @@ def test_attention_of_different_heads():
         expected = attention_forward_torch(*parts, *call.arguments[2:6], walk)
         assert_same(out, expected[0], dtype)
     backward = [
-        Call("graph_attention_packed_backward", (grad, call.arguments[0], *outs, *call.arguments[2:]))
+        OpCall("graph_attention_packed_backward", (grad, call.arguments[0], *outs, *call.arguments[2:]))
         for call, grad, outs in zip(forward, grads, alone, strict=True)
     ]
     done = together_triton(backward)
@@ -171,12 +171,12 @@ def test_attention_v2_beside_a_sum():
     walk, back = walks(adj)
     x_src, x_dst, att = numbers(9, 2, 3), numbers(11, 2, 3, seed=1), numbers(2, 3, seed=2)
     given = (x_src, x_dst, att, 0.2, None, None, 0)
-    calls = [Call("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
+    calls = [OpCall("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
     (out, log_sum), (summed,) = together_triton(calls)
     assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
     grad = numbers(11, 2, 3, seed=3)
     saved = (grad, *given[:3], (grad * out).sum(-1), log_sum, *given[3:])
-    calls = [Call("graph_attention_v2_backward", (*saved, packed(walk), packed(back))), calls[1]]
+    calls = [OpCall("graph_attention_v2_backward", (*saved, packed(walk), packed(back))), calls[1]]
     grads, _ = together_triton(calls)
     assert_same(grads, attention_v2_backward_torch(*saved, walk), torch.float32)
     assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
@@ -197,11 +197,11 @@ def test_gradcheck_of_fused_kernels(monkeypatch):
 
     def run(x, y, weight, largest, a, b, scores):
         calls = [
-            Call("spmm", (x, None, None, None, walk, back, None)),
-            Call("spmm", (y, weight, None, None, walk, back, None)),
-            Call("spmm_max", (largest, None, walk, back)),
-            Call("sddmm", (a, b, 1, walk, back)),
-            Call("edge_softmax", (scores, walk)),
+            OpCall("spmm", (x, None, None, None, walk, back, None)),
+            OpCall("spmm", (y, weight, None, None, walk, back, None)),
+            OpCall("spmm_max", (largest, None, walk, back)),
+            OpCall("sddmm", (a, b, 1, walk, back)),
+            OpCall("edge_softmax", (scores, walk)),
         ]
         return tuple(outputs[0] for outputs in multi_autograd.differentiable(calls))
 
@@ -212,7 +212,7 @@ def test_operators_of_different_families_in_one_launch():
     adj = small()
     walk, _ = walks(adj)
     source, scores = Source(numbers(adj.num_cols, 3)), numbers(adj.num_edges, 2)
-    calls = [spmm_call(walk, source), Call("edge_softmax", (scores, packed(walk)))]
+    calls = [spmm_call(walk, source), OpCall("edge_softmax", (scores, packed(walk)))]
     (summed,), (share,) = together_triton(calls)
     assert_same((summed, share), (multi_spmm_torch(walk, [source])[0], edge_softmax_torch(scores, walk)), torch.float32)
 
@@ -223,8 +223,8 @@ def test_graphs_without_edges(make):
     walk, _ = walks(adj)
     x = numbers(adj.num_cols, 3)
     calls = [spmm_call(walk, Source(x)), spmm_call(walk, Source(x, "max"))]
-    calls += [Call("spmm_push", (numbers(adj.num_rows, 2), None, None, None, packed(walk), adj.num_cols))]
-    calls += [Call("edge_softmax", (numbers(0, 2), packed(walk)))]
+    calls += [OpCall("spmm_push", (numbers(adj.num_rows, 2), None, None, None, packed(walk), adj.num_cols))]
+    calls += [OpCall("edge_softmax", (numbers(0, 2), packed(walk)))]
     summed, largest, sent, share = together_triton(calls)
     for out, shape in ((summed, (adj.num_rows, 3)), (largest, (adj.num_rows, 3)), (sent, (adj.num_cols, 2))):
         assert_same(out[0], torch.zeros(shape), torch.float32)

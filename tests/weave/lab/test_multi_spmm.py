@@ -21,7 +21,7 @@ from weft.weave.lab.multi_spmm import (
     pull_push_spmm,
     pull_push_spmm_torch,
 )
-from weft.weave.together import Call, Flat, flatten, together, unflatten
+from weft.weave.together import FlatCalls, OpCall, flatten, together, unflatten
 
 
 def made(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -126,11 +126,11 @@ def test_calls_survive_the_border():
     adj = mixed()
     walk = pack_csr(adj)
     calls = [
-        Call("spmm", (made(adj.num_cols, 2), None, None, None, walk, [], None)),
-        Call("sddmm", (made(adj.num_rows, 4), made(adj.num_cols, 4), 2, walk, [])),
+        OpCall("spmm", (made(adj.num_cols, 2), None, None, None, walk, [], None)),
+        OpCall("sddmm", (made(adj.num_rows, 4), made(adj.num_cols, 4), 2, walk, [])),
     ]
     flat = flatten(calls)
-    again = unflatten(Flat(flat.names, flat.tensors, flat.counts, flat.numbers))
+    again = unflatten(FlatCalls(flat.names, flat.tensors, flat.counts, flat.numbers))
     assert again == calls
     assert isinstance(again[1].arguments[2], int)
 
@@ -148,11 +148,11 @@ def test_traced_over_fake_tensors():
     adj = mixed()
     given_sources = sources(adj)
     calls = [
-        Call("spmm", (s.x, s.weight, None, None, pack_csr(adj), [], None)) for s in given_sources if s.reduce == "sum"
+        OpCall("spmm", (s.x, s.weight, None, None, pack_csr(adj), [], None)) for s in given_sources if s.reduce == "sum"
     ]
 
     def run(x):
-        return together([Call("spmm", (x, *calls[0].arguments[1:])), *calls[1:]])
+        return together([OpCall("spmm", (x, *calls[0].arguments[1:])), *calls[1:]])
 
     traced = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(calls[0].arguments[0])
     assert "together" in traced.code

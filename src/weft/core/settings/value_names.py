@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ARGS = "model_args."  # how the names of a model's own arguments begin among settings
-MANY = 12  # numbers, from which on a few that look alike are better than all of them long
+MAX_LONG_NUMBERS = 12  # with more numbers, short labels are better than distinct ones
 
 
 def identity(value: Any) -> Any:
@@ -59,7 +59,7 @@ class Labels:
 
 def _words(values: Sequence[Any]) -> dict[Any, str]:
     distinct = {identity(value): value for value in values}
-    if len(distinct) > MANY and all(isinstance(value, float) for value in distinct.values()):
+    if len(distinct) > MAX_LONG_NUMBERS and all(isinstance(value, float) for value in distinct.values()):
         return {key: describe(value) for key, value in distinct.items()}
     for digits in (3, 4, 6, 9, 17):
         words = {key: describe(value, digits) for key, value in distinct.items()}

@@ -23,7 +23,7 @@ from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
 from weft.planner.cost.program_scaling import one_after_another, stacked
-from weft.planner.cost.roofline import OperatorSeconds, Setting, seconds
+from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.training_mode import steps_per_epoch
@@ -157,9 +157,9 @@ class Estimator:
 
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
-        setting = _setting(steps.step, first, plan, self.stats(first))
+        mode = _run_mode(steps.step, first, plan, self.stats(first))
         held = memory(steps.step, self.machine, plan.replay, steps.preparation, steps.step.recordable)
-        cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), setting=setting)
+        cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), mode=mode)
         cost = replace(
             cost,
             peak_bytes=held.peak,
@@ -173,15 +173,15 @@ class Estimator:
         """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
         if not estimate.parameters:
             return None
-        setting = _setting(estimate.program, task, plan, self.stats(task))
-        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), setting)
+        mode = _run_mode(estimate.program, task, plan, self.stats(task))
+        costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), mode)
         return compiling(estimate.program, costs, costs.waiting)
 
 
-def _setting(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Setting:
+def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> RunMode:
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
-    return Setting(task.precision, replay, plan.threads, task.eval_every, steps_per_epoch(task, stats))
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, steps_per_epoch(task, stats))
 
 
 def _switches(task: Task) -> tuple[bool, ...]:

@@ -28,7 +28,7 @@ from weft.engine.base.memory_errors import give_back_memory
 from weft.graph.data.graph import Graph
 from weft.planner.cost.rule_of_thumb import rates_of, work
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.grouping.stack_size import MOST
+from weft.planner.grouping.stack_size import MAX_MEMBERS
 from weft.planner.grouping.stack_size_table import Throughput, find_group_size
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.threads import cpu_threads
@@ -38,7 +38,7 @@ WARM_EPOCHS = 2
 LEAST_EPOCHS, MOST_EPOCHS = 3, 200
 SECONDS = 0.3  # of training at every size
 SEARCH_SECONDS = 8.0  # a search, roughly: some ten sizes, each built, recorded and trained for a moment
-WORTH = 20  # times a search must training take for one to be made: it costs 5 % at most
+MIN_TRAINING_TO_SEARCH = 20  # a search must cost at most 5 % of the training it speeds up
 LEAST_TASKS = 8
 SAMPLE_SECONDS = 0.02
 
@@ -68,17 +68,21 @@ def learn(
 ) -> Throughput:
     """The table of this machine, with a search for kinds of task that it lacks and that will train long enough.
 
-    A search takes some seconds; it is made where the training of such tasks would take :data:`WORTH` times that.
+    A search takes some seconds; it is made if the training of such tasks would take :data:`MIN_TRAINING_TO_SEARCH`
+    times that.
     ``stats_of`` spares the graphs of those that are not searched.
     """
     table = load_throughput(machine_of(device))
     for alike in _kinds(tasks):
         sample = max(alike, key=lambda task: task.hidden)
         stats = stats_of(sample) if stats_of is not None else graph_of(sample).stats()
-        if table.group_size(sample, stats) is None and _expected(alike, stats, device) > WORTH * SEARCH_SECONDS:
+        if (
+            table.group_size(sample, stats) is None
+            and _expected(alike, stats, device) > MIN_TRAINING_TO_SEARCH * SEARCH_SECONDS
+        ):
             # A task that cannot be trained will be told where it is trained; a table that cannot be kept is no harm.
             with suppress(WeftError, OSError):
-                table = search(sample, graph_of(sample), device, min(len(alike), MOST))
+                table = search(sample, graph_of(sample), device, min(len(alike), MAX_MEMBERS))
     return table
 
 

@@ -1,8 +1,8 @@
 """Which groups of a plan get a dry run, and which are extrapolated from others: a dry run takes time.
 
-Of up to :data:`MANY` tasks every group is followed. Of more, the largest group of every kind comes first, then the
-others by size, until :data:`MAX_DRY_RUNS` members have been followed. What is left takes what a followed
-group of its kind takes, times how much larger it is by rule of thumb; none is anywhere near the memory there is.
+Of up to :data:`MAX_TASKS_TO_DRY_RUN` tasks every group gets a dry run. Of more, the largest group of every kind comes
+first, then the others by size, until :data:`MAX_DRY_RUNS` members have been dry-run. The cost of the rest is that of a
+dry-run group of the same kind, scaled by the rule of thumb; none of them is close to the memory limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.planner.grouping.limits import SURELY
 if TYPE_CHECKING:
     from weft.engine.planning.estimator import Estimate, Estimator
 
-MANY = 1024  # tasks, from which on not everything is followed
+MAX_TASKS_TO_DRY_RUN = 1024  # with more tasks, some groups are extrapolated
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
 MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that are followed alone, of so many
 
@@ -59,7 +59,7 @@ def group_estimates(
     """What every group takes, in the order of ``plans``."""
     groups = [RoughEstimate.of([tasks[name] for name in plan.members], plan, estimator) for plan in plans]
     found: dict[int, Estimate] = {}
-    spent, most = 0, MAX_DRY_RUNS if len(tasks) > MANY else len(tasks)
+    spent, most = 0, MAX_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     for place in _in_order(groups):
         one = groups[place]
         known = estimator.knows(one.tasks, one.plan)
@@ -113,7 +113,7 @@ def _scaled(cost: Cost, larger: float, longer: float) -> Cost:
 
 def alone_estimates(tasks: Sequence[Task], estimator: Estimator) -> list[Estimate | None]:
     """What every task takes by itself; of very many, None beyond the first :data:`MAX_SOLO_DRY_RUNS` structures."""
-    left = MAX_SOLO_DRY_RUNS if len(tasks) > MANY else len(tasks)
+    left = MAX_SOLO_DRY_RUNS if len(tasks) > MAX_TASKS_TO_DRY_RUN else len(tasks)
     found: list[Estimate | None] = []
     for task in tasks:
         known = estimator.knows([task])

@@ -1,4 +1,4 @@
-"""AttentionConv: what GATConv and GATv2Conv share, namely heads, their joining, and attention dropout."""
+"""AttentionConv: base class of GATConv and GATv2Conv, with heads, their joining, and attention dropout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AttentionConv(Conv):
         return x.unflatten(-1, (self.heads, self.head_features))
 
     def finish(self, x: Tensor, ending: Ending) -> Tensor:
-        """``[..., N, H, D]`` to ``[..., N, out_features]``: heads joined, then finished by ``ending``."""
+        """``[..., N, H, D]`` to ``[..., N, out_features]``: join the heads, then apply ``ending``."""
         if self.concat or self.heads == 1:
             return ending.apply(x.flatten(-2), parts=self.parts)
         if ending.epilogue is not None:

@@ -1,4 +1,4 @@
-"""Conv: what every graph convolution shares, namely a bias, an optional residual and an optional epilogue."""
+"""Conv: base class of graph convolutions, with a bias, an optional residual and an optional epilogue."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Conv(Parametrised):
     ) -> Tensor:
         """``x [N, in_features]`` over the plain adjacency to ``[N, out_features]``.
 
-        ``first`` is :meth:`aggregate` of the same ``x`` and ``adj``, where it has been computed before.
-        ``epilogue`` takes the result and the bias, so that norm, activation and dropout cost no pass more.
+        ``first`` is :meth:`aggregate` of the same ``x`` and ``adj``, if it was computed before.
+        ``epilogue`` takes the result and the bias, so that norm, activation and dropout need no extra pass.
         """
         check_features(type(self).__name__, x, self.in_features)
         residual = None if self.weight_residual is None else transform_own(x, self.weight_residual, adj)
@@ -49,7 +49,7 @@ class Conv(Parametrised):
         raise NotImplementedError
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor | None:
-        """What this layer aggregates of a constant dense ``x``, or None where that depends on weights."""
+        """This layer's aggregation of a constant dense ``x``, or None if it depends on weights."""
         return None
 
     def extra_repr(self) -> str:
@@ -60,7 +60,7 @@ class Conv(Parametrised):
 def aggregates_first(in_features: int, out_features: int, constant_input: bool) -> bool:
     """Whether ``(A X) W`` costs less than ``A (X W)``: they are equal, and the narrower side is cheaper.
 
-    Equal widths aggregate first, since a product takes the layer's ending into its own pass. An input that
-    needs no gradient spares ``(A X) W`` its backward aggregation, which makes its side half as wide.
+    Equal widths aggregate first, since the epilogue can be fused into a product. If the input needs no
+    gradient, ``(A X) W`` has no backward aggregation, so its side counts as half as wide.
     """
     return in_features <= (2 * out_features if constant_input else out_features)

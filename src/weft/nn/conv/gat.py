@@ -22,7 +22,7 @@ class GATConv(AttentionConv):
         y_i      = sum over j of dropout(alpha_ij) z_j        heads side by side or averaged, then + b
 
     Shapes: ``x [N, in_features]``, ``W [H D, in]``, ``attention [2, H, D]`` = (a_src, a_dst), ``b [out]``,
-    ``y [N, out_features]``. Edge weights are not looked at.
+    ``y [N, out_features]``. Edge weights are ignored.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class GATConv(AttentionConv):
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
         """One product for z and all scores, then the fused attention.
 
-        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows ride along in the
+        The scores ``<a, W x>`` are ``<W^T a, x>``: linear in x as z is, so their 2 H rows are part of the
         product and in its gradients. Multiplying and summing z would pass over it twice more each way.
         """
         packed = transform(x, self._weight_with_scores())

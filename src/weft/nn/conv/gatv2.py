@@ -13,7 +13,7 @@ from weft.ops import Adjacency
 
 
 class GATv2Conv(AttentionConv):
-    """Attention whose ranking of neighbours depends on the node that asks, head by head (h left out):
+    """Attention whose ranking of neighbours depends on the destination, head by head (h left out):
 
         z_j      = W_src x_j + b_src,   q_i = W_dst x_i + b_dst
         alpha_ij = softmax over j of <a, leaky_relu(z_j + q_i)>
@@ -21,7 +21,7 @@ class GATv2Conv(AttentionConv):
 
     j runs over the in-neighbours and i itself. ``share_weights=True`` takes ``q = z``. Shapes:
     ``x [N, in_features]``, ``W_src, W_dst [H D, in]``, ``b_src, b_dst [H D]``, ``attention [H, D]``,
-    ``b [out]``, ``y [N, out_features]``. Edge weights are not looked at.
+    ``b [out]``, ``y [N, out_features]``. Edge weights are ignored.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GATv2Conv(AttentionConv):
         self.declare_ends(ZEROS if bias else None, residual)
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
-        """Two products (one product of both would have to be copied apart), then the fused attention."""
+        """Two products (the halves of one product would have to be copied), then the fused attention."""
         z = transform(x, self.weight_src, self.bias_src)
         if self.share_weights:
             q = own_rows(z, adj)

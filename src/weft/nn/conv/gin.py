@@ -18,7 +18,7 @@ from weft.ops import Adjacency
 class GINConv(Conv):
     """``Y = act(norm((A + (1 + eps) I) X W_1^T + b_1)) W_2^T + b``.
 
-    ``eps`` is fixed, or learned with ``train_eps=True``; edge weights are not looked at. Shapes:
+    ``eps`` is fixed, or learned with ``train_eps=True``; edge weights are ignored. Shapes:
     ``X [N, in_features]``, ``W_1 [hidden, in]`` (weight_in), ``b_1 [hidden]`` (bias_in), ``W_2 [out, hidden]``
     (weight_out), ``b [out]``, ``eps [1]``, ``Y [N, out_features]``; ``hidden`` is out_features unless given.
     """
@@ -47,7 +47,7 @@ class GINConv(Conv):
         self.declare_ends(kaiming(self.hidden) if bias else None, residual)
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
-        """The first product comes before the aggregation where its result is the narrower side."""
+        """The first product comes before the aggregation if its result is narrower than the input."""
         if first is not None:
             summed = first if self.eps is None else self._weigh_self(first, own_rows(x, adj))
             inner = Ending(self.bias_in, self.inner).linear(summed, self.weight_in)
@@ -58,11 +58,11 @@ class GINConv(Conv):
         return ending.linear(inner, self.weight_out)
 
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
-        """``(A + (1 + eps) I) X``, or ``A X`` where eps is learned, ``[N, in_features]``."""
+        """``(A + (1 + eps) I) X``, or ``A X`` if eps is learned, ``[N, in_features]``."""
         return self._sum(x, adj) if self.eps is None else ops.spmm(without_weights(adj), x)
 
     def _sum(self, x: Tensor, adj: Adjacency) -> Tensor:
-        """``(A + (1 + eps) I) x``; with eps fixed at 0 the own row is one edge more, not a pass more."""
+        """``(A + (1 + eps) I) x``; with eps fixed at 0 the own row is an extra edge, not an extra pass."""
         if self.eps is None and self.initial_eps == 0.0:
             return ops.spmm(with_identity(adj), x)
         return self._weigh_self(ops.spmm(without_weights(adj), x), own_rows(x, adj))

@@ -20,7 +20,7 @@ AGGREGATORS = ("mean", "max", "sum")
 class SAGEConv(Conv):
     """``y_i = W_n aggregate(x_j for j -> i) + W_s x_i + b`` with the mean, the maximum or the sum.
 
-    A node without in-edges aggregates zeros; edge weights are not looked at. Shapes: ``x [N, in_features]``,
+    A node without in-edges aggregates zeros; edge weights are ignored. Shapes: ``x [N, in_features]``,
     ``W_n`` (weight_neighbour) and ``W_s`` (weight_self) ``[out, in]``, ``b [out]``, ``y [N, out_features]``.
     """
 
@@ -42,7 +42,7 @@ class SAGEConv(Conv):
         self.declare_ends(initial if bias else None, residual)
 
     def propagate(self, x: Features, adj: Adjacency, first: Tensor | None, ending: Ending) -> Tensor:
-        """One product over both halves where the input is known, else one product for each.
+        """One product over both halves if the input is precomputed, else one product per half.
 
         One product with the two weights side by side would need the result's halves apart again (to aggregate
         one of them), which copies as much as the second reading of ``x`` costs.
@@ -75,7 +75,7 @@ class SAGEConv(Conv):
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor:
         """The aggregated and the own features side by side, ``[N, 2 in_features]``.
 
-        Side by side they need one product; apart, they need two and their sum.
+        Side by side they need one product; separately, two and their sum.
         """
         return torch.cat([self._reduce(x, adj), own_rows(x, adj)], -1)
 

@@ -23,7 +23,7 @@ from weft.nn.norm import BatchNorm, LayerNorm
 
 
 def library() -> Any:
-    """``torch_geometric.nn``, or a clear error where it is not installed."""
+    """``torch_geometric.nn``, or a clear error if it is not installed."""
     try:
         import torch_geometric.nn
     except ImportError:
@@ -47,7 +47,7 @@ def copy_weights(pairs: dict[str, tuple[Tensor | None, Tensor | None]]) -> None:
     """Copy every ``(target, source)``; both are None or neither is."""
     for name, (target, source) in pairs.items():
         if (target is None) != (source is None):
-            raise SpecError(f"cannot convert: {name} is there on one side only")
+            raise SpecError(f"cannot convert: {name} exists on one side only")
         if target is not None:
             target.copy_(source.reshape(target.shape))
 

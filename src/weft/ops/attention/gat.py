@@ -1,10 +1,10 @@
-"""graph_attention: GAT's scores, softmax and weighted sum in one pass, nothing of the size of the edges in memory.
+"""graph_attention: GAT's scores, softmax and weighted sum in one pass, without per-edge arrays in memory.
 
     s[e, h]      = leaky_relu(a_src[j, h] + a_dst[i, h])                    for e = (j -> i)
     alpha[e, h]  = softmax of s over the in-edges of i
     out[i, h, :] = sum over e of keep[e, h] / (1 - rate) * alpha[e, h] * x[j, h, :]
 
-The backward pass walks the transpose once. With ``delta = <grad, out>`` per row and head,
+The backward pass is one pass over the transpose. With ``delta = <grad, out>`` per row and head,
 
     d s[e]    = alpha[e] * (keep / (1 - rate) * <grad[i], x[j]> - delta[i])
     d x[j]    = sum over e of keep / (1 - rate) * alpha[e] * grad[i]
@@ -39,7 +39,7 @@ from weft.ops.random.torch_bits import keep_mask_rows
 def coefficient_mask(
     rate: Tensor | None, clock: Tensor | None, site: int, num_edges: int, heads: int, first: int = 0
 ) -> Tensor | None:
-    """``keep / (1 - rate)`` for every edge and head ``[..., E, H]``: an edge is a row, counted from ``first``."""
+    """``keep / (1 - rate)`` per edge and head ``[..., E, H]``: an edge is a row, counted from ``first``."""
     if rate is None:
         return None
     keep = keep_mask_rows(rate.expand(clock.shape[:-1]), clock, site, num_edges, heads, first)
@@ -81,8 +81,8 @@ def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: Pac
 def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope: float):
     """``(stats [..., N, 3, H], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta.
 
-    Side by side, the three numbers an edge needs of its destination cost one cache line, not three; heads run
-    fastest, so that one load takes a kind for all of them.
+    Side by side, the three numbers per edge from its destination cost one cache line, not three; heads run
+    fastest, so that one load takes the same statistic for all of them.
     """
     acc = log_sum.dtype
     delta = (grad.to(acc) * out.to(acc)).sum(-1)
@@ -110,7 +110,7 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, wa
 
 
 def attend(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR, training: bool):
-    """``(out, out_plus, alpha_plus, log_sum)`` by whatever serves the tensors."""
+    """``(out, out_plus, alpha_plus, log_sum)`` by the backend of the tensors' device."""
     if use_triton(x):
         return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, walk, training)
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
@@ -120,14 +120,14 @@ def attend(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR, training:
 
 
 def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
-    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` is what the forward gave."""
+    """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` are the forward's results."""
     out, out_plus, alpha_plus, log_sum = saved
     stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
     return *_walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk, back), grad_a_dst
 
 
 def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
-    """``(grad_x, grad_a_src)`` by whatever serves the tensors."""
+    """``(grad_x, grad_a_src)`` by the backend of the tensors' device."""
     if use_triton(x):
         return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
     grad, x, a_src = grad.contiguous(), x.contiguous(), a_src.contiguous()
@@ -198,7 +198,7 @@ def _setup(ctx, inputs, output):
     x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
+    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
 
 
 def _backward(ctx, grad, *_):

@@ -1,6 +1,6 @@
-"""Triton kernels of ``attention.py``, backward: what a row knows of itself, then one pass over the transpose.
+"""Triton kernels of ``gat.py``, backward: per-row statistics, then one pass over the transpose.
 
-Rows are sources there, and gradients the rows that are gathered (``attention_gather_triton.py``). With ``mix = slope * acc +
+Rows are sources there, and gradients the rows that are gathered (``gat_gather_triton.py``). With ``mix = slope * acc +
 (1 - slope) * plus`` and the row's own ``x``
 
     d x[j, h]     = acc[j, h]
@@ -49,7 +49,7 @@ def _row_gradient_kernel(
     item = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)  # a row and a head
     row, head = item // H, item % H
     valid = item < items
-    # What is one number an item is asked for first, or it would wait until the sums are there.
+    # Load one number per item first; after the sums it would wait for them.
     share = tl.load(alpha_plus + item, mask=valid, other=0.0)
     score = tl.load(a_dst + row * S_DST + head, mask=valid, other=0.0).to(ACC)
     lse = tl.load(log_sum + item, mask=valid, other=0.0)
@@ -74,7 +74,7 @@ def _row_gradient_kernel(
 
 @dataclass(frozen=True)
 class RowGradientLaunch:
-    """Launch parameters: items (a row and a head) of a tile, features that it takes at a time, warps."""
+    """Launch parameters: items (a row and a head) per tile, features per step, warps."""
 
     items: int
     block_width: int
@@ -82,17 +82,17 @@ class RowGradientLaunch:
 
 
 def choose_row_gradient_launch(width: int) -> RowGradientLaunch:
-    """All features of a head at a time, a thousand elements to a tile.
+    """All features of a head at a time, a thousand elements per tile.
 
-    A head of 40 features is padded to 64 in it; five steps of 8 would leave no lane idle, but a lane's bytes would no
-    longer lie beside its neighbour's. Not measured.
+    A head of 40 features is padded to 64; five steps of 8 would leave no lane idle, but the loads of neighbouring lanes
+    would no longer be coalesced. Not measured.
     """
     block_width = next_power_of_2(width)
     return RowGradientLaunch(max(1, 1024 // block_width), block_width)
 
 
 def one_head(grad: Tensor) -> tuple[Tensor, bool]:
-    """``(grad [..., N, D], True)`` where one row is seen by every head, as it is behind a sum over heads.
+    """``(grad [..., N, D], True)`` if all heads share one row, as they do after a sum over heads.
 
     Otherwise ``(contiguous grad [..., N, H, D], False)``.
     """
@@ -107,7 +107,7 @@ def attention_row_gradient_triton(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(stats [..., N, 3, H], grad_a_dst [..., N, H])``; stats are a_dst, log_sum and delta = <grad, out>.
 
-    The gradient is written ``into`` columns of a wider matrix where they are given.
+    The gradient is written ``into`` columns of a wider matrix if they are given.
     """
     H, D = grad.shape[-2:]
     stats = log_sum.new_empty(*log_sum.shape[:-1], 3, H)
@@ -130,10 +130,10 @@ def _coefficients_back(
     stats, perm, edge, col, inside, head, in_head, src, slope, key, fraction, lost,
     H: tl.constexpr, WIDE: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Signed coefficients ``[BR, BG, 2, 2]`` of edges of the transpose, and their part of what d a_src loses."""
+    """Signed coefficients ``[BR, BG, 2, 2]`` of edges of the transpose, and their part of the loss term of d a_src."""
     h = head[None, :, None, None]
     seen = inside[:, None, :, :] & in_head[None, :, None, None]
-    # A row of statistics is three runs of H: an edge's heads of one kind lie side by side.
+    # A row of statistics is three runs of H: one statistic of all heads is contiguous.
     at = col.to(tl.int64 if WIDE else tl.int32)[:, None, :, :] * (3 * H) + h
     dst = tl.load(stats + at, mask=seen, other=0.0)
     lse = tl.load(stats + at + H, mask=seen, other=0.0)
@@ -157,7 +157,7 @@ def _attend_back_kernel(
     S_OUT: tl.constexpr, S_A: tl.constexpr, SHARED: tl.constexpr, DROP: tl.constexpr, WIDE: tl.constexpr,
     ACC: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """M sources are rows, N destinations columns. A chunk of a hub leaves ``acc`` and ``mix`` in ``part [2, T, P, H, D]``."""
+    """M sources are rows, N destinations columns. A chunk of a hub writes ``acc`` and ``mix`` to ``part [2, T, P, H, D]``."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     head, at, in_head, in_tile = heads_of(tl.program_id(1), H, D, BG, BD)

@@ -1,8 +1,8 @@
-"""Triton kernels of ``attention.py``, forward: scores, softmax, dropout and weighted rows in one pass over the edges.
+"""Triton kernels of ``gat.py``, forward: scores, softmax, dropout and weighted rows in one pass over the edges.
 
-The softmax's shift is a bound of a row's scores that is known before (``attention_bounds_triton.py``), so that a coefficient
+The softmax's shift is a bound of a row's scores that is known before (``gat_score_bounds_triton.py``), so that a coefficient
 is ``keep / (1 - rate) * exp(score - shift)`` at once, with the sign of the score's argument; a row's sums are divided by its
-denominator in the end. Where source scores lie too far apart for the bound, every row looks for its maximum first.
+denominator in the end. If source scores are too far apart for the bound, every row finds its maximum first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.ops.sparse.lanes_triton import spaced_rows
 def _arguments(
     a_src, col, inside, head, in_head, dst, S_SRC: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What the leaky slope is given on edges ``[BR, 2, 2]``, and which of these numbers ``[BR, BG, 2, 2]`` exist."""
+    """The arguments of the leaky ReLU on edges ``[BR, 2, 2]``, and the mask ``[BR, BG, 2, 2]`` of those that exist."""
     seen = inside[:, None, :, :] & in_head[None, :, None, None]
     at = col.to(tl.int64 if WIDE else tl.int32)[:, None, :, :] * S_SRC + head[None, :, None, None]
     return tl.load(a_src + at, mask=seen, other=0.0).to(ACC) + dst[:, :, None, None], seen
@@ -78,8 +78,8 @@ def _highest_of_row(
 
 @triton.jit
 def _store_softmax(log_sum, alpha_plus, at, mask, top, total, positive):
-    """What is known of rows once their denominator is, and its inverse; of a row without edges 0, 0 and 1."""
-    some = total != 0  # a denominator that is no number stays one
+    """A row's results from its denominator, and the inverse; for a row without edges 0, 0 and 1."""
+    some = total != 0  # a NaN denominator stays NaN
     safe = tl.where(some, total, 1.0)
     tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
     tl.store(alpha_plus + at, positive / safe, mask=mask)
@@ -96,7 +96,7 @@ def _attend_kernel(
     DROP: tl.constexpr, PLUS: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr,
     BR: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a hub leaves its sums in ``part [2, T, P, H, D]``, and its shift (that of the whole hub), denominator
+    """A chunk of a hub writes its sums to ``part [2, T, P, H, D]``, and its shift (that of the whole hub), denominator
     and the denominator's positive part in ``part_sums [3, T, P, H]``."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -114,7 +114,7 @@ def _attend_kernel(
     bound = tl.load(bounds + task * 2 * H + head, mask=in_head, other=0.0)
     spread = bound - tl.load(bounds + (task * 2 + 1) * H + head, mask=in_head, other=0.0)
     top = leaky(bound[None, :] + dst, slope)
-    if tl.min((spread <= limit).to(tl.int32), 0) == 0:  # also where the spread is no number
+    if tl.min((spread <= limit).to(tl.int32), 0) == 0:  # also if the spread is NaN
         own = tl.zeros([BR, BG], ACC)
         if piece < num_heavy:
             owner = heavy_owner(piece, heavy_row, hub_row, hub_of_partial, num_partial)
@@ -172,7 +172,7 @@ def _attend_kernel(
         plus_one = tl.sum(plus, 0)
         total_one = tl.sum(total, 0)
         positive_one = tl.sum(positive, 0)
-        top_one = tl.max(top, 0)  # of lanes alike
+        top_one = tl.max(top, 0)  # of all lanes, which are equal
         if piece < num_partial:
             chunks = tl.num_programs(2).to(tl.int64) * num_partial
             slot = task * num_partial + piece
@@ -245,7 +245,7 @@ def attention_forward_triton(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``(out, out_plus, alpha_plus, log_sum)``; the second is left unwritten unless ``training``.
 
-    ``limit``: how far apart source scores may lie before rows look for their own maximum. A ``launch`` is of one pass.
+    ``limit``: the spread of source scores above which rows find their own maximum. A ``launch`` is for the one-pass kernel.
     """
     M, H, D = x.shape[-3:]
     N, lead, dtype = walk.num_rows, x.shape[:-3], accumulate_dtype(x.dtype)

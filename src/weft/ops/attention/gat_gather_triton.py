@@ -1,14 +1,15 @@
-"""What both directions of ``attention.py`` share in Triton: rows gathered along the edges, weighted by coefficients.
+"""What both directions of ``gat.py`` share in Triton: rows gathered along the edges, weighted by coefficients.
 
     acc[i]  = sum over e of |c[e, h]|        * v[j, h, :]
     plus[i] = sum over e of max(c[e, h], 0)  * v[j, h, :]        edges with a positive argument only
 
-A coefficient costs as much for a head of 16 features as for one of 1, and is needed by every thread along them. So each
-of a lane's edges, four at a time, is given to other threads: tiles of coefficients are ``[BR, BG, 2, 2]`` (lanes, heads,
-four edges), then taken apart into four ``[BR, BG]`` and met with tiles of rows ``[BR, BG, BD]``. While four rows are on their
-way, the coefficients of the next four edges are worked out, and the columns of those after them asked for.
+A coefficient costs as much for a head of 16 features as for one of 1, and every thread along the features needs it. So
+a lane processes four edges at a time, and each edge's coefficient is computed by a different thread: tiles of
+coefficients are ``[BR, BG, 2, 2]`` (lanes, heads, four edges), then split into four ``[BR, BG]`` and multiplied with
+tiles of rows ``[BR, BG, BD]``. While four rows are being loaded, the coefficients of the next four edges are computed,
+and the columns of the four edges after those are loaded.
 
-A lane is a light row, or in a heavy one every BR-th of its edges. A head is never cut: BD is its width, padded.
+A lane is a light row, or every BR-th edge of a heavy one. A head is never split: BD is its width, padded.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def lanes_of(
     lane = tl.arange(0, BR)
     step = 1
     item = (piece - num_heavy) * BR + lane
-    valid = (item < num_light) & (item >= 0)  # below 0 in a heavy piece
+    valid = (item < num_light) & (item >= 0)  # below 0 in a heavy item
     first = tl.load(light_start + item, mask=valid, other=0).to(OFFSET)
     count = tl.load(light_len + item, mask=valid, other=0)
     row = tl.load(light_row + item, mask=valid, other=0).to(tl.int64)
@@ -98,7 +99,7 @@ def _weigh(value, c, acc, plus, PLUS: tl.constexpr):
 
 @triton.jit
 def weigh_four(c, value0, value1, value2, value3, acc, plus, PLUS: tl.constexpr):
-    """Four rows to every lane, by its coefficients ``[BR, BG, 2, 2]``, into the sums ``[BR, BG, BD]``."""
+    """Add four rows per lane, times its coefficients ``[BR, BG, 2, 2]``, to the sums ``[BR, BG, BD]``."""
     even, odd = tl.split(c)
     c0, c2 = tl.split(even)
     c1, c3 = tl.split(odd)
@@ -120,17 +121,17 @@ class GatherLaunch:
 
     @property
     def hub_parts(self) -> int:
-        """Chunks of a hub that are added at a time."""
+        """Chunks of a hub that are added per step."""
         return max(1, min(8, 1024 // (self.block_heads * self.block_width)))
 
     def grid(self, walk: PackedCSR, heads: int, tasks: int) -> tuple[int, int, int]:
-        """Pieces of work, tiles of heads, tasks."""
+        """The grid: work items, tiles of heads, tasks."""
         heavy, light = walk.work.heavy_row.numel(), walk.work.light_row.numel()
         return heavy + -(-light // self.block_rows), -(-heads // self.block_heads), tasks
 
 
 def choose_gather_launch(heads: int, width: int, shared: bool = False) -> GatherLaunch:
-    """One warp to two rows of 64 features.
+    """One warp per two rows of 64 features.
 
     Measured on an H200 (arxiv shape, 4 heads of 16): forward 0.179 ms and backward 0.150 with two rows and a warp, 0.178
     and 0.159 with four and two, 0.182 and 0.168 with eight and two, 0.200 and 0.182 with eight and four. A gradient that all
@@ -156,5 +157,5 @@ def pieces_of(walk: PackedCSR) -> tuple[Tensor, ...]:
 
 
 def wide_offsets(*sizes: int) -> bool:
-    """Whether places in tensors of ``sizes`` elements need 64 bits: with 32, a gather takes less time (0.155 against 0.162 ms)."""
+    """Whether offsets into tensors of ``sizes`` elements need 64 bits: with 32, a gather takes 0.155 instead of 0.162 ms."""
     return max(sizes) >= 1 << 31

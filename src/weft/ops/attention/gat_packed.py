@@ -87,7 +87,7 @@ def _setup(ctx, inputs, output):
     packed, _, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(packed, rate, clock, *output)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
+    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
 
 
 def _backward(ctx, grad, *_):

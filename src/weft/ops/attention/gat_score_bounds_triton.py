@@ -1,8 +1,8 @@
-"""Triton kernels of ``attention.py``: the highest and the lowest source score of every task and head.
+"""Triton kernels of ``gat.py``: the highest and the lowest source score of every task and head.
 
-A leaky slope in [0, 1] keeps the order of what it is given, so ``leaky_relu(highest + a_dst[i])`` is at least every score
-of row i: the softmax's shift is known before an edge has been looked at. How far a score may lie below it is at most
-``highest - lowest``, which says whether its exponential still has all of its digits.
+With a slope in [0, 1] leaky_relu is monotonic, so ``leaky_relu(highest + a_dst[i])`` bounds every score of row i: the
+softmax's shift is known before any edge is read. A score is at most ``highest - lowest`` below it, which says whether
+its exponential still has full precision.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SPREAD_LIMIT = {torch.float16: 60.0, torch.bfloat16: 60.0, torch.float32: 30.0, 
 
 
 def spread_limit(dtype: torch.dtype, slope: float) -> float:
-    """How far apart the source scores of a head may lie for one bound to do for all of its rows.
+    """The largest spread of a head's source scores for which one bound serves all of its rows.
 
-    Coefficients are then at least ``exp(-limit)``, far from where numbers lose digits and vanish. Outside of [0, 1] a slope
-    turns scores around or drives them apart: no spread is small enough.
+    Coefficients are then at least ``exp(-limit)``, far above the denormal range. With a slope outside of [0, 1]
+    leaky_relu is not monotonic or widens the spread: no spread is small enough.
     """
     return SPREAD_LIMIT[dtype] if 0.0 <= slope <= 1.0 else -1.0
 
@@ -72,7 +72,7 @@ def _bounds_kernel(part, bounds, runs, H: tl.constexpr, BP: tl.constexpr, BH: tl
 def score_bounds(a_src: Tensor, spacing: int, like: Tensor, programs: int | None = None) -> Tensor:
     """``[T, 2, H]``, the highest and the lowest of ``a_src [..., M, H]`` over M, in the type of ``like``.
 
-    Rows of ``a_src`` are ``spacing`` elements apart. About two programs to each multiprocessor, whatever M is.
+    Rows of ``a_src`` are ``spacing`` elements apart. About two programs per multiprocessor, whatever M is.
     """
     M, H = a_src.shape[-2:]
     tasks = a_src.shape[:-2].numel()

@@ -1,14 +1,14 @@
-"""Triton kernels of ``attention.py`` in two passes: the softmax's coefficients, one number an edge and head, before the rows.
+"""Triton kernels of ``gat.py`` in two passes, first pass: the softmax's coefficients, one number per edge and head.
 
 Scores, exponentials and the bits of dropout cost as much for a head of 16 features as for one of 1; inside the loop that
-gathers rows every thread along the features would repeat them. Here a thread has an edge and a head to itself. What
-comes out is ``[E, H]``, small beside the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's argument (the
-leaky slope takes two values, and both directions need to know which). They are kept in the type of the rows that they
-weigh: in half precision they are rounded as those are, and the sums are float32's.
+gathers rows every thread along the features would repeat them. Here a thread handles one edge and head. The result is
+``[E, H]``, small compared with the rows: ``keep / (1 - rate) * alpha``, with the sign of the score's argument (the
+leaky slope takes two values, and both directions need to know which). Coefficients have the type of the rows that they
+weight: in half precision they are rounded as those are, and the sums are float32's.
 
 Forward, ``alpha`` is only ``exp(score - shift)``: the pass that writes the coefficients adds up the denominator, and the
-pass that weighs rows with them divides a row's sums by it. The shift is a bound of the row's scores that is known before
-(``attention_bounds_triton.py``); where source scores lie too far apart for it, every row looks for its maximum first.
+pass that weights rows with them divides a row's sums by it. The shift is a bound of the row's scores, computed before
+(``gat_score_bounds_triton.py``); if source scores are too far apart for it, every row finds its maximum first.
 
 Tiles are ``[L, U, BH]``: lanes, edges and heads. A lane is a light row that meets U of its edges at a time, so that what it
 reads and writes of them lies side by side; in a heavy row all lanes take edges of the same row (see ``worklist.py``).
@@ -35,7 +35,7 @@ from weft.ops.sparse.lanes_triton import spaced_rows
 
 @triton.jit
 def _arguments(a_src, indices, edge, inside, dst, h, H, S_SRC: tl.constexpr, ACC: tl.constexpr):
-    """What the leaky slope is given on the edges ``[L, U]``, and which of these numbers ``[L, U, BH]`` exist."""
+    """The arguments of the leaky ReLU on the edges ``[L, U]``, and the mask ``[L, U, BH]`` of those that exist."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     seen = inside[:, :, None] & (h < H)[None, None, :]
     return tl.load(a_src + col[:, :, None] * S_SRC + h[None, None, :], mask=seen, other=0.0).to(ACC) + dst, seen
@@ -68,14 +68,14 @@ def _write(
 
 @triton.jit
 def _any_far(spread, limit):
-    """Whether a spread is not below the limit, be it that it is no number."""
+    """Whether a spread is not below the limit, or NaN."""
     return tl.min((spread <= limit).to(tl.int32), 0) == 0
 
 
 @triton.jit
 def _store_rows(log_sum, alpha_plus, inverse, at, mask, top, total, plus):
-    """What is known of rows once their denominator is; of one without edges 0, 0 and 1."""
-    some = total != 0  # a denominator that is no number stays one
+    """A row's results from its denominator; for a row without edges 0, 0 and 1."""
+    some = total != 0  # a NaN denominator stays NaN
     safe = tl.where(some, total, 1.0)
     tl.store(log_sum + at, tl.where(some, top + tl.log(safe), 0.0), mask=mask)
     tl.store(alpha_plus + at, plus / safe, mask=mask)
@@ -91,9 +91,9 @@ def _coefficients_kernel(
     H: tl.constexpr, S_SRC: tl.constexpr, S_DST: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
     L: tl.constexpr, U: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Coefficients in the order of the edges, relative to a shift that is the row's bound or, failing that, its maximum.
+    """Coefficients in the order of the edges, relative to a shift: the row's bound or, if it is too loose, its maximum.
 
-    A chunk of a hub leaves its shift (that of the whole hub), denominator and positive part in ``part [3, T, P, H]``.
+    A chunk of a hub writes its shift (that of the whole hub), denominator and positive part to ``part [3, T, P, H]``.
     """
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -204,7 +204,7 @@ def _write_back(
     stats, indices, perm, out, edge, inside, src, h, H, slope, key, rate, total,
     DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The signed coefficients of edges ``[L, U]`` of the transpose, and their part of what d a_src loses."""
+    """The signed coefficients of edges ``[L, U]`` of the transpose, and their part of the loss term of d a_src."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     seen = inside[:, :, None] & (h < H)[None, None, :]
     # A row of statistics is three runs of H: an edge's four heads of one kind are one load.
@@ -277,7 +277,7 @@ def _coefficients_back_kernel(
 
 @dataclass(frozen=True)
 class CoefficientLaunch:
-    """Launch parameters: lanes, edges and heads of a tile, warps."""
+    """Launch parameters: lanes, edges and heads per tile, warps."""
 
     lanes: int
     edges: int
@@ -291,15 +291,15 @@ class CoefficientLaunch:
 
 
 def choose_coefficient_launch(heads: int, kind: str) -> CoefficientLaunch:
-    """Few warps, a thread to an edge with four heads.
+    """Few warps, one thread per edge with four heads.
 
-    Measured on an H200 (arxiv shape, 4 heads): forward 0.052 ms, when it was given the denominators, and backward 0.069.
+    Measured on an H200 (arxiv shape, 4 heads): forward 0.052 ms (with given denominators), backward 0.069.
     """
     lanes, edges, warps = {"forward": (8, 8, 2), "backward": (4, 8, 1)}[kind]
     return CoefficientLaunch(lanes, edges, min(8, next_power_of_2(heads)), warps)
 
 
-STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with all of its digits
+STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with full precision
 
 
 def _grid(walk: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
@@ -308,7 +308,7 @@ def _grid(walk: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tupl
 
 
 def _limit(dtype: torch.dtype, slope: float) -> float:
-    """How far apart source scores may lie: coefficients of ``dtype`` are to keep their digits."""
+    """The largest spread of source scores for which coefficients of ``dtype`` keep full precision."""
     return min(spread_limit(dtype, slope), STORED_LIMIT.get(dtype, inf))
 
 
@@ -320,7 +320,7 @@ def softmax_coefficients(
 
     The coefficients lack the softmax's denominator: a row's sums are to be multiplied by its ``inverse``. Fills
     ``log_sum`` and ``alpha_plus [..., N, H]`` on the way: the log-denominator, and the share of it that edges with a
-    positive argument have. Where source scores spread by more than ``limit`` a row looks for its maximum first.
+    positive argument have. If source scores spread by more than ``limit``, a row finds its maximum first.
     """
     work, acc = walk.work, triton_acc(log_sum.dtype)
     M, H = a_src.shape[-2:]

@@ -1,4 +1,4 @@
-"""Triton kernels of ``attention.py`` in two passes: rows gathered along the edges, weighted by known coefficients.
+"""Triton kernels of ``gat.py`` in two passes, second pass: rows gathered along the edges, times the coefficients.
 
     acc[i]  = sum over e of |c[e, h]|        * v[j, h, :]
     plus[i] = sum over e of max(c[e, h], 0)  * v[j, h, :]        edges with a positive argument only
@@ -9,8 +9,8 @@ and with the row's own ``x``
 
     d a_src[j, h] = <x[j, h], slope * acc + (1 - slope) * plus> - loss[j, h]
 
-so no product of two rows is taken on an edge. A row of H heads of D features is cut into *groups* of BD features, G of
-them, PER_HEAD to a head; a tile is ``[BR, BG, BD]``: rows (or edges of one heavy row), groups, features.
+so no product of two rows is taken per edge. A row of H heads of D features is split into G *groups* of BD features,
+PER_HEAD per head; a tile is ``[BR, BG, BD]``: rows (or edges of one heavy row), groups, features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _meet(
     value, coefficient, indices, edge, inside, head, at, in_tile, in_group, acc, plus,
     H: tl.constexpr, S_V: tl.constexpr, PLUS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One edge for every lane: ``at [BG, BD]`` is the place in a row, ``head [BG]`` whose coefficient it takes."""
+    """One edge per lane: ``at [BG, BD]`` is the place in a row, ``head [BG]`` the head of its coefficient."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     mask_g = inside[:, None] & in_group[None, :]
     c = tl.load(coefficient + edge[:, None] * H + head[None, :], mask=mask_g, other=0.0).to(ACC)
@@ -49,7 +49,7 @@ def _finish(
     G: tl.constexpr, PER_HEAD: tl.constexpr, S_OWN: tl.constexpr, S_OUT: tl.constexpr, S_A: tl.constexpr,
     H: tl.constexpr, BACKWARD: tl.constexpr, PLUS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Store rows: ``row, valid [BR]``, sums ``[BR, BG, BD]``; backward also what the rows' own scores get."""
+    """Store rows: ``row, valid [BR]``, sums ``[BR, BG, BD]``; backward also the gradient of the rows' own scores."""
     mask = valid[:, None, None] & in_tile[None, :, :]
     place = row[:, None, None] * S_OUT + at[None, :, :]
     mask_g = valid[:, None] & in_group[None, :]
@@ -81,7 +81,7 @@ def _gather_kernel(
     PLUS: tl.constexpr, SCALED: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """M rows of ``value`` are gathered into N rows; heavy pieces first, then light rows, BR at a time."""
+    """M rows of ``value`` are gathered into N rows; heavy items first, then light rows, BR at a time."""
     STEP: tl.constexpr = BD if PER_HEAD > 1 else D  # features from one group to the next
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
@@ -211,7 +211,7 @@ def _join_groups_kernel(
 
 @dataclass(frozen=True)
 class RowsLaunch:
-    """Launch parameters: rows, groups of a tile, features of a group, unrolling, warps."""
+    """Launch parameters: rows and groups per tile, features per group, unrolling, warps."""
 
     block_rows: int
     block_groups: int
@@ -234,7 +234,7 @@ def choose_rows_launch(heads: int, width: int, shared: bool = False, itemsize: i
     16, 0.139 ms forward and 0.134 backward, against 0.155 and 0.156 with half as many edges in flight; 4 heads of 40,
     0.364 forward in tiles of 32 features, and 0.312 backward from a shared gradient with all heads in one tile. In half
     precision half as many warps, so that a thread still loads 16 bytes: 0.075 against 0.092 and 0.085 against 0.109 for
-    4 heads of 16 (8 tasks, a task); 0.249 against 0.296 and 0.239 against 0.249 for 4 heads of 40.
+    4 heads of 16 (8 tasks, per task); 0.249 against 0.296 and 0.239 against 0.249 for 4 heads of 40.
     """
     half = itemsize == 2
     if shared:
@@ -257,11 +257,11 @@ def gather_rows(
     own: Tensor | None = None, own_spacing: int = 0, loss: Tensor | None = None, grad_a: Tensor | None = None,
     grad_a_spacing: int = 0, slope: float = 0.0, launch: RowsLaunch | None = None,
 ) -> None:  # fmt: skip
-    """Fill ``out`` (and ``out_plus``, or backward ``grad_a``) from rows of ``value`` along the edges of ``walk``.
+    """Fill ``out`` (and ``out_plus``, or backward ``grad_a``) from rows of ``value`` along the edges of the CSR ``walk``.
 
-    ``value [T, M, ...]`` has its rows ``spacing`` elements apart (one head a row where ``shared``), ``coefficient`` is
+    ``value [T, M, ...]`` has its rows ``spacing`` elements apart (one head per row if ``shared``), ``coefficient`` is
     ``[T, E, H]``, ``out [T, N, H, D]`` has rows ``out_spacing`` apart. A row's sums are multiplied by its ``inverse
-    [T, N, H]`` where there is one. With ``own [T, N, H, D]`` it is the backward pass.
+    [T, N, H]`` if given. With ``own [T, N, H, D]`` it is the backward pass.
     """
     work, acc, sums = walk.work, triton_acc(coefficient.dtype), accumulate_dtype(coefficient.dtype)
     tasks, E = coefficient.shape[:2]

@@ -1,11 +1,11 @@
-"""Launchers of ``attention.py`` in two passes: coefficients ``[E, H]`` first, then the rows that they weigh.
+"""Launchers of ``gat.py`` in two passes: coefficients ``[E, H]`` first, then the weighted rows.
 
-One pass (``attention_forward_triton.py``, ``attention_backward_triton.py``) is faster where a head fills its lanes: 0.179 and
+One pass (``gat_forward_triton.py``, ``gat_backward_triton.py``) is faster where a head fills its lanes: 0.179 and
 0.150 ms on an H200 against 0.233 and 0.225 (arxiv shape, 4 heads of 16, float32). It pads every head to a power of two, and
-in half precision a thread of it loads 8 bytes at a time. Here a head is cut into pieces that fill the lanes: of a GAT with
-heads of 40 in its last layer an epoch takes 2.31 ms a task with that layer in two passes and 2.50 in one, and in bfloat16
-1.55 against 1.85 (16 tasks). Coefficients that do not stay in the cache turn that around: on the products shape, with
-heads of 47, one pass took 96 ms and two 119.
+in half precision a thread of it loads 8 bytes at a time. Here a head is split into groups that fill the lanes: an epoch
+of a GAT with heads of 40 in its last layer takes 2.31 ms per task with that layer in two passes and 2.50 in one, and in
+bfloat16 1.55 against 1.85 (16 tasks). If the coefficients do not stay in the cache, one pass is faster: on the products
+shape, with heads of 47, it took 96 ms and two passes 119.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDEST = 32  # features of a head that fills its lanes
 
 
 def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int, limits: DeviceLimits = H200) -> bool:
-    """Whether heads of ``width`` features go better in one pass than in two, which write so many ``coefficients`` a task."""
+    """Whether one pass is faster than two for heads of ``width`` features and so many ``coefficients`` per task."""
     full = width <= WIDEST and width == next_power_of_2(width)
     return dtype.itemsize >= 4 and (full or coefficients * dtype.itemsize > limits.l2_for_coefficients)
 
@@ -34,7 +34,7 @@ def forward_in_two_passes(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
     walk: PackedCSR, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
 ) -> None:  # fmt: skip
-    """Fill ``results``: out, out_plus (where ``training``), alpha_plus and log_sum."""
+    """Fill ``results``: out, out_plus (if ``training``), alpha_plus and log_sum."""
     H, D = x.shape[-2:]
     out, out_plus, alpha_plus, log_sum = results
     x, spacing = spaced_rows(x, 2)
@@ -46,7 +46,7 @@ def backward_in_two_passes(
     grad: Tensor, shared: bool, x: Tensor, a_src: Tensor, stats: Tensor, slope: float, rate: Tensor | None,
     clock: Tensor | None, site: int, back: PackedCSR, grad_x: Tensor, grad_a: Tensor,
 ) -> None:  # fmt: skip
-    """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads where ``shared``."""
+    """Fill ``grad_x [..., M, H, D]`` and ``grad_a [..., M, H]``; ``grad`` is one row for all heads if ``shared``."""
     M, H, D = x.shape[-3:]
     (x, s_x), (_, g_x), (_, g_src) = spaced_rows(x, 2), spaced_rows(grad_x, 2), spaced_rows(grad_a, 1)
     weights, loss, part = coefficients_back(flatten_tasks(stats, 3), a_src, slope, rate, clock, site, back)

@@ -1,10 +1,10 @@
-"""graph_attention_v2: GATv2's attention in one pass, nothing of size E x F in memory.
+"""graph_attention_v2: GATv2's attention in one pass, without arrays of size E x F in memory.
 
     s[e, h]      = <att[h], leaky_relu(x_src[j, h] + x_dst[i, h])>          for e = (j -> i)
     alpha[e, h]  = softmax of s over the in-edges of i
     out[i, h, :] = sum over e of keep[e, h] / (1 - rate) * alpha[e, h] * x_src[j, h, :]
 
-The backward pass walks the graph for ``d x_dst`` and ``d att`` and the transpose for ``d x_src``.
+The backward pass goes over the graph for ``d x_dst`` and ``d att`` and over the transpose for ``d x_src``.
 Shapes: T tasks, N rows, M columns, E edges, H heads, D features of a head.
 """
 
@@ -125,7 +125,7 @@ def _setup(ctx, inputs, output):
     x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(x_src, x_dst, att, rate, clock, *output)
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
+    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
 
 
 def _backward(ctx, grad, _):

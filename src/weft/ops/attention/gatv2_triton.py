@@ -1,4 +1,4 @@
-"""Triton kernels of ``attention_v2.py``, built like GAT's (``lanes_triton.py`` explains lanes)."""
+"""Triton kernels of ``gatv2.py``, built like GAT's (``lanes_triton.py`` explains lanes)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _edge_gradient(
     near, near_grad, far, far_grad, stats, near_stats, att, indices, perm, edge, inside, h, d, H, D, slope, key, rate,
     sum_near, sum_att, TRANSPOSED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """One edge for every lane. Forward walk: near is the destination. TRANSPOSED: near is the source."""
+    """One edge per lane. Over the graph: near is the destination. TRANSPOSED: near is the source."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     mask_h = inside[:, None] & (h < H)[None, :]
     mask_d = mask_h[:, :, None] & (d < D)[None, None, :]
@@ -163,7 +163,7 @@ def _backward_kernel(
     H: tl.constexpr, D: tl.constexpr, TRANSPOSED: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr,
     L: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Forward walk: gradient of x_dst and of att. TRANSPOSED: gradient of x_src."""
+    """Over the graph: gradient of x_dst and of att. TRANSPOSED: gradient of x_src."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
@@ -306,7 +306,7 @@ def attention_v2_backward_launches(
 
 
 def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: PackedCSR, *, transposed: bool):
-    """One pass; ``near`` are the rows of ``walk``. Returns their gradient and the parts of att's."""
+    """One pass; ``near`` are the rows of the CSR ``walk``. Returns their gradient and the parts of att's."""
     work = walk.work
     tasks, num_near, H, D = near.shape
     acc = accumulate_dtype(near.dtype)

@@ -98,7 +98,7 @@ def _vmap(info, in_dims, x, bias):
 
 
 def mean_heads(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The mean of ``x [..., N, H, D]`` over its heads plus ``bias``, ``[D]`` or a task's own, to ``[..., N, D]``."""
+    """The mean of ``x [..., N, H, D]`` over its heads plus ``bias``, ``[D]`` or one per task, to ``[..., N, D]``."""
     if bias is not None and tuple(bias.shape) not in ((x.shape[-1],), (*x.shape[:-3], x.shape[-1])):
         takes = f"x {list(x.shape)} takes [{x.shape[-1]}], or one for each task"
         raise InputError(f"mean_heads: bias has shape {list(bias.shape)}; {takes}")

@@ -1,4 +1,4 @@
-"""From tensors to kernels: shapes, contiguous memory, addresses, and how much work there is.
+"""Call the CPU kernels on tensors: shapes, contiguous memory, addresses, and the amount of work.
 
 Shapes: T tasks, N rows, M columns, E edges, F features, H heads, D features of a head.
 """
@@ -38,13 +38,13 @@ def _kernels() -> ModuleType:
 
 @cache
 def _like(dtype: torch.dtype) -> np.ndarray:
-    """An array that tells a kernel the type behind an address."""
+    """An array from which a kernel takes the type behind an address."""
     return torch.empty(1, dtype=dtype).numpy()
 
 
 @cache
 def _one(dtype: torch.dtype) -> Tensor:
-    """The factor of everything where no factors are given."""
+    """The factor of all edges if no factors are given."""
     return torch.ones(1, dtype=dtype)
 
 
@@ -57,7 +57,7 @@ def _factors(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
 
 def _order(back: PackedCSR) -> Tensor:
     """Where each edge of a transpose stands in the original order, in the type of its offsets."""
-    assert back.perm.numel() == back.num_edges, "the walk of this transpose was packed without its perm"
+    assert back.perm.numel() == back.num_edges, "this transpose was packed without its perm"
     return back.perm.to(back.indptr.dtype)
 
 
@@ -192,7 +192,7 @@ def bias_act_dropout(
     return out
 
 
-WORK_OF_ACT = {"none": 8, "relu": 8, "elu": 16}  # multiply-adds that take as long as one element
+WORK_OF_ACT = {"none": 8, "relu": 8, "elu": 16}  # multiply-adds that cost as much as one element
 
 
 def bias_act_dropout_backward(

@@ -1,4 +1,4 @@
-"""What the attention kernels do with the coefficients of edges: drop some of them, and sum rows by them.
+"""Dropout of attention coefficients on the CPU, and sums of rows weighted by them.
 
 Coefficients are ``values [k, h]``, edge after edge, heads side by side.
 Shapes: E edges, H heads, D features of a head.

@@ -1,4 +1,4 @@
-"""Bias, activation and counter-based dropout on the CPU, a piece that fits the first cache at a time.
+"""Bias, activation and counter-based dropout on the CPU, in blocks that fit the L1 cache.
 
 Shapes: B tasks with ``count`` elements each; G groups of rows that share a bias ``[G, F]``; W columns of a mask's
 rows.

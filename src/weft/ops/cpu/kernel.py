@@ -1,4 +1,4 @@
-"""What every compiled CPU kernel shares: the decorator, pointers from addresses, rows cut into equal shares.
+"""Shared parts of the compiled CPU kernels: the decorator, pointers from addresses, rows split into equal shares.
 
 Kernels take plain integers: addresses, sizes and flags. An address costs 0.2 us to read from a tensor, a
 numpy view 2.5 us, and a step of training makes a dozen calls with eight arrays each. It also means one
@@ -29,8 +29,8 @@ def _sources_digest() -> str:
 def kernel(function):
     """Compile on first use, without the GIL, and keep the result on disk for the next process.
 
-    Numba's own check looks at the file of the function alone and would miss a change in a module that it
-    calls, so the stamp of the stored code is the digest of all of them. Where there is no folder to write to, neither
+    Numba's own check covers only the file of the function and would miss a change in a module that it
+    calls, so the stamp of the stored code is the digest of all of them. If there is no folder to write to, neither
     beside the package nor in the user's cache, every process compiles for itself.
     """
     try:
@@ -43,7 +43,7 @@ def kernel(function):
     return compiled
 
 
-part = njit(nogil=True, error_model="numpy", forceinline=True)  # a piece of a kernel, compiled into its callers
+part = njit(nogil=True, error_model="numpy", forceinline=True)  # a device function, compiled into its callers
 
 
 def _to_pointer(kind):

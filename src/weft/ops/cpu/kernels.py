@@ -1,4 +1,4 @@
-"""Every kernel under one roof, so that one import brings numba and all of them."""
+"""Re-export all CPU kernels, so that one import loads numba and all of them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from weft.ops.cpu.simd import fill, load, madd, mul, prefetch, store, zeros
 
 LANES = 16
 WIDE = 4 * LANES
-AHEAD = 16  # edges between asking for a row and using it
+AHEAD = 16  # edges between prefetching a row and using it
 
 
 class Edges(NamedTuple):

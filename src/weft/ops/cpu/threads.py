@@ -1,4 +1,4 @@
-"""Threads that share the rows of a kernel.
+"""Run a CPU kernel on several threads that share its rows.
 
 Kernels run without the GIL, so ordinary threads suffice, and they sleep between calls: numba's own pool would
 spin beside torch's on the same cores. Handing work over costs about 30 us, so small work stays in the caller.
@@ -26,7 +26,7 @@ def _pool(process: int, threads: int) -> ThreadPoolExecutor:
 
 
 def count_shares(work: int) -> int:
-    """Pieces to cut ``work`` multiply-adds into: by the work alone, so that results do not depend on threads."""
+    """Shares to split ``work`` multiply-adds into: by the work alone, so that results do not depend on threads."""
     return max(1, min(MOST_SHARES, work // WORK_OF_A_SHARE))
 
 

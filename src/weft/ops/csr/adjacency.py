@@ -1,8 +1,8 @@
-"""Adjacency: the sparse matrix that every operator walks.
+"""Adjacency: the sparse matrix in CSR that every sparse operator takes.
 
 Rows are destinations, columns are sources. As a matrix its entry for edge e = (j -> i) is
-``row_scale[i] * weight[e] * col_scale[j]``, each factor 1 where it is None. Keeping the scales apart
-from the edges makes GCN's normalisation cost 8 bytes a node instead of 4 bytes an edge.
+``row_scale[i] * weight[e] * col_scale[j]``, each factor 1 if it is None. Keeping the scales apart
+from the edges makes GCN's normalisation cost 8 bytes per node instead of 4 bytes per edge.
 
 Shapes: N rows, M columns, E edges.
 """
@@ -27,7 +27,7 @@ def offset_dtype(num_edges: int) -> torch.dtype:
 
 
 class Adjacency:
-    """A sparse matrix in CSR by destination, with the derived matrices it has been asked for.
+    """A sparse matrix in CSR by destination, with a cache of derived matrices.
 
     ``indptr [N+1]``, ``indices [E]`` int32, ``weight [E]``, ``row_scale [N]``, ``col_scale [M]``.
     ``symmetric`` says that the *structure and the weights* equal their transpose.
@@ -64,7 +64,7 @@ class Adjacency:
         self._perm = perm
         self._structure: Adjacency | None = None
         self._derived: dict[Any, Any] = {}
-        self.nodes: dict[str, Tensor] = {}  # what is known of the nodes, one dictionary for all forms of a matrix
+        self.nodes: dict[str, Tensor] = {}  # facts about the nodes, one dictionary for all forms of a matrix
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +83,7 @@ class Adjacency:
 
     @property
     def perm(self) -> Tensor | None:
-        """On a transpose: where each edge stands in the original order ``[E]``; sorted out when first asked for."""
+        """On a transpose: where each edge stands in the original order ``[E]``; computed on first use."""
         if callable(self._perm) and not isinstance(self._perm, Tensor):
             self._perm = self._perm()
         return self._perm
@@ -92,7 +92,7 @@ class Adjacency:
         return f"Adjacency({self.num_rows} x {self.num_cols}, {self.num_edges} edges, {self.device})"
 
     def derived(self, key: Any, build: Callable[[], Any]) -> Any:
-        """What ``build()`` gives, built once and kept under ``key``."""
+        """The result of ``build()``, built once and cached under ``key``."""
         if key not in self._derived:
             self._derived[key] = build()
         return self._derived[key]
@@ -139,7 +139,7 @@ class Adjacency:
 
     @property
     def structure(self) -> Adjacency:
-        """The adjacency that keeps what depends on the structure alone (rows, degrees, work lists)."""
+        """The adjacency that caches what depends on the structure alone (rows, degrees, work lists)."""
         return self._structure or self
 
     def degrees(self) -> Tensor:
@@ -198,7 +198,7 @@ class Adjacency:
         return indptr.to(offset_dtype(self.num_edges)), self.rows()[self._sort_by_source()]
 
     def with_self_loops(self) -> Adjacency:
-        """Every node with exactly one self loop: one that is there keeps its weight, others weigh 1."""
+        """Every node with exactly one self loop: an existing one keeps its weight, added ones weigh 1."""
         return self.derived("self loops", self._add_self_loops)
 
     def _add_self_loops(self) -> Adjacency:
@@ -238,5 +238,5 @@ class Adjacency:
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
     def mean(self) -> Adjacency:
-        """Rows averaged: the without_weights row sum divided by the degree."""
+        """The mean over rows: the unweighted row sum divided by the degree."""
         return self.derived("mean", lambda: self.scaled(weight=self.weight, row_scale=self.inverse_degrees()))

@@ -1,4 +1,4 @@
-"""Operators that an adjacency may supply itself.
+"""Dispatch an operator to a method of the adjacency, if its class has one.
 
 ``spmm(adj, x)`` runs Weft's kernels for a plain :class:`~weft.ops.csr.adjacency.Adjacency`. A subclass with a method of
 the operator's name (a shard that reads remote rows, a matrix with kernels of its own) gets the call instead.
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def supplied_by_adjacency(operator: Callable[..., Result]) -> Callable[..., Result]:
-    """``operator(adj, ...)``, or the method of that name on the class of ``adj`` where it has one."""
+    """``operator(adj, ...)``, or the method of that name on the class of ``adj`` if it has one."""
     name = operator.__name__
 
     @wraps(operator)

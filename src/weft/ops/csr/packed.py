@@ -1,8 +1,9 @@
-"""How an adjacency crosses the border of a custom operator: as a flat list of tensors.
+"""Pack an adjacency into a flat list of tensors, as custom operators take it.
 
 Custom operators take tensors, not objects, so that they can be traced under fake tensors and batched by
-``vmap``. A *walk* is ``[indptr, indices, perm, rows, *work list]``; ``perm`` and ``rows`` are empty where
-they are not known or not needed, the work list is there on a GPU only.
+``vmap``. A packed CSR (``walk`` in operator schemas, ``back`` for the transpose) is
+``[indptr, indices, perm, rows, *work list]``; ``perm`` and ``rows`` are empty if they are not known or not
+needed, and only a GPU has a work list.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HEADER = 4
 
 @dataclass(frozen=True)
 class PackedCSR:
-    """A walk taken apart again inside an operator."""
+    """A packed CSR, unpacked inside an operator."""
 
     indptr: Tensor
     indices: Tensor
@@ -48,7 +49,7 @@ class PackedCSR:
 
 
 def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[Tensor]:
-    """The walk of ``adj``; ``rows`` asks for every edge's destination too, ``perm`` for a transpose's order."""
+    """``adj`` as a packed CSR; ``rows`` adds every edge's destination, ``perm`` a transpose's order of edges."""
     empty = adj.indices.new_empty(0)
     order = adj.perm if perm else None
     header = [
@@ -61,9 +62,9 @@ def pack_csr(adj: Adjacency, *, rows: bool = False, perm: bool = False) -> list[
 
 
 def pack_csr_by_length(adj: Adjacency) -> list[Tensor]:
-    """The walk of ``adj`` in the order of lengths even where clusters are known.
+    """``adj`` packed with rows by length, even if clusters are known.
 
-    For what adds up over all rows, piece by piece: with the order of pieces its last bits would change.
+    For sums over all rows, item by item: with another order of items their last bits would change.
     """
     empty = adj.indices.new_empty(0)
     header = [adj.indptr, adj.indices, empty, empty]
@@ -77,5 +78,5 @@ def unpack_csr(tensors: list[Tensor]) -> PackedCSR:
 
 
 def pack_csr_backward(adj: Adjacency, *, rows: bool = False, perm: bool = True) -> list[Tensor]:
-    """The walk of the transpose where a gradient may be asked for, else nothing (and nothing is built)."""
+    """The transpose packed, if a gradient may be needed; else an empty list, and no transpose is built."""
     return pack_csr(adj.transposed(), rows=rows, perm=perm) if torch.is_grad_enabled() else []

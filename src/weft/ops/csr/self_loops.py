@@ -1,4 +1,4 @@
-"""Self loops: every node with exactly one, in a CSR whose columns stay sorted.
+"""Add self loops: every node gets exactly one, in a CSR whose columns stay sorted.
 
 Shapes: N rows, E edges.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 27  # edges whose 8-byte positions are held at a time
+CHUNK = 1 << 27  # edges per chunk, whose 8-byte positions are held at once
 
 
 def has_loops(rows: Tensor, cols: Tensor) -> bool:
@@ -44,7 +44,7 @@ def insert_loops(
 def replace_loops(
     rows: Tensor, cols: Tensor, weight: Tensor | None, num_rows: int, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same for a graph that has loops: one that is there keeps its weight, others weigh 1."""
+    """The same for a graph that has loops: an existing one keeps its weight, added ones weigh 1."""
     is_loop = rows == cols
     keep, there = (~is_loop).nonzero().squeeze(1), is_loop.nonzero().squeeze(1)
     loops = torch.arange(num_rows, dtype=cols.dtype, device=cols.device)

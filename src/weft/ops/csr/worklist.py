@@ -1,17 +1,17 @@
-"""The order in which a GPU walks the rows of an adjacency: hubs split, equal lengths side by side.
+"""Work lists: the order in which GPU kernels process the rows of a CSR, hubs split, equal lengths side by side.
 
 One program per row leaves a few programs with a hub's ten thousand edges while the rest idle (measured up
-to 3x slower than cuSPARSE on power-law graphs). Here every piece of work is bounded:
+to 3x slower than cuSPARSE on power-law graphs). Here every work item is bounded:
 
 * *light* rows (of small degree) are sorted by degree and handled many to a program, one edge of each at a
   time, so that neighbours in a tile finish together;
 * *heavy* rows are handled one to a program, many edges at a time;
 * *hubs* (degree > chunk) are cut into chunks whose partial results a second kernel adds in a fixed order.
 
-Where clusters of the rows are known (``clusters.py``), rows of one cluster come together and by degree inside it: they
+If clusters of the rows are known (``row_clusters.py``), rows are ordered by cluster and by degree inside it: they
 gather the same rows of x while those are in the cache. A row's result does not depend on its place, so its bits stay.
 
-No atomics anywhere: the result is the same bits on every run.
+There are no atomics: results are deterministic.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.ops.csr.adjacency import Adjacency
 
 @dataclass(frozen=True)
 class WorkList:
-    """Pieces of work. The first ``hub_of_partial.numel()`` heavy pieces are chunks of hubs.
+    """Work items. The first ``hub_of_partial.numel()`` heavy ones are chunks of hubs.
 
     ``heavy_start/heavy_len/heavy_row [P]`` (row is -1 for a chunk of a hub), ``light_* [L]``,
     ``hub_row [B]``, ``hub_ptr [B+1]``: the partials of hub b are ``hub_ptr[b] .. hub_ptr[b+1]``.
@@ -50,21 +50,21 @@ class WorkList:
 def thresholds(num_edges: int, num_rows: int) -> tuple[int, int]:
     """Degree up to which a row is light, and edges in one chunk of a hub, by the size of the graph.
 
-    Measured on an H200 over F = 16..1024: a small graph is bound by its longest piece, so pieces are short; a large
+    Measured on an H200 over F = 16..1024: a small graph is bound by its longest item, so items are short; a large
     one gains from light rows up to degree 64 (products shape, F = 64: 8.1 ms against 9.0 at 32 and 9.6 at 16).
     """
     if num_edges < 1 << 18:
         return 16, 256
     if num_edges < 1 << 22:
-        # Few long rows (sparse features transposed): a thousand pieces leave most of the device waiting for memory.
+        # Few long rows (sparse features transposed): a thousand items leave most of the device waiting for memory.
         return 64, 256 if num_edges > 64 * num_rows else 1024
     return 64, 4096
 
 
 def worklist(adj: Adjacency) -> WorkList:
-    """The work list of an adjacency, built once per structure; by cluster once ``order_rows`` has found those.
+    """The work list of an adjacency, built once per structure; by cluster after ``order_rows`` has run.
 
-    A list that was built before stays: a recorded step may still read it.
+    An older list is kept: a captured step may still read it.
     """
     cluster = adj.nodes.get("clusters")
     if cluster is None:
@@ -74,13 +74,13 @@ def worklist(adj: Adjacency) -> WorkList:
 
 
 def worklist_by_length(adj: Adjacency) -> WorkList:
-    """The work list that knows of no clusters."""
+    """The work list without clusters."""
     cuts = thresholds(adj.num_edges, adj.num_rows)
     return adj.structure.derived("worklist", lambda: build_worklist(adj.indptr, *cuts))
 
 
 def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | None = None) -> WorkList:
-    """Cut and sort the rows of ``indptr [N+1]``; those of a ``cluster [N]`` stay together where it is given."""
+    """Cut and sort the rows of ``indptr [N+1]``; those of a ``cluster [N]`` stay together if it is given."""
     degrees = indptr.diff().to(torch.int32)
     light_row = (degrees <= light).nonzero().squeeze(1).to(torch.int32)
     light_row = light_row[_longest_first(degrees[light_row], light, light_row, cluster)]
@@ -109,7 +109,7 @@ def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | Non
 
 
 def _longest_first(degrees: Tensor, most: int, rows: Tensor, cluster: Tensor | None) -> Tensor:
-    """The order of ``rows`` of at most ``most`` edges: the longest first, cluster by cluster where those are known.
+    """The order of ``rows`` of at most ``most`` edges: the longest first, cluster by cluster if those are known.
 
     Longest first, so that the last programs to start are the shortest.
     """

@@ -1,4 +1,4 @@
-"""How kernels read their share of a work list (``worklist.py``): a heavy piece, or a tile of light rows."""
+"""Device functions that read a work list (``worklist.py``): a heavy item, or a tile of light rows."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from weft.ops.launch.triton_lang import tl, triton
 
 @triton.jit
 def heavy_piece(piece, start, length):
-    """``(first edge, edges)`` of a heavy piece."""
+    """``(first edge, edges)`` of a heavy item."""
     return tl.load(start + piece).to(tl.int64), tl.load(length + piece)
 
 
 @triton.jit
 def heavy_owner(piece, row, hub_row, hub_of_partial, num_partial):
-    """The row of a heavy piece; a chunk of a hub answers with the hub's."""
+    """The row of a heavy item; for a chunk, that of its hub."""
     owner = tl.load(row + piece).to(tl.int64)
     if piece < num_partial:
         owner = tl.load(hub_row + tl.load(hub_of_partial + piece)).to(tl.int64)
@@ -22,7 +22,7 @@ def heavy_owner(piece, row, hub_row, hub_of_partial, num_partial):
 
 @triton.jit
 def heavy_row_span(piece, start, length, hub_ptr, hub_of_partial, num_partial):
-    """``(first edge, edges)`` of the whole row that a heavy piece belongs to; of a chunk all chunks of its hub."""
+    """``(first edge, edges)`` of the whole row that a heavy item belongs to; for a chunk, of its whole hub."""
     first = tl.load(start + piece).to(tl.int64)
     edges = tl.load(length + piece)
     if piece < num_partial:

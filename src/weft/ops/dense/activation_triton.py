@@ -1,4 +1,4 @@
-"""Activation and dropout of a tile, for the kernels that end in them.
+"""Activation and dropout of a tile, shared by kernels with an epilogue.
 
 Shapes: a tile is rows by columns; F columns are parts of W, each of them a row of the mask by itself.
 """

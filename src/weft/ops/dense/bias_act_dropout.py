@@ -1,6 +1,6 @@
 """Bias, activation and counter-based dropout in one pass; plain dropout is the case without the others.
 
-    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see random.py
+    out = keep / (1 - rate) * act(x + bias)        keep from (seed, step, site, element), see torch_bits.py
 
 The mask's row is n, with all dimensions of a task but the last flattened to rows, its column is f. Values without
 columns (a task's stored values ``[Z]``) are rows of one.
@@ -123,7 +123,7 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad):
     out, rate, clock = ctx.saved_tensors
     bias_shape = ctx.bias_shape if ctx.needs_input_grad[1] else None
-    if torch.is_grad_enabled() and ctx.act == "none" and bias_shape is None:  # it is to be differentiated in turn
+    if torch.is_grad_enabled() and ctx.act == "none" and bias_shape is None:  # for a second derivative
         return _op(grad.contiguous(), None, "none", rate, clock, ctx.site, ctx.parts), *(None,) * 6
     grad_x, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site, ctx.parts)
     return grad_x, grad_bias, None, None, None, None, None
@@ -139,7 +139,7 @@ def epilogue_gradients(
     site: int,
     parts: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients to what the epilogue was given and to its bias, in as few passes as possible."""
+    """Gradients to the epilogue's input and to its bias, in as few passes as possible."""
     changes = act != "none" or rate is not None
     if bias_shape is None:
         return _backward_op(grad, out, act, rate, clock, site, parts) if changes else grad, None
@@ -189,7 +189,7 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 
 def lead_task(value, dim, size):
-    """Bring the batch dimension of a tensor (or None) to the front, adding it where it is missing."""
+    """Bring the batch dimension of a tensor (or None) to the front, adding it if it is missing."""
     if value is None:
         return None
     return value.movedim(dim, 0) if dim is not None else value.expand(size, *value.shape)
@@ -238,13 +238,13 @@ def bias_act_dropout(
         if bias is None and act == "none":
             return x
     if clock is not None and bias is None and x.dim() == clock.dim():
-        # Values in a row of their own: as columns of one row their masks would be pieces of one long sequence.
+        # One value per row: as columns of one row, their masks would be slices of one long sequence.
         return _op(x.unsqueeze(-1), None, act, rate, clock, site, parts).squeeze(-1)
     return _op(x, bias, act, rate, clock, site, parts)
 
 
 def as_rate(p: float | Tensor, device: torch.device) -> Tensor | None:
-    """The rate as a float32 tensor, or None where nothing is dropped."""
+    """The rate as a float32 tensor, or None if nothing is dropped."""
     if isinstance(p, Tensor):
         return p
     if not 0.0 <= p < 1.0:

@@ -1,4 +1,4 @@
-"""Triton kernels of ``dropout.py``: bias, activation and dropout, forward and backward."""
+"""Triton kernels of ``bias_act_dropout.py``: bias, activation and dropout, forward and backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _forward_kernel(
     x, bias, out, count, rows_x, stride_bias,
     F: tl.constexpr, HAS_BIAS: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Without dropout: element after element."""
+    """Forward without dropout, element by element."""
     task = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < count
@@ -60,7 +60,7 @@ def _backward_kernel(
     grad, out, rate, grad_x, count, stride_rate,
     ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Where no mask has to be drawn again: a kept and active element of relu is a positive output."""
+    """Backward without drawing the mask again: a kept and active element of relu is a positive output."""
     task = tl.program_id(1).to(tl.int64)
     element = task * count + tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = element < (task + 1) * count
@@ -81,7 +81,7 @@ def _backward_drop_kernel(
     grad, out, rate, clock, grad_x, rows, site, stride_rate, stride_clock,
     W: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """By the rows of the mask, which is drawn again."""
+    """Backward by the rows of the mask, which is drawn again."""
     task = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     column = tl.program_id(1) * BW + tl.arange(0, BW)
@@ -104,7 +104,7 @@ def _mask_tile(width: int) -> dict[str, int]:
 
 
 def _tasks(clock: Tensor | None, bias: Tensor | None) -> int:
-    """How many tasks there are: what the clock or the bias says."""
+    """The number of tasks, from the clock or the bias."""
     lead = clock.shape[:-1] if clock is not None else bias.shape[:-1] if bias is not None else ()
     return int(torch.Size(lead).numel())
 
@@ -170,7 +170,7 @@ def _backward_bias_kernel(
     grad, out, rate, clock, grad_x, partial, N, rows_per_program, site, stride_rate, stride_clock,
     F: tl.constexpr, W: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr, ACC: tl.constexpr, BN: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """The backward of a range of rows, and on the way the sum of its columns."""
+    """The backward of a range of rows, and the sum of its columns in the same pass."""
     part = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -211,7 +211,7 @@ def bias_act_dropout_backward_bias_triton(
     site: int,
     parts: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """``(grad_x, grad_bias)`` in one pass: the columns are summed while they are at hand."""
+    """``(grad_x, grad_bias)`` in one pass: the columns are summed while they are in registers."""
     if clock is not None and clock.shape[:-1] != bias_shape[:-1]:
         grad_x = bias_act_dropout_backward_triton(grad, out, act, rate, clock, site, parts)
         return grad_x, column_sum_triton(grad_x.flatten(len(bias_shape) - 1, -2))

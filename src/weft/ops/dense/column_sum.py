@@ -43,7 +43,7 @@ def _column_sum_kernel(
 
 
 def column_sum_triton(x: Tensor, programs: int | None = None) -> Tensor:
-    """Launch over ``x [..., N, F]``: about eight programs to each multiprocessor, so that many loads are under way."""
+    """Launch over ``x [..., N, F]``: about eight programs per multiprocessor, so that many loads are in flight."""
     lead, (N, F) = x.shape[:-2], x.shape[-2:]
     x_TNF = x.reshape(lead.numel(), N, F).contiguous()
     tasks = x_TNF.shape[0]

@@ -3,8 +3,8 @@
     out[t, n, o] = sum over i of x[t, n, i] * weight[t, o, i] + bias[t, o]
 
 The weight gradient ``grad^T x`` is a product with a huge inner dimension (N rows) and a tiny result. Batched
-GEMM libraries give it one tile a task (measured 2.2 of 3.5 ms per task on an H200, arxiv shape); here the
-rows are split over the whole device and the partial results added in a fixed order.
+GEMM libraries give it one tile per task (measured 2.2 of 3.5 ms per task on an H200, arxiv shape); here it is a
+split-K product: rows are split over the whole device and the partial results added in a fixed order.
 
 Shapes: T tasks, N rows, I inputs, O outputs.
 """
@@ -73,15 +73,15 @@ def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W^T`` by whatever is fastest for the shape."""
+    """``x W^T`` by the fastest implementation for the shape."""
     return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
 
 
 def _suits_triton(x: Tensor, weight: Tensor, finished: bool = False) -> bool:
-    """Many rows of float32 through a narrow layer; the library is better at everything else.
+    """Whether Weft's kernel is faster than cuBLAS: many rows of float32 through a narrow layer.
 
-    In half precision the library multiplies faster than the rest can follow, so that only a product that is
-    ``finished`` (activated, dropped) in the same pass gains (0.025 ms against 0.033 for 169,343 rows, 128 to 64).
+    In half precision cuBLAS is faster, unless the product is ``finished`` (activation, dropout) in the same pass (0.025
+    ms against 0.033 for 169,343 rows, 128 to 64).
     """
     tasks = weight.shape[:-2].numel()
     outputs, inputs = weight.shape[-2:]
@@ -94,25 +94,25 @@ def _suits_triton(x: Tensor, weight: Tensor, finished: bool = False) -> bool:
 HALF = (torch.bfloat16, torch.float16)
 MANY_ROWS = 16384
 NARROW = 512
-WIDE = 4096  # where tasks share their input: 8 on 169,343 x 768 take 1.79 ms on an H200 against the library's 2.74
+WIDE = 4096  # if tasks share their input: 8 on 169,343 x 768 take 1.79 ms on an H200 against cuBLAS's 2.74
 FUSED = 128  # widths up to which the whole backward pass is one kernel
 TALL = 4  # times as many rows as columns
 
 
 def is_tall(rows: int, inputs: int, outputs: int, tasks: int = 1, shared: bool = False) -> bool:
-    """Whether products of ``rows x inputs`` a task (``shared``: one for all tasks) with ``inputs x outputs`` suit here.
+    """Whether to use these kernels for ``rows x inputs`` per task (``shared``: for all) times ``inputs x outputs``.
 
-    Asked by those who have another way: a result with many tiles, or few rows, is as well off in a library.
+    For callers with an alternative: cuBLAS is as fast for results with many tiles, or for few rows.
     """
     fits = outputs <= NARROW and inputs <= (WIDE if shared else NARROW)
     return fits and rows * tasks >= MANY_ROWS and rows >= TALL * max(inputs, outputs)
 
 
 def _fuses_backward(grad: Tensor, x: Tensor, weight: Tensor, wants_x: bool, finished: bool) -> bool:
-    """Whether one kernel for all gradients beats one for each; ``finished``: an activation or dropout has a share.
+    """Whether one kernel for all gradients is faster than one per gradient; ``finished``: with activation or dropout.
 
-    It does where products are cheap: through tf32 (16 tasks of 169,343 x 64 x 64 on an H200: 0.053 ms a task against
-    0.086) and in half precision (0.023 against 0.037). With float32's accuracy, six products a term, it does where the
+    It is if products are cheap: through tf32 (16 tasks of 169,343 x 64 x 64 on an H200: 0.053 ms per task against
+    0.086) and in half precision (0.023 against 0.037). With float32's accuracy, six products per term, it is if the
     activation's backward would be a pass of its own (0.071 against 0.087; 128 shared inputs, 0.056 against 0.090).
     """
     if not on_gpu(x) or x.dtype not in (torch.float32, *HALF) or max(weight.shape[-2:]) > FUSED:
@@ -127,7 +127,7 @@ def _fuses_backward(grad: Tensor, x: Tensor, weight: Tensor, wants_x: bool, fini
 
 
 def linear_backward_torch(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
-    """Reference: ``(g, grad_x, grad_W, grad_b)``; what is not wanted is empty."""
+    """Reference: ``(g, grad_x, grad_W, grad_b)``; gradients that are not needed are empty."""
     nothing = grad.new_empty(0)
     if out is not None:
         grad = bias_act_dropout_backward_torch(grad, out, act, rate, clock, site)
@@ -150,8 +150,8 @@ BACKWARD_ARGUMENTS = (
 def linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     """All gradients of a dense layer: ``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``.
 
-    ``out`` is the layer's result where an activation or dropout followed the product; ``passed [..., N, I]`` is added
-    to ``grad_x``. ``g`` (the gradient of what the product was added to) and ``grad_x`` are empty unless wanted.
+    ``out`` is the layer's result if an activation or dropout followed the product; ``passed [..., N, I]`` is added to
+    ``grad_x``. ``g`` (the gradient of what the product was added to) and ``grad_x`` are empty unless requested.
     """
     serve = linear_backward_triton if use_triton(x) else linear_backward_torch
     return serve(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
@@ -173,7 +173,7 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
     )
     x = _rows(x, in_dims[2], grad)
     grads = linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
-    # What was not wanted comes back empty, without a task's dimension: one is made for it.
+    # Gradients that were not requested are empty, without a task dimension: add one.
     kept = (wants_in, wants_x, True, True)
     return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, kept, strict=True)), (0, 0, 0, 0)
 
@@ -216,7 +216,7 @@ def _linear_backward(ctx, grad):
     x, weight, out, rate, clock = ctx.saved_tensors
     wants_x, wants_weight, wants_bias, wants_add = ctx.needs_input_grad[:4]
     grad = grad.contiguous()
-    if torch.is_grad_enabled() and out is None:  # the gradients are to be differentiated in turn
+    if torch.is_grad_enabled() and out is None:  # for a second derivative
         grad_x, grad_weight, grad_bias = _differentiable_gradients(grad, x, weight, ctx.bias_shape)
         return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
     if wants_weight and _fuses_backward(grad, x, weight, wants_x, out is not None):
@@ -297,14 +297,14 @@ def linear(
 
 
 def needs_gradient(x: Tensor) -> bool:
-    """Whether ``x``, or under ``vmap`` the batch of it, is part of a gradient to be taken."""
+    """Whether ``x``, or under ``vmap`` the batch of it, requires a gradient."""
     while torch._C._functorch.is_batchedtensor(x):
         x = torch._C._functorch.get_unwrapped(x)
     return x.requires_grad
 
 
 class _LinearAndPass(torch.autograd.Function):
-    """``(x W^T, x)``: the gradients of both uses of ``x`` meet in the pass that makes one of them."""
+    """``(x W^T, x)``: the gradients of both uses of ``x`` are added in the pass that computes one of them."""
 
     generate_vmap_rule = True
 
@@ -332,11 +332,11 @@ class _LinearAndPass(torch.autograd.Function):
 
 
 def linear_keep_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``x W^T [..., N, O]`` and ``x`` itself for whoever uses it next.
+    """``x W^T [..., N, O]`` and ``x`` itself, for its next use.
 
-    Using the ``x`` that comes back, not the one handed in, spares the backward pass on a GPU an addition over the
-    whole matrix (0.03 ms for 169,343 x 64 on an H200). An ``x`` that wants no gradient comes back as it is: passed
-    on as a result, it would seem to want one, and every member of a stack would make a matrix nobody asked for.
+    Using the returned ``x`` instead of the argument saves the backward pass on a GPU an addition over the whole matrix
+    (0.03 ms for 169,343 x 64 on an H200). If ``x`` needs no gradient, it is returned unchanged; returning it as an
+    output would make autograd allocate an ``[N, I]`` gradient per member.
     """
     if not on_gpu(x) or not needs_gradient(x):
         return linear(x, weight), x

@@ -1,13 +1,13 @@
-"""Triton kernel of ``linear.py``, backward: everything that the gradient of a dense layer needs in one pass over its rows.
+"""Triton kernel of ``linear.py``, backward: all gradients of a dense layer in one pass over its rows.
 
-    g       = grad through dropout and activation            [N, O]   never written unless somebody asks for it
+    g       = grad through dropout and activation            [N, O]   written only on request
     grad_x  = g W (+ passed)                                 [N, I]
     grad_W  = g^T x                                          [O, I]   inner dimension N: split over the whole device
     grad_b  = column sums of g                               [O]
 
-Taken apart, ``g`` would be written once and read twice, and a library would give the tall product ``g^T x`` few tiles.
-Programs walk ranges of rows and keep their part of ``grad_W`` and ``grad_b`` in registers; the parts are added in a
-fixed order.
+As separate kernels, ``g`` would be written once and read twice, and cuBLAS would give the tall product ``g^T x`` few
+tiles. Programs loop over ranges of rows and keep their part of ``grad_W`` and ``grad_b`` in registers; the parts are
+added in a fixed order.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _linear_backward_kernel(
 
 @dataclass(frozen=True)
 class LinearBackwardLaunch:
-    """Launch parameters: rows a step, inputs of a tile, programs wanted, warps, stages."""
+    """Launch parameters: rows per step, inputs per tile, target number of programs, warps, stages."""
 
     block_rows: int = 64
     block_in: int = 64
@@ -129,9 +129,9 @@ def steps(num_in: int, itemsize: int) -> tuple[tuple[int, int], ...]:
 def choose_launch(
     num_in: int, num_out: int, itemsize: int = 4, wants_x: bool = True, limits: DeviceLimits = H200
 ) -> LinearBackwardLaunch | None:
-    """All inputs in one tile, so that ``g`` is worked out once, and as many rows a step as the shared memory holds.
+    """All inputs in one tile, so that ``g`` is computed once, and as many rows per step as the shared memory holds.
 
-    ``itemsize``: bytes that a term takes in shared memory, see :func:`term_bytes`. None where not even few rows fit.
+    ``itemsize``: bytes per term in shared memory, see :func:`term_bytes`. None if not even few rows fit.
     """
     block_in = min(128, max(16, next_power_of_2(num_in)))
     for rows, stages in steps(num_in, itemsize):
@@ -145,7 +145,7 @@ def linear_backward_triton(
     grad: Tensor, out: Tensor | None, x: Tensor, weight: Tensor, passed: Tensor | None, act: str, rate: Tensor | None,
     clock: Tensor | None, site: int, wants_in: bool, wants_x: bool, launch: LinearBackwardLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``; what is not wanted comes back empty.
+    """``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``; gradients not requested are empty.
 
     ``grad, out [..., N, O]``, ``x [..., N, I]`` or shared ``[N, I]``, ``weight [..., O, I]`` or shared.
     """
@@ -156,7 +156,7 @@ def linear_backward_triton(
     grad, x, weight = grad.contiguous(), x.contiguous(), weight.contiguous()
     single = x.dtype == torch.float32
     launch = launch or choose_launch(I, O, term_bytes(x.dtype), wants_x, limits_of(x.device))
-    assert launch is not None, "who calls this asks choose_launch first"
+    assert launch is not None, "call choose_launch first: no launch fits the shared memory"
     tiles = -(-I // launch.block_in)
     parts = max(1, min(launch.programs // max(1, tiles * tasks), -(-N // (2 * launch.block_rows))))
     steps = -(-N // (parts * launch.block_rows))

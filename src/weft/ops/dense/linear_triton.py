@@ -1,9 +1,9 @@
-"""Triton kernel of ``linear.py``: a product over many rows with everything that follows it in the same pass.
+"""Triton kernel of ``linear.py``: a product over many rows with its epilogue fused.
 
-float32 operands go through three tf32 products a term (``tf32x3``), which keeps float32's accuracy on the tensor
+float32 operands go through three tf32 products per term (``tf32x3``), which keeps float32's accuracy on the tensor
 cores: measured on an H200 for 169,343 rows, 64 to 64, 0.032 ms with relative error 1.3e-7 against the library's
 0.056 ms and 1.5e-7; for 128 to 64, 0.056 ms against 0.092. Where the inner dimension is the rows (weight gradients)
-operands would have to be turned around for tf32; parts in bfloat16 need not be: six products of them a term have
+operands would have to be transposed for tf32; bfloat16 parts need not: six products of them per term have
 float32's accuracy (1.3e-7), three are a hundred times better than tf32 (4.5e-6).
 """
 
@@ -27,7 +27,7 @@ def _finish(
     total, bias, add, rate, clock, out, task, N, row, inside, o, site, stride_bias, stride_rate, stride_clock,
     O: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ADD: tl.constexpr, ACT: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """Everything that follows the product, for the outputs ``o`` of some rows."""
+    """The epilogue of the product, for the outputs ``o`` of some rows."""
     mask = inside[:, None] & (o < O)[None, :]
     at = (task * N + row)[:, None] * O + o[None, :]
     if HAS_BIAS:
@@ -51,7 +51,7 @@ def _linear_kernel(
 ):  # fmt: skip
     """A tile of BO outputs; with BE > 0 all outputs, the last of them in a narrow tile beside, so that x is read once.
 
-    Inputs up to WHOLE are met in steps of BK, the few after them in a narrow one.
+    Inputs up to WHOLE are processed in steps of BK, the few after them in a narrow one.
     """
     task = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -96,7 +96,7 @@ def _linear_kernel(
 
 @dataclass(frozen=True)
 class LinearLaunch:
-    """Launch parameters: rows and outputs of a tile, inputs a step, warps, stages, outputs of a narrow tile beside it."""
+    """Launch parameters: rows and outputs per tile, inputs per step, warps, stages, outputs of a narrow tile beside it."""
 
     block_rows: int
     block_out: int
@@ -107,9 +107,9 @@ class LinearLaunch:
 
 
 def choose_launch(num_in: int, num_out: int) -> LinearLaunch:
-    """One step for a narrow input; a wide one is walked in steps of 32 (measured, see the module's docstring).
+    """One step for a narrow input, steps of 32 for a wide one (measured, see the module's docstring).
 
-    A few outputs more than 64 (4 heads of 16 and their scores) ride along in a narrow tile: 169,343 rows, 128 to 72,
+    A few outputs more than 64 (4 heads of 16 and their scores) are computed in a narrow tile beside: 169,343 rows, 128 to 72,
     0.073 ms on an H200 against 0.100 in two tiles of 64.
     """
     block_out = max(16, next_power_of_2(num_out))
@@ -122,24 +122,24 @@ def choose_launch(num_in: int, num_out: int) -> LinearLaunch:
 
 
 def whole_inputs(num_in: int) -> int:
-    """Inputs that are met in whole steps; the others are a few more than a multiple of 32."""
+    """Inputs in whole steps; the others are the few beyond a multiple of 32."""
     return num_in - num_in % 32 if num_in > 32 and 0 < num_in % 32 <= 16 else num_in
 
 
 def extra_outputs(num_out: int) -> int:
-    """Width of a narrow tile beside one of 64 that takes all outputs; 0 where it would not pay."""
+    """Width of a narrow tile beside one of 64 that takes all outputs; 0 if it would not be faster."""
     return 16 if 64 < num_out <= 80 else 0
 
 
 def float32_precision() -> str:
-    """How float32 products are taken: through tf32 where torch was told to, else with float32's accuracy."""
+    """How float32 products are computed: through tf32 if torch is set to, else with float32's accuracy."""
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def tall_precision() -> str:
-    """The same for products whose inner dimension is the rows: parts in bfloat16, six or three products a term."""
+    """The same for products whose inner dimension is the rows: parts in bfloat16, six or three products per term."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return "ieee"  # the interpreter knows no parts
+        return "ieee"  # the interpreter has no such products
     return "bf16x6" if torch.get_float32_matmul_precision() == "highest" else "bf16x3"
 
 

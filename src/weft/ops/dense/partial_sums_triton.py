@@ -1,4 +1,4 @@
-"""Partial results added in a fixed order: what a product split over the whole device leaves to be done."""
+"""Second stage of split-K: sum partial results in a fixed order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _add_parts_kernel(partial, first, second, parts, K1, K2, BP: tl.constexpr, B
 def add_parts(partial: Tensor, sizes: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``(first [T, K1], second [T, K2])`` in ``dtype``, the sums of ``partial [T, P, K1 + K2]`` over its parts.
 
-    Two tensors of their own: an operator may not return two views of one. Few columns to a program, because the sums
+    Two separate tensors: an operator may not return two views of one. Few columns per program, because the sums
     are few and the parts many (16 tasks or one, torch's reduction takes 8 microseconds on an H200).
     """
     tasks, parts, _ = partial.shape

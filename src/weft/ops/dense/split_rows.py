@@ -1,9 +1,9 @@
-"""split_rows: the parameters of T tasks taken out of their flat rows, every one contiguous, in one pass.
+"""split_rows: copy the parameters of T tasks out of their flat rows, each contiguous, in one pass.
 
     parts[k][t] = flat[t, begin_k : begin_k + sizes[k]]
 
-A view of ``flat [T, P]`` has a parameter's tasks P numbers apart, and every kernel that reads it would first copy it
-together: a launch for each parameter and use, where this is one for all of them.
+In a view of ``flat [T, P]`` a parameter's tasks are P numbers apart, and every kernel that reads it would first make it
+contiguous: one launch per parameter and use, instead of one for all of them.
 
 Shapes: T tasks, P parameters in all.
 """
@@ -37,7 +37,7 @@ def _fake(flat, sizes):
 
 def _setup(ctx, inputs, output):
     flat, ctx.sizes = inputs
-    ctx.save_for_backward(flat.new_empty(0))  # its type and device, for parts that nobody used
+    ctx.save_for_backward(flat.new_empty(0))  # type and device, for unused parts
     ctx.tasks = flat.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""Triton kernel of ``linear.py``: ``grad^T x`` with the rows split over the whole device."""
+"""Triton kernel of ``linear.py``: ``grad^T x`` as a split-K product, rows split over the whole device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _weight_grad_kernel(
 
 @dataclass(frozen=True)
 class WeightGradLaunch:
-    """Launch parameters: tile of the result, rows a step, programs wanted, warps."""
+    """Launch parameters: tile of the result, rows per step, target number of programs, warps."""
 
     block_out: int
     block_in: int
@@ -71,9 +71,9 @@ def choose_launch(num_out: int, num_in: int, tasks: int = 1, limits: DeviceLimit
     """A tile that covers a narrow layer whole, so that every row is read once.
 
     One task gets longer ranges of rows: 0.043 ms with 264 programs for 169,343 x 64 x 64 on an H200, against 0.047 with
-    528 and the library's 0.051. Many inputs (16 tasks that share 169,343 x 128) gain by tensor cores: 0.052 ms a task in
-    parts of bfloat16 against 0.060 by multiply-adds. A few outputs more than 64 ride along in a narrow tile (0.088 ms
-    for 169,343 x 128 x 72 against 0.133 in two).
+    528 and cuBLAS's 0.051. Many inputs (16 tasks that share 169,343 x 128) gain by tensor cores: 0.052 ms per task in
+    bfloat16 parts against 0.060 by multiply-adds. A few outputs more than 64 go into a narrow tile (0.088 ms for
+    169,343 x 128 x 72 against 0.133 in two).
     """
     extra = extra_outputs(num_out)
     if num_in > 64 and tasks > 1 and not extra:
@@ -88,7 +88,7 @@ def choose_launch(num_out: int, num_in: int, tasks: int = 1, limits: DeviceLimit
 
 
 def suits(grad: Tensor, x: Tensor) -> bool:
-    """Whether there are rows enough, and the result's padding to tiles is no great waste for one task alone."""
+    """Whether there are enough rows, and padding the result to tiles wastes little for one task alone."""
     if x.shape[-2] < 64:
         return False
     O, I = grad.shape[-1], x.shape[-1]
@@ -107,9 +107,9 @@ def suits(grad: Tensor, x: Tensor) -> bool:
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:
     """Launch over ``grad [..., N, O]`` and ``x [..., N, I]`` or ``[N, I]``; returns ``[..., O, I]`` in x's dtype.
 
-    float32 is multiplied as float32 by plain multiply-adds where the layer is narrow: with an inner dimension of N the
-    operands would have to be turned around for tf32, which costs more than it saves (16 tasks, 169,343 x 64 x 64 on an
-    H200: 0.031 ms a task against 0.043 through three tf32 products and 0.034 through six of bfloat16 parts).
+    For narrow layers float32 is multiplied by plain multiply-adds: with an inner dimension of N the operands would have
+    to be transposed for tf32, which costs more than it saves (16 tasks, 169,343 x 64 x 64 on an H200: 0.031 ms per task
+    against 0.043 through three tf32 products and 0.034 through six of bfloat16 parts).
     """
     lead = grad.shape[:-2]
     if launch is None and (x.dtype == torch.float64 or not suits(grad, x)):

@@ -1,1 +1,1 @@
-"""How a kernel is chosen and launched: backend, grid, Triton's language."""
+"""Choose and launch kernels: backend, grid, Triton's language."""

@@ -1,4 +1,4 @@
-"""Which implementation serves a tensor, and the few things Triton launches share."""
+"""Choose the implementation for a tensor (Triton or CPU), and helpers that Triton launches share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _META_MEANS_GPU = ContextVar("meta means GPU", default=False)
 def meta_means_gpu(yes: bool = True) -> Iterator[None]:
     """Inside, tensors on the ``meta`` device (sizes without data) take the path that GPU tensors would take.
 
-    So a step can be followed, allocation by allocation, as a GPU would run it, on a machine that has none.
+    So a step can be dry-run, allocation by allocation, as a GPU would run it, on a machine without one.
     """
     token = _META_MEANS_GPU.set(yes)
     try:
@@ -35,7 +35,7 @@ def meta_means_gpu(yes: bool = True) -> Iterator[None]:
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` lies on a GPU, or stands for one that would: see :func:`meta_means_gpu`."""
+    """Whether ``tensor`` is on a GPU, or on meta in place of one: see :func:`meta_means_gpu`."""
     return tensor.is_cuda or (tensor.is_meta and _META_MEANS_GPU.get())
 
 

@@ -1,4 +1,4 @@
-"""What a GPU has of what launches are chosen by: multiprocessors, cache, shared memory.
+"""The limits of a GPU that launch parameters depend on: multiprocessors, cache, shared memory.
 
 Launch parameters were measured on an H200. They are written in terms of these limits, so that every number on an H200
 is the one that was measured, and another GPU gets its own share: as many programs per multiprocessor, the same part of
@@ -28,7 +28,7 @@ class DeviceLimits:
     max_threads_per_sm: int = 2048
 
     def programs(self, per_sm: int) -> int:
-        """Programs that share rows out among themselves, so many to each multiprocessor."""
+        """Programs that share all rows, so many per multiprocessor."""
         return per_sm * self.sms
 
     @property
@@ -51,14 +51,14 @@ class DeviceLimits:
 
 
 H200 = DeviceLimits(sms=132, l2_bytes=60 * 2**20, shared_memory_per_block=232448)
-LEAST_SHARED = 101376  # of the GPUs from 2020 on, if torch does not say
+LEAST_SHARED = 101376  # of GPUs from 2020 on, if torch does not report it
 
 _ASSUMED: ContextVar[DeviceLimits | None] = ContextVar("assumed device limits", default=None)
 
 
 @contextmanager
 def assume_limits(limits: DeviceLimits | None) -> Iterator[None]:
-    """Inside, launches are chosen for a device with these ``limits``: the machine planned for, or one of a test.
+    """Inside, launches are chosen for a device with these ``limits``: the machine planned for, or a test's.
 
     None changes nothing.
     """

@@ -1,6 +1,6 @@
 """Intercept kernel launches of Weft's own kernels: watch them, collect them, or make them as they are.
 
-Only kernels made by :func:`hooked` (all of Weft's) look for interceptors; Triton's own classes are left as they are.
+Only kernels made by :func:`hooked` (all of Weft's) check for interceptors; Triton's own classes are unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _hooked_class(kind: type) -> type:
 
 
 def _launch(launch: Callable[[Any, Any], Any], kernel: Any, grid: Any, interceptors: tuple[Interceptor, ...]) -> Any:
-    """The innermost interceptor's answer; for it, the next one is the launch itself."""
+    """Call the innermost interceptor; its ``launch`` is the next one, or the launch itself."""
     if not interceptors:
         return launch(kernel, grid)
     rest = interceptors[:-1]

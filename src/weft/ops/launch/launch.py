@@ -1,4 +1,4 @@
-"""The few things that the launchers of Triton kernels share."""
+"""Helpers that the launchers of Triton kernels share: accumulation type, task strides, contiguous inputs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def flatten_tasks(value: Tensor, keep: int) -> Tensor:
 
 
 def per_task_stride(value: Tensor | None, tasks: int, width: int) -> int:
-    """Elements between two tasks' values, 0 where they share one (or there is none)."""
+    """Elements between two tasks' values, 0 if they share one (or there is none)."""
     return width if value is not None and tasks > 1 and value.numel() == tasks * width else 0
 
 
 def once_for_all(value: Tensor, lead: int) -> Tensor:
-    """``value`` contiguous; one copy of it, without the ``lead`` dimensions, where all tasks see the same memory."""
+    """``value`` contiguous; a single copy, without the ``lead`` dimensions, if all tasks share the same memory."""
     if lead and value.numel() and not any(value.stride()[:lead]):
         value = value[(0,) * lead]
     return value.contiguous()

@@ -1,4 +1,4 @@
-"""Triton's language where it is installed, inert stand-ins where it is not, and ``triton.jit`` for Weft's kernels.
+"""Triton's language if it is installed, else inert stand-ins; and ``triton.jit`` for Weft's kernels.
 
 A machine without a GPU needs no Triton to train. There kernels are never launched, but the modules that hold them are
 imported.
@@ -14,7 +14,7 @@ from weft.ops.launch.hooks import hooked
 
 
 class InertKernel:
-    """What a kernel is where Triton is missing: it has a name and its launch can be intercepted, not made."""
+    """A kernel without Triton: it has a name, and its launch can be intercepted but not made."""
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
@@ -46,7 +46,7 @@ def jit_any_size(*names: str) -> Any:
 
 
 def cdiv(count: int, size: int) -> int:
-    """Tiles of ``size`` that hold ``count``."""
+    """Number of tiles of ``size`` that hold ``count``."""
     return -(-count // size)
 
 

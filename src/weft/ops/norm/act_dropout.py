@@ -1,4 +1,4 @@
-"""What a norm ends in, as arguments of its operator: activation and dropout, as in ``dropout.py``."""
+"""The epilogue of a norm as arguments of its operator: activation and dropout, as in ``bias_act_dropout.py``."""
 
 from __future__ import annotations
 

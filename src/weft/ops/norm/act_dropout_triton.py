@@ -1,7 +1,7 @@
-"""What a norm ends in, inside of its kernels: activation and dropout of a tile, and their backward.
+"""The epilogue of a norm inside its kernels: activation and dropout of a tile, and their backward.
 
-The backward of both is worked out from what the activation was given, which a norm has at hand again, and from the clock:
-neither an output nor a mask is kept for it.
+The backward of both is computed from the activation's input, which the norm recomputes, and from the clock: neither an
+output nor a mask is saved.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from weft.ops.launch.launch import per_task_stride
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import mix_key
 
-TILE = 2048  # elements of a norm's tile: 16 to a thread
+TILE = 2048  # elements of a norm's tile: 16 per thread
 
 
 @triton.jit
 def drop_key(clock, rate, task, site, stride_clock, stride_rate, DROP: tl.constexpr):
-    """``(key, rate)`` of a task; zeros where nothing is dropped."""
+    """``(key, rate)`` of a task; zeros without dropout."""
     key = tl.full([], 0, tl.uint64)
     fraction = tl.full([], 0.0, tl.float32)
     if DROP:
@@ -51,7 +51,7 @@ def end_backward(
 
 
 def drop_arguments(rate: Tensor | None, clock: Tensor | None, tasks: int, instead: Tensor) -> tuple:
-    """``(rate, clock, stride_rate, stride_clock)`` for a launch; any tensor stands for what there is not."""
+    """``(rate, clock, stride_rate, stride_clock)`` for a launch; missing ones are any tensor, unread."""
     if rate is None or clock is None:
         return instead, instead, 0, 0
     return rate.contiguous(), clock.contiguous(), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2)

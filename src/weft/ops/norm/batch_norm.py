@@ -3,10 +3,10 @@
     out[n, f] = keep / (1 - rate) * act((x[n, f] - mean[f]) / sqrt(var[f] + eps) * weight[f] + bias[f])
 
 On a GPU the moments take one pass over ``x`` and everything else another; backward there are two passes over ``x`` and
-the gradient. Nothing but ``x`` and the moments is kept for it: what the activation was given is worked out again, and
-the mask is drawn again (``random.py``). Torch's kernels would want the columns of T tasks side by side, ``[N, T F]``,
-and mapped over tasks they copy the activations there and back; its variances take up to eight times the input in
-buffers of their own. ``parts`` is as in ``dropout.py``.
+the gradient. Only ``x`` and the moments are saved for it: the activation's input is recomputed, and the mask is drawn
+again (``torch_bits.py``). Torch's kernels need the columns of T tasks side by side, ``[N, T F]``, and under ``vmap``
+they copy the activations there and back; its variances take up to eight times the input in buffers of their own.
+``parts`` is as in ``bias_act_dropout.py``.
 
 Shapes: T tasks, N rows, F features; ``clock [..., 2]`` and ``rate [...]`` have the leading dimensions of a task.
 """
@@ -51,7 +51,7 @@ def normalise_torch(
 
 
 def _before(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """What the activation is given, in the type of sums."""
+    """The activation's input, in the accumulation type."""
     scale = weight * (var + eps).rsqrt()
     shift = bias - mean * scale
     return torch.addcmul(shift.unsqueeze(-2), x, scale.unsqueeze(-2))
@@ -202,7 +202,7 @@ def normalise_act_dropout(
     site: int = 0,
     parts: int = 1,
 ) -> Tensor:
-    """The same by the ``mean`` and ``var [..., F]`` that it is given. Not differentiable: it serves evaluation."""
+    """The same with given ``mean`` and ``var [..., F]``. Not differentiable: it serves evaluation."""
     check_columns("normalise_act_dropout", x, weight.dim() - 1, mean, var, weight, bias)
     ending = as_ending("normalise_act_dropout", weight, act, p, clock, site, parts)
     return _normalise_op(x, mean, var, weight, bias, eps, *ending)

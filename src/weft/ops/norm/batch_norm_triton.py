@@ -1,7 +1,7 @@
 """Triton kernels of ``batch_norm.py``: the columns' moments, the pass that uses them, and the two of the backward.
 
-Every kernel takes a range of rows of some columns; sums over ranges are parts, added in a fixed order. How rows are
-shared out does not depend on the number of tasks, so that each has the sums it has alone.
+Every program takes a range of rows of some columns; the partial sums of ranges are added in a fixed order. The split
+into ranges does not depend on the number of tasks, so that each has the sums it has alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _merge_kernel(
     x, partial, mean, var, N, rows_per_program, parts,
     F: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """The moments of all ranges made one: first the mean, then the squares about it."""
+    """Merge the moments of all ranges: first the mean, then the squares about it."""
     task = tl.program_id(1).to(tl.int64)
     f = tl.program_id(0) * BF + tl.arange(0, BF)
     in_f = f < F

@@ -2,9 +2,9 @@
 
     out[n, f] = keep / (1 - rate) * act((x[n, f] + b[f] - mean[n]) * rstd[n] * weight[f] + shift[f])
 
-mean and rstd = 1 / sqrt(variance + eps) are those of the F numbers ``x[n] + b``. They are all that is kept for the
-backward pass besides the inputs: it works out again what the activation was given, and draws the mask again
-(``random.py``). ``parts`` is as in ``dropout.py``.
+mean and rstd = 1 / sqrt(variance + eps) are those of the F numbers ``x[n] + b``. Only they and the inputs are saved for
+the backward pass: it recomputes the activation's input, and draws the mask again (``torch_bits.py``). ``parts`` as in
+``bias_act_dropout.py``.
 
 Shapes: T tasks, N rows, F features; ``b``, ``weight`` and ``shift [..., F]``, ``clock [..., 2]`` and ``rate [...]``
 have the leading dimensions of a task. All other dimensions of ``x`` but the last are rows.
@@ -24,7 +24,7 @@ from weft.ops.norm.layer_norm_triton import WIDEST, layer_norm_backward_triton, 
 
 
 def _columns(value: Tensor, x: Tensor) -> Tensor:
-    """``value [..., F]`` so that it broadcasts against ``x [..., N, F]``, in the type of sums."""
+    """``value [..., F]`` so that it broadcasts against ``x [..., N, F]``, in the accumulation type."""
     ones = (1,) * (x.dim() - value.dim())
     return value.reshape(*value.shape[:-1], *ones, value.shape[-1]).to(accumulate_dtype(x.dtype))
 

@@ -150,7 +150,7 @@ def layer_norm_backward_triton(
 ) -> tuple[Tensor, Tensor]:
     """Gradients to ``x``, and to weight, shift and (where there is one) b ``[..., 2 or 3, F]``.
 
-    How rows are shared out does not depend on the number of tasks, so that each has the sums it has alone.
+    The split of rows does not depend on the number of tasks, so that each has the sums it has alone.
     """
     tasks, N, F = _sizes(x, weight)
     grad, x, sums = grad.contiguous(), x.contiguous(), 2 if b is None else 3

@@ -1,4 +1,4 @@
-"""The counter-based bits of :mod:`weft.ops.random.torch_bits` for numba kernels; the tests hold both to equal bits."""
+"""The counter-based bits of :mod:`weft.ops.random.torch_bits` for numba kernels; tests compare the bits."""
 
 from __future__ import annotations
 

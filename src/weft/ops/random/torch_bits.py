@@ -1,13 +1,13 @@
 """Counter-based randomness: (seed, step, site, element) gives the bits, on every device alike.
 
-Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on who else is in
+Nothing is drawn from a stream, so a dropout mask or an initial weight does not depend on the other members of
 the group, on the order of evaluation, or on the device. A 64-bit key is mixed from the seed, the step and
 the site (three rounds of SplitMix64); each element then passes twice through a 32-bit finaliser: its lower half in the
 first round, its upper half in the second. The element of a mask is its row below and its column above, so that a kernel
 makes the first round once for a whole row.
 
-The same arithmetic stands three times: here in torch, in ``random_triton.py`` and in ``random_cpu.py``.
-The tests hold the three to equal bits.
+The same arithmetic is implemented three times: here in torch, in ``triton_bits.py`` and in ``numba_bits.py``.
+Tests check that the three give equal bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arithmetic of ``random.py`` in Triton; see there for what the bits mean."""
+"""The counter-based bits of ``torch_bits.py`` in Triton."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from weft.ops.cpu.threads import run_shares
 from weft.ops.launch.backend import next_power_of_2
 from weft.ops.sampling.hop import FULL, MOST_SLOTS, HopSample, Relabelled, check_fanout, check_slots
 
-ROWS_OF_A_SHARE = 2048  # handing a share to a thread costs about 30 us
+ROWS_OF_A_SHARE = 2048  # dispatching a share to a thread costs about 30 us
 MOST_STAMP = 2**31 - 1
 
 
@@ -46,7 +46,7 @@ def _idle_references() -> int:
 
 
 class ArrayPool:
-    """Arrays that are handed out again as soon as nobody else refers to them.
+    """A pool of arrays that are reused as soon as nothing else refers to them.
 
     A tensor made of an array keeps it alive, so an array whose only reference is the pool's cannot be part of any
     batch. Sizes are rounded up to powers of two.

@@ -1,7 +1,7 @@
 """Random draws of the samplers: (seed, epoch, batch, hop, node) names a stream, and a stream has draws 0, 1, 2, ...
 
-A stream is SplitMix64 started at a 64-bit hash of those five numbers, so a node's draws do not depend on which
-batch it shares with whom, on threads, on workers or on the device. The clock is an int64 tensor
+A stream is SplitMix64 started at a 64-bit hash of those five numbers, so a node's draws do not depend on the rest of
+its batch, on threads, on workers or on the device. The clock is an int64 tensor
 ``[3] = (seed, epoch, batch)``: a kernel that reads it from memory can be replayed for the next batch.
 
 A draw below ``bound`` is the upper half of a 64 x 32 bit product. Its probabilities differ from ``1 / bound`` by less

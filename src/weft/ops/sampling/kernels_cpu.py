@@ -116,7 +116,7 @@ def _sift_down(keys, offsets, size):
 
 @part
 def _weighted(picks, degree, fanout, stream, weight, keys):
-    """Offsets with the smallest exponential keys, ascending; ``picks`` and ``keys`` hold the heap meanwhile."""
+    """Offsets with the smallest exponential keys, ascending; ``picks`` and ``keys`` hold the heap during the scan."""
     size = 0
     for offset in range(degree):
         if weight[offset] > 0:

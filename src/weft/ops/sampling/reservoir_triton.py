@@ -1,6 +1,6 @@
 """The reservoir sampler that TurboGNN is compared with: O(degree) per node, atomics in global memory.
 
-It follows the uniform row-wise kernel of DGL: one warp per row walks all in-edges of the row, and an edge that draws a
+It follows the uniform row-wise kernel of DGL: one warp per row scans all in-edges of the row, and an edge that draws a
 slot below K claims it with an atomic maximum on the result in global memory. Consecutive rows go to consecutive warps
 whatever their degrees. A program here is one warp. The draws are Weft's counter-based ones, so the result equals
 :func:`weft.ops.sampling.reference.sample_reservoir_torch` bit for bit.
@@ -24,7 +24,7 @@ from weft.ops.sampling.sample_triton import count_picks
 
 @dataclass(frozen=True)
 class ReservoirLaunch:
-    """Edges that a warp looks at together, and rows that it handles one after another."""
+    """Edges that a warp reads at once, and rows that it handles one after another."""
 
     block_edges: int = 64
     rows_per_program: int = 4

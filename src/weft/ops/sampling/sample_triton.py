@@ -4,7 +4,7 @@ Each thread runs Floyd's algorithm for one row: a tile is ``[K, rows]`` with row
 row are in one thread's registers and comparing a draw with the earlier picks needs no communication. The result equals
 :func:`weft.ops.sampling.reference.sample_torch` bit for bit.
 
-No size is read back: arrays have room for ``S * K`` picks and ``indptr[-1]`` on the device tells how many there are.
+No size is read back: arrays have room for ``S * K`` picks and ``indptr[-1]`` on the device holds their number.
 The graph's arrays may lie in pinned host memory.
 
 Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.

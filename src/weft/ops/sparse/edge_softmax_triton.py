@@ -17,7 +17,7 @@ def _row_stats_kernel(
     scores, other, start, length, maximum, total, num_items, heads, stride_values, stride_stats,
     DOT: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Per piece of work: the maximum and the sum of exponentials, or (DOT) the sum of products."""
+    """Per work item: the maximum and the sum of exponentials, or (DOT) the sum of products."""
     task = tl.program_id(1).to(tl.int64)
     item = tl.program_id(0) * BR + tl.arange(0, BR)
     valid = item < num_items
@@ -97,7 +97,7 @@ def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: Packed
 
 
 def _merge_stats(pieces, walk: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]:
-    """Scatter the pieces to their rows; the pieces of a hub are merged in a fixed order."""
+    """Scatter the items' results to their rows; those of a hub are merged in a fixed order."""
     work = walk.work
     (heavy_max, heavy_sum), (light_max, light_sum) = pieces
     tasks, _, heads = heavy_sum.shape

@@ -1,9 +1,9 @@
-"""Clusters of nodes, so that rows which gather the same rows of x are walked one after another.
+"""Cluster nodes, so that rows which gather the same rows of x are processed one after another.
 
-Rows in the order of their length alone share nothing with their neighbours in it: by the time a source is asked for
-again it has left the cache. In trials on an H200 one and the same kernel took, by cluster, 0.72 of its time on the
-products shape at F = 64 and 0.67 at F = 256, and on the arxiv shape 0.91 for 16 tasks and 0.93 for 4. Where all rows of
-x stay in the cache (one task on the arxiv shape, pubmed) nothing is gained.
+Ordered by length alone, neighbouring rows share no sources: by the time a source is read again it has left the cache.
+In trials on an H200 the same kernel took, by cluster, 0.72 of its time on the products shape at F = 64 and 0.67 at
+F = 256, and on the arxiv shape 0.91 for 16 tasks and 0.93 for 4. If all rows of x stay in the cache (one task on the
+arxiv shape, pubmed) nothing is gained.
 
 The seeds are hubs. A few products with ``S = D^-1/2 (A + I) D^-1/2`` spread each over its surroundings, and a node
 belongs to the seed that reaches it best; then, twice, to the cluster that most of its neighbours are in. Both are
@@ -29,24 +29,24 @@ from weft.ops.sparse.spmm import spmm
 SEEDS = 128
 BLOCK = 16  # seeds in one product
 ROUNDS = 3  # products that spread a seed
-REFINED = 2  # times that nodes look where their neighbours are
+REFINED = 2  # rounds in which nodes join the cluster of most of their neighbours
 COUNTED_ROWS = 1 << 20  # rows whose edges are counted at once
 
 
 def order_rows(adj: Adjacency) -> None:
-    """Find the clusters of a square matrix, once: from here on the work lists of all its forms go by them.
+    """Find the clusters of a square matrix, once: later work lists of all its forms are ordered by them.
 
-    Forms are the matrix with loops, normalised, transposed, whether they are there already or built later.
+    Forms are the matrix with loops, normalised, transposed, whether they exist already or are built later.
     """
     if adj.indices.is_meta or "clusters" in adj.nodes:
         return
     found = clusters(adj).cpu()
     if adj.indices.is_cuda:
-        torch.cuda.empty_cache()  # before the result has its place, or it would sit in the midst of what is given back
+        torch.cuda.empty_cache()  # before the result is allocated, or it would fragment the memory that is released
     adj.nodes["clusters"] = found.to(adj.device)
 
 
-# What a matrix may have derived that does not depend on the order of its rows.
+# Derived forms that do not depend on the order of rows.
 ORDERLESS = ("degrees", "rows", "inverse_degrees", "by source", "transposed arrays")
 
 
@@ -78,7 +78,7 @@ def clusters(adj: Adjacency) -> Tensor:
     count = min(SEEDS, adj.num_rows)
     degrees = adj.indptr.diff()
     scale = (degrees + 1).float().rsqrt()
-    near = Adjacency(adj.indptr, adj.indices, row_scale=scale, col_scale=scale)  # keeps what it derives to itself
+    near = Adjacency(adj.indptr, adj.indices, row_scale=scale, col_scale=scale)  # its own cache of derived forms
     hubs = torch.sort(degrees, descending=True, stable=True).indices[:count]
     found = _best_column(_reached(near, hubs), adj)
     for _ in range(REFINED):
@@ -111,7 +111,7 @@ def _best_column(blocks: Iterable[Tensor], adj: Adjacency) -> Tensor:
     for block, x in enumerate(blocks):
         x /= x.sum(0, dtype=torch.float64).clamp(min=1e-30).float()
         value, column = x.max(1)
-        better = value > best  # of equals the first
+        better = value > best  # the first of equal ones
         best, found = torch.where(better, value, best), torch.where(better, column + block * BLOCK, found)
         del x
     return found
@@ -147,7 +147,7 @@ def _inside(found: Tensor, first: int) -> Tensor:
 
 
 def _edges_between(near: Adjacency, found: Tensor, count: int) -> Tensor:
-    """Edges into cluster a from cluster b ``[K, K]`` float64: whole numbers, so that no order of adding shows."""
+    """Edges into cluster a from cluster b ``[K, K]`` float64: integers, so that sums are exact in any order."""
     ones = torch.ones_like(near.row_scale)
     plain = near.scaled(row_scale=ones, col_scale=ones)  # factors of 1: the same kernel as for all other products
     tables = []

@@ -33,7 +33,7 @@ def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
     schema="(Tensor a, Tensor b, int heads, Tensor[] walk, Tensor[] back) -> Tensor",
 )
 def edge_dot(a, b, heads, walk, back):
-    """The operator under :func:`sddmm`, on walks."""
+    """The operator under :func:`sddmm`, on packed CSRs."""
     opened = unpack_csr(walk)
     if use_triton(a):
         return sddmm_triton(a, b, heads, opened)
@@ -66,7 +66,7 @@ def _sddmm_backward(ctx, grad):
 
 
 def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, walk: list[Tensor], back: list[Tensor]) -> Tensor:
-    """spmm of ``x [..., M, H*D]`` with one weight a head ``[..., E, H]``: heads become tasks."""
+    """spmm of ``x [..., M, H*D]`` with one weight per head ``[..., E, H]``: heads become tasks."""
     x_heads = x.unflatten(-1, (heads, -1)).movedim(-2, 0)
     out = torch.ops.weft.spmm(x_heads, weight.movedim(-1, 0), None, None, walk, back, None)
     return out.movedim(0, -2).flatten(-2)

@@ -113,7 +113,7 @@ def _under_tasks(weight: Tensor, x: Tensor) -> Tensor:
 def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
     """Aggregate the rows of ``x [..., M, F]`` over the in-edges of every row: ``[..., N, F]``.
 
-    ``weight [E]`` (or ``[..., E]``, one set a task) multiplies the edges; it defaults to ``adj.weight`` and
+    ``weight [E]`` (or ``[..., E]``, one set per task) multiplies the edges; it defaults to ``adj.weight`` and
     is differentiable. ``reduce`` is ``"sum"``, ``"mean"`` (the sum divided by the degree) or ``"max"``.
     Rows without edges give zeros.
     """
@@ -127,7 +127,7 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
         adj = adj.mean()
     elif reduce != "sum":
         raise InputError(f"spmm: reduce={reduce!r} must be 'sum', 'mean' or 'max'")
-    # Fixed weights come transposed already; the order of the edges is for those that change.
+    # Fixed weights are transposed once; learned ones need the transpose's order of edges.
     back = pack_csr_backward(adj, perm=weight is not None)
     weight_back = adj.transposed().weight if weight is None and back else None
     weight = adj.weight if weight is None else weight

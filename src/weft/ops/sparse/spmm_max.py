@@ -95,7 +95,7 @@ def _setup(ctx, inputs, output):
     _, weight, ctx.walk, ctx.back = inputs
     ctx.save_for_backward(output[1], weight)
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # else autograd writes zeros for the outputs nobody differentiates
+    ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
 
 
 def _backward(ctx, grad, _):

@@ -1,4 +1,4 @@
-"""Triton kernels of ``spmm_max.py``: maximum with its winning edge, and the gather that undoes it."""
+"""Triton kernels of ``spmm_max.py``: maximum with its winning edge, and the gather of its backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_EDGE = tl.constexpr(2**62) if hasattr(tl, "constexpr") else 2**62
 def _meet_edge(
     x, w, indices, edge, inside, f, in_f, F, best, winner, HAS_W: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    """One edge for every lane: keep the larger value; the earlier edge on a tie."""
+    """One edge per lane: keep the larger value; the earlier edge on a tie."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     mask = inside[:, None] & in_f[None, :]
     value = tl.load(x + col[:, None] * F + f[None, :], mask=mask, other=float("-inf")).to(ACC)
@@ -54,7 +54,7 @@ def _forward_kernel(
     out, winners, part, part_winner, num_heavy, num_light, num_partial, M, N,
     F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """One piece of the work list and one tile of features of one task."""
+    """One work item and one tile of features of one task."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -127,7 +127,7 @@ def _merge_hubs_kernel(
 def _collect_edge(
     grad, winners, w, indices, perm, edge, inside, f, in_f, F, total, HAS_W: tl.constexpr, ACC: tl.constexpr
 ):
-    """One edge of the transpose for every lane: take the gradient where this edge won."""
+    """One edge of the transpose per lane: take the gradient if this edge won."""
     col = tl.load(indices + edge, mask=inside, other=0).to(tl.int64)
     position = tl.load(perm + edge, mask=inside, other=0).to(tl.int64)
     mask = inside[:, None] & in_f[None, :]
@@ -145,7 +145,7 @@ def _backward_kernel(
     grad_x, part, num_heavy, num_light, num_partial, M, N,
     F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, L: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """Walks the transpose: rows are sources (M of them), columns destinations (N)."""
+    """A pass over the transpose: rows are sources (M of them), columns destinations (N)."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)

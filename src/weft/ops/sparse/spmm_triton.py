@@ -1,4 +1,4 @@
-"""Triton kernels of ``spmm.py``: bounded pieces of work, partial sums for hubs, no atomics."""
+"""Triton kernels of ``spmm.py``: bounded work items, partial sums for hubs, no atomics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _spmm_kernel(
     F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
     BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """One piece of the work list and one tile of features of one task: a heavy row or chunk, or BR light rows."""
+    """One work item and one tile of features of one task: a heavy row or chunk, or BR light rows."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -146,7 +146,7 @@ def choose_launch(
 ) -> SpmmLaunch:
     """Launch parameters by the width of a row and whether a tile of every column stays in the L2.
 
-    Tiles over features are walked one after another, so while ``num_cols * block_features`` fits the L2 each column is
+    Tiles over features are processed one after another, so while ``num_cols * block_features`` fits the L2 each column is
     read from memory once. Measured on an H200 for F = 16, 64, 256, 1024 over pubmed, arxiv, reddit, products shapes.
     """
     width = next_power_of_2(num_features)
@@ -167,8 +167,8 @@ def choose_launch(
 def _launch_64(tile_bytes: int, half: bool, limits: DeviceLimits) -> SpmmLaunch:
     """Rows of 64 features, by whether all of them stay in an L1, in the L2, or in neither.
 
-    Measured on an H200, a task of many: arxiv shape 0.089 ms with two warps against 0.094 with four, in half precision
-    0.0535 with 16 rows against 0.0548 with 8; pubmed's features (500 columns) times weights 0.015 with one warp to four
+    Measured on an H200, per task of many: arxiv shape 0.089 ms with two warps against 0.094 with four, in half precision
+    0.0535 with 16 rows against 0.0548 with 8; pubmed's features (500 columns) times weights 0.015 with one warp per four
     rows against 0.022.
     """
     if half:

@@ -1,4 +1,4 @@
-"""Triton kernel of ``optimizer.py``: one Adam step for the parameters of every task."""
+"""Triton kernel of ``adam.py``: one Adam step for the parameters of every task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernel of ``loss.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
+"""Triton kernel of ``cross_entropy.py``: the softmax of the labelled rows, once for the loss, once for its gradient."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _launch(logits_TNC: Tensor, labels: Tensor, rows: Tensor, grad_loss: Tensor 
 
 
 def cross_entropy_parts_triton(logits: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-    """Shares of the loss of ``logits [..., N, C]``, to be added up: ``[T, programs, 1]``."""
+    """Partial losses of ``logits [..., N, C]``, to be summed: ``[T, programs, 1]``."""
     logits_TNC = logits.reshape(-1, *logits.shape[-2:]).contiguous()
     return _launch(logits_TNC, labels, rows, None, None)[..., None]
 

@@ -1,6 +1,6 @@
-"""The life of a run through torch's caching allocator: set-up, warm-up, recording, each in the pool it uses.
+"""Replay a run through a model of torch's caching allocator: set-up, warm-up, capture, each in the pool it uses.
 
-Blocks belong to the stream they were asked for on, and to nobody else until the cache is emptied:
+A block belongs to the stream it was allocated on, until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
 * a recorded run first warms up on the stream that it is recorded on, :data:`WARMUPS` times; what the first time builds
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.core.program import KEPT, Operator, Program
+from weft.core.program import MARKER_KEPT, Operator, Program
 from weft.planner.cost.caching_allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
@@ -52,7 +52,7 @@ class PeakBytes:
     library: int = 0
 
 
-def follow(
+def replay_allocations(
     program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True
 ) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
@@ -71,7 +71,7 @@ def follow(
     if replay and recorded:
         run.trim()
         for _ in range(GENERATOR):
-            run.take(default, 8)
+            run.allocate(default, 8)
         private = run.pool(SIDE, private=True)
         run.play(program, private, private)
     elif replay:
@@ -108,34 +108,34 @@ class _Run:
     def keep(self, program: Program, pool: Allocator) -> None:
         """Allocate what is resident."""
         for value in program.resident:
-            self.take(pool, program.values[value].bytes)
+            self.allocate(pool, program.values[value].bytes)
 
     def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
         """Run the operators, those of the set-up in one pool and the others in another."""
         held = self._carried(program, steps)
         resident, ends, left = set(program.resident), program.ends(), set(program.left)
         for position, op in enumerate(program.operators):
-            if op.name == KEPT:
+            if op.name == MARKER_KEPT:
                 continue
             pool = self._share(setup if op.phase == SETUP else steps, op.stream)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
-                    held[value] = pool, self.take(pool, program.values[value].bytes)
+                    held[value] = pool, self.allocate(pool, program.values[value].bytes)
             self._call(pool, op)  # the library is asked once there is room for the result
-            inside = [self.take(pool, size) for size in op.pieces or (op.workspace,)]
+            inside = [self.allocate(pool, size) for size in op.pieces or (op.workspace,)]
             for block in inside:
-                pool.give(block)
+                pool.free(block)
             for value in ends.get(position, ()):
                 if value not in left:
                     owner, gone = held.get(value, (pool, None))
-                    owner.give(gone)
+                    owner.free(gone)
         self._left = [held[value] for value in program.left if value in held]
 
     def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
         """What the step finds and lets go: as the one before left it, or else in ``pool``."""
         if len(self._left) == len(program.carried):
             return dict(zip(program.carried, self._left, strict=True))
-        return {value: (pool, self.take(pool, program.values[value].bytes)) for value in program.carried}
+        return {value: (pool, self.allocate(pool, program.values[value].bytes)) for value in program.carried}
 
     def _share(self, pool: Allocator, stream: int) -> Allocator:
         """The part of ``pool`` that a stream has to itself; the caller's stream, 0, has the pool as such."""
@@ -153,12 +153,12 @@ class _Run:
             key = (where, op.engine, size)
             if key not in self._called:
                 self._called.add(key)
-                self.take(pool, size)
+                self.allocate(pool, size)
                 self.library += size
 
-    def take(self, pool: Allocator, size: int) -> Block | None:
+    def allocate(self, pool: Allocator, size: int) -> Block | None:
         """Ask for a block, and note the most that there has been."""
-        block = pool.take(size)
+        block = pool.allocate(size)
         self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
         self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))
         idle = sum(one.idle for one, private in zip(self._pools, self._private, strict=True) if not private)

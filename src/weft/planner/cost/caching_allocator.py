@@ -56,7 +56,7 @@ class Allocator:
         self._blocks: dict[int, Block] = {}
         self._end = 0
 
-    def take(self, size: int) -> Block | None:
+    def allocate(self, size: int) -> Block | None:
         """A block for ``size`` bytes; None for none, which takes nothing."""
         if size <= 0:
             return None
@@ -69,7 +69,7 @@ class Allocator:
         self.peak = max(self.peak, self.allocated)
         return block
 
-    def give(self, block: Block | None) -> None:
+    def free(self, block: Block | None) -> None:
         """Free a block, and join it with free neighbours."""
         if block is None:
             return

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FAMILIES = ("spmm", "attention", "scatter", "matmul", "pointwise", "launch")
-KEPT = 400  # observations a file keeps, the newest
+MAX_OBSERVATIONS = 400  # the newest ones stay in a calibration file
 OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
 LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
 ROUNDS = 60
@@ -53,7 +53,7 @@ class Calibration:
 
     def with_observations(self, new: Iterable[Observation]) -> Calibration:
         """Fitted anew with more runs; of too many the oldest are forgotten."""
-        usable = [one for one in (*self.observations, *new) if one.usable][-KEPT:]
+        usable = [one for one in (*self.observations, *new) if one.usable][-MAX_OBSERVATIONS:]
         return Calibration(fit(usable), tuple(usable))
 
     def to_dict(self) -> dict[str, Any]:

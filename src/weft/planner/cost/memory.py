@@ -14,16 +14,16 @@ from typing import Any
 from weft.core.machine import Machine
 from weft.core.program import Program
 from weft.core.units import show_bytes
-from weft.planner.cost.allocator_replay import PeakBytes, follow
+from weft.planner.cost.allocator_replay import PeakBytes, replay_allocations
 
 SHOWN = 8  # of the largest Values at the peak
-WORTH = 0.05  # advice that saves less than this share of the peak is not given
-MARGIN = 1.05  # what an estimate is multiplied by where falling short would end a run
+MIN_SAVING = 0.05  # advice that saves less than this share of the peak is not given
+SAFETY_FACTOR = 1.05  # an estimate times this is an upper bound, which a run can be trusted to
 
 
 def upper_bound(estimate: int) -> int:
     """Bytes that a run stays below, of which ``estimate`` is the likely figure."""
-    return int(estimate * MARGIN)
+    return int(estimate * SAFETY_FACTOR)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def memory(
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
     if machine.device == "cuda":
-        held = follow(program, preparation, replay, machine.workspace_bytes, recorded)
+        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded)
     else:
         held = _plain(preparation, max(alive, default=program.resident_bytes))
     kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))
@@ -192,7 +192,7 @@ def advice(program: Program, kinds: Mapping[str, int], peak: int, bf16: bool = T
     if program.tasks > 1:
         options.append((step // 2, f"{program.tasks // 2} instead of {program.tasks} tasks in a group save"))
     options.sort(key=lambda option: -option[0])
-    return tuple(f"{words}: {show_bytes(saved)}" for saved, words in options if saved >= WORTH * max(peak, 1))
+    return tuple(f"{words}: {show_bytes(saved)}" for saved, words in options if saved >= MIN_SAVING * max(peak, 1))
 
 
 def _halved(program: Program, kinds: Mapping[str, int]) -> int:

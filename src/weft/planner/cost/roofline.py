@@ -38,7 +38,7 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, 
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunMode:
     """How the step will be run, as far as its time depends on it; ``steps``: how often per epoch."""
 
     precision: str = "fp32"
@@ -63,16 +63,16 @@ def seconds(
     calibration: Calibration | None = None,
     *,
     stats: GraphStats | None = None,
-    setting: Setting | None = None,
+    mode: RunMode | None = None,
 ) -> Cost:
     """Seconds of one epoch of ``program`` on ``machine``, by resource, by family and by phase.
 
     ``stats`` tells how skewed the degrees are. The evaluation counts once in ``eval_every`` epochs; a program
     without one is taken to evaluate by another forward pass.
     """
-    setting = setting or Setting()
-    plain = _Clock(program, machine, Calibration(), stats, setting)
-    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, setting)
+    mode = mode or RunMode()
+    plain = _Clock(program, machine, Calibration(), stats, mode)
+    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, mode)
     return Cost(
         seconds=clock.resources,
         families=clock.families,
@@ -94,10 +94,10 @@ class OperatorSeconds:
         machine: Machine,
         calibration: Calibration | None,
         stats: GraphStats | None,
-        setting: Setting,
+        mode: RunMode,
     ) -> None:
-        self._clock = _Clock(program, machine, calibration or Calibration(), stats, setting)
-        self._evaluated, self._steps = 1.0 / setting.eval_every, float(setting.steps)
+        self._clock = _Clock(program, machine, calibration or Calibration(), stats, mode)
+        self._evaluated, self._steps = 1.0 / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
         self.waiting = self._clock.waiting
@@ -123,10 +123,10 @@ class _Clock:
         machine: Machine,
         calibration: Calibration,
         stats: GraphStats | None,
-        setting: Setting,
+        mode: RunMode,
     ) -> None:
         self.program, self.machine, self.calibration = program, machine, calibration
-        self.stats, self.setting = stats, setting
+        self.stats, self.mode = stats, mode
         self.families: dict[str, float] = {}
         self.phases: dict[str, float] = {}
         self.device = self.host = self.waiting = 0.0
@@ -135,13 +135,13 @@ class _Clock:
 
     def _run(self) -> None:
         """Walk the operators; evaluations count for the share of epochs that have one."""
-        evaluated = 1.0 / self.setting.eval_every
+        evaluated = 1.0 / self.mode.eval_every
         has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
         for op in self.program.operators:
-            self._add(op, op.phase, evaluated if op.phase == "evaluation" else float(self.setting.steps))
+            self._add(op, op.phase, evaluated if op.phase == "evaluation" else float(self.mode.steps))
             if op.phase == "forward" and not has_evaluation:
                 self._add(op, "evaluation", evaluated)
-        if self.machine.device == "cuda" and self.setting.replay:
+        if self.machine.device == "cuda" and self.mode.replay:
             self._count("launch", "forward", self.machine.launch_seconds * self.calibration.factor("launch"))
             self.device += self.machine.launch_seconds * self.calibration.factor("launch")
 
@@ -149,7 +149,7 @@ class _Clock:
         """Seconds by resource; what the host needs beyond the device is the CPU's."""
         if self.machine.device == "cpu":
             return {"cpu": self.device}
-        self.waiting = 0.0 if self.setting.replay else max(self.host - self.device, 0.0)
+        self.waiting = 0.0 if self.mode.replay else max(self.host - self.device, 0.0)
         if self.waiting:
             self._count("launch", "forward", self.waiting)
         return {"gpu": self.device, "cpu": self.waiting} if self.waiting else {"gpu": self.device}
@@ -222,7 +222,7 @@ class _Clock:
 
     def _speed(self) -> float:
         """Share of the machine's rates: one thread of a CPU has less than all of them."""
-        alone = self.machine.device == "cpu" and self.setting.threads == 1
+        alone = self.machine.device == "cpu" and self.mode.threads == 1
         return self.machine.one_thread if alone else 1.0
 
     def _gather(self, op: Operator) -> float:
@@ -240,7 +240,7 @@ class _Clock:
 
     def _flop_rate(self, op: Operator) -> float:
         low = self._low(op)
-        precision = "bf16" if low else self.setting.precision
+        precision = "bf16" if low else self.mode.precision
         rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
         if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
             # Weft's own products in float32 are three TF32 products a term.

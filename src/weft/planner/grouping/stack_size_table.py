@@ -14,7 +14,7 @@ from typing import Any
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
 
-WORTH = 0.02  # a gain below this is noise: the smaller group is taken
+MIN_GAIN = 0.02  # a gain below this is noise: the smaller group is taken
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 Measured = dict[int, float]
@@ -38,7 +38,7 @@ def find_group_size(measure: Callable[[int], float], limit: int, probes: int = 3
     size = 1
     while size < limit:
         following = min(2 * size, limit)
-        if at(following) > seen[size] * (1.0 - WORTH) and size > 1 and following > 4:
+        if at(following) > seen[size] * (1.0 - MIN_GAIN) and size > 1 and following > 4:
             break  # T = 2 may pay little where T = 4 and more do
         size = following
     _narrow(at, seen, limit, probes)
@@ -60,9 +60,9 @@ def _narrow(at: Callable[[int], float], seen: Measured, limit: int, probes: int)
 
 
 def best_size(measured: Mapping[int, float]) -> int:
-    """The smallest T that is within :data:`WORTH` of the fastest."""
+    """The smallest T that is within :data:`MIN_GAIN` of the fastest."""
     fastest = min(measured.values())
-    return min(tasks for tasks, ms in measured.items() if ms <= fastest * (1.0 + WORTH))
+    return min(tasks for tasks, ms in measured.items() if ms <= fastest * (1.0 + MIN_GAIN))
 
 
 def shape_class(stats: GraphStats) -> str:

@@ -28,7 +28,7 @@ class StackDraft:
     @property
     def load(self) -> float:
         """The share of the device that the stack fills."""
-        return self.size.full * len(self.tasks) / self.size.tasks
+        return self.size.occupancy * len(self.tasks) / self.size.tasks
 
 
 def by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:

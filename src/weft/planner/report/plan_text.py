@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from weft.planner.report.plan_report import GroupEstimate, PlanReport, TaskEstimate
 
 WIDTH = 118
-MARGIN = " " * 10
+INDENT = " " * 10
 MOST_TASKS = 12  # lines of the table of tasks
 MOST_GROUPS = 12  # groups that are described
 LONGEST = 60  # name of a task
-SMALL = 0.02  # parts below this share are left out of a sentence
+MIN_SHARE = 0.02  # parts below this share are left out of a sentence
 KINDS = {
     "graph": "graph",
     "input": "features",
@@ -138,12 +138,12 @@ def _group(alike: list[int], report: PlanReport) -> list[str]:
     lines = [
         f"{_heading(alike)}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",
         f"  memory  {show_bytes(cost.total_bytes)} in all{verdict}",
-        *_wrapped(MARGIN, _memory(group, report)),
+        *_wrapped(INDENT, _memory(group, report)),
         *(f"{'          at the peak: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.at_peak)),
         *(f"{'          to lower it: ' if i == 0 else ' ' * 23}{one}" for i, one in enumerate(group.advice[:2])),
         f"  epoch   {show_seconds(cost.epoch_seconds)}{each}; {group.epochs} epochs {show_seconds(group.run_seconds)}",
-        *_wrapped(MARGIN, _shares(cost.families, FAMILY_WORDS)),
-        *_wrapped(MARGIN, _shares(cost.phases, {})),
+        *_wrapped(INDENT, _shares(cost.families, FAMILY_WORDS)),
+        *_wrapped(INDENT, _shares(cost.phases, {})),
     ]
     lines += [line for reason in plan.why for line in _wrapped("  - ", reason)]
     if group.unknown:
@@ -166,11 +166,13 @@ def _heading(alike: list[int]) -> str:
 def _memory(group: GroupEstimate, report: PlanReport) -> str:
     cost, machine = group.cost, report.machine
     parts = sorted(cost.bytes.items(), key=lambda part: -part[1])
-    named = [f"{KINDS.get(kind, kind)} {show_bytes(size)}" for kind, size in parts if size >= SMALL * cost.peak_bytes]
+    named = [
+        f"{KINDS.get(kind, kind)} {show_bytes(size)}" for kind, size in parts if size >= MIN_SHARE * cost.peak_bytes
+    ]
     beyond = max(cost.reserved_bytes - cost.peak_bytes, 0)
     fixed = machine.context_bytes + machine.workspace_bytes
     around = [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
-    if beyond >= SMALL * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
+    if beyond >= MIN_SHARE * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
         around.append(f"where there is room, the allocator keeps another {show_bytes(beyond)} idle")
     return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)
 
@@ -178,7 +180,9 @@ def _memory(group: GroupEstimate, report: PlanReport) -> str:
 def _shares(parts: Mapping[str, float], words: Mapping[str, str]) -> str:
     total = sum(parts.values()) or 1.0
     ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return _listed(f"{words.get(name, name)} {value / total:.0%}" for name, value in ordered if value >= SMALL * total)
+    return _listed(
+        f"{words.get(name, name)} {value / total:.0%}" for name, value in ordered if value >= MIN_SHARE * total
+    )
 
 
 def _listed(parts: Iterable[str]) -> str:

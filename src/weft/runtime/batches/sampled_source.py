@@ -29,7 +29,7 @@ from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.ops.sampling.sample_triton import LARGEST_FANOUT
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
-EVALUATION_ROWS = 1 << 16  # nodes of one chunk of a layer, in evaluation without the whole graph on the device
+EVALUATION_ROWS = 1 << 16  # nodes per chunk of a layer, in evaluation without the whole graph on the device
 WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the device is evaluated as a whole
 
 
@@ -37,7 +37,7 @@ WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the dev
 class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
-    ``captured``: sample, gather and train as one recorded step where all of it is on the GPU.
+    ``captured``: sample, gather and train as one CUDA graph if all of it is on the GPU.
     ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
     on a CPU. ``device``: where batches are trained on (None: where the graph is).
     """
@@ -56,7 +56,7 @@ class Sampling:
 
 
 def source_for(task: Task) -> MakeSource:
-    """Where the batches of ``task``, and of those that share its group, come from."""
+    """The source of batches of ``task``, and of the tasks that share its group."""
     if not task.sampled:
         return FullGraph
     if task.traits is None and task.fanout is None:
@@ -70,7 +70,7 @@ def source_for(task: Task) -> MakeSource:
 class DeviceBatch(Batch):
     """Seeds and a clock, from which the step itself samples, gathers and builds the batch on the GPU.
 
-    So that one recording does all of it: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
+    So one CUDA graph does all of it: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
     """
 
     seeds: Tensor | None = None
@@ -114,7 +114,7 @@ class Sampled:
         self._features: Tensor | None = None  # of a captured batch, in a fixed place
 
     def _can_capture(self) -> bool:
-        """Whether sampling and training can be one recording: all of it on the GPU, and no loops to look for."""
+        """Whether sampling and training can be one CUDA graph: all of it on the GPU, and no self loops to find."""
         graph, kept = self._graph, self._x.device.type == "cuda" or self._x.is_pinned()
         if self._device.type != "cuda" or graph.device != self._device or not kept or graph.adj.weight is not None:
             return False

@@ -1,4 +1,4 @@
-"""Batch and Source: what a training step is a function of, beside the state.
+"""Batch and Source: the input of a training step besides the state, and where it comes from.
 
 A step takes ``(state, batch)``. A source says how many steps an epoch has and yields their batches: the whole graph is
 one constant batch; a sampled graph yields blocks; a shard yields its own rows.
@@ -36,7 +36,7 @@ class Batch:
     labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
     rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
     ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
-    ``shape``: batches of equal shape can replay one recording of the step (None: never recorded); ``varies``: the
+    ``shape``: batches of equal shape can replay one CUDA graph of the step (None: never captured); ``varies``: the
     fields in which they differ.
     """
 
@@ -82,11 +82,11 @@ class Batch:
         return [tensor for name in self.varies for tensor in _tensors_of(getattr(self, name))]
 
     def static_copy(self) -> Batch:
-        """The same batch with memory of its own, for a recording that batches of its shape are copied into."""
+        """The same batch with memory of its own, for a CUDA graph: batches of its shape are copied into it."""
         return replace(self, **{name: _cloned(getattr(self, name)) for name in self.varies})
 
     def copy_(self, other: Batch) -> None:
-        """Take over the values of ``other``, a batch of the same shape."""
+        """Copy the values of ``other``, a batch of the same shape."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
             mine.copy_(theirs)
 
@@ -107,7 +107,7 @@ def _cloned(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SourceRequest:
-    """What a stack needs of a source: batches of ``graph`` with the features ``x`` and the first aggregation ``first``.
+    """The source that a stack requests: batches of ``graph`` with features ``x`` and first aggregation ``first``.
 
     ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
     batches may have rows that stand for no node; not where a norm is over all rows.
@@ -124,7 +124,7 @@ class Source(Protocol):
     """Where the batches of a stack come from.
 
     ``constant``: every step of every epoch has the same batch, :meth:`batches` yields it again and again, and so a
-    whole epoch with its evaluation can be recorded. ``rows``: where the nodes of the splits lie in what
+    whole epoch with its evaluation can be captured. ``rows``: where the nodes of the splits are in what
     :meth:`logits` gives, ``{"train": ..., "val": ..., "test": ...}``. ``reduce``: how rows on other ranks count in.
     """
 
@@ -165,7 +165,7 @@ class FullGraph:
         self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """The one batch, unless it is behind already."""
+        """The one batch, unless it is done already."""
         if first == 0:
             yield self.batch
 

@@ -1,1 +1,1 @@
-"""Users' steps through Inductor."""
+"""Compile users' steps with Inductor."""

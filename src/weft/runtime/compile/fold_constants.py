@@ -1,8 +1,8 @@
-"""fold_constants: what a traced step computes from the graph alone is computed once.
+"""fold_constants: compute once what a traced step computes from the graph alone.
 
-A layer that is given edges as data may normalise them, add loops or pick some of them in every call; the answer is the
-same every time. Folding it leaves a step whose shapes are all fixed, which can be compiled and recorded. A tensor that
-was there before the step and that it writes to, such as a counter, differs from call to call.
+A layer that takes edges as data may normalise them, add loops or select some of them in every call, with the same
+result every time. Folding it leaves a step with static shapes, which can be compiled and captured as a CUDA graph. A
+tensor that existed before the step and that it writes to, such as a counter, differs from call to call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.fx.node import map_arg
 from weft.capture.schemas import written_places
 
 NAME = "_folded"
-SHARES = ("_unsafe_view", "_reshape_alias")  # outputs in the place of an input, though their schemas do not say so
+SHARES = ("_unsafe_view", "_reshape_alias")  # outputs alias an input, though their schemas do not say so
 
 
 def fold_constants(traced: GraphModule, changing: Iterable[Tensor]) -> GraphModule:
-    """``traced`` with everything worked out that depends on neither its inputs nor the tensors ``changing``.
+    """``traced`` with everything folded that depends on neither its inputs nor the tensors ``changing``.
 
-    Results that the rest reads become attributes; the module is changed and returned.
+    Folded results that are read become attributes; the module is changed and returned.
     """
     varying = _varying(traced, {place_of(tensor) for tensor in changing})
     kept = {node for node in traced.graph.nodes if node not in varying and node.op == "call_function"}
@@ -68,9 +68,9 @@ def _varies_by_itself(traced: GraphModule, node: Node, changing: set[int]) -> bo
 
 
 def _written_late(nodes: list[Node], root: dict[Node, Node], varying: set[Node]) -> set[Node]:
-    """Places that something varying writes to, or that are written to after something varying has read them.
+    """Places that a varying node writes to, or that are written to after a varying node has read them.
 
-    What was there before a call and is written to in it is another thing in the next one.
+    A tensor that existed before a call and is written in it has another value in the next one.
     """
     found, read = set(), set()
     for node in nodes:
@@ -83,7 +83,7 @@ def _written_late(nodes: list[Node], root: dict[Node, Node], varying: set[Node])
 
 
 def _roots(traced: GraphModule) -> dict[Node, Node]:
-    """For every node the first one that has its memory: views and results in place share it."""
+    """For every node the first one that owns its memory: views and in-place results share it."""
     root: dict[Node, Node] = {}
     by_place: dict[Any, Node] = {}
     for node in traced.graph.nodes:
@@ -97,7 +97,7 @@ def _roots(traced: GraphModule) -> dict[Node, Node]:
 
 
 def _shared(node: Node) -> list[Node]:
-    """The inputs whose memory a node's result may lie in."""
+    """The inputs that a node's result may alias."""
     if node.op != "call_function":
         return []
     schema = getattr(node.target, "_schema", None)
@@ -127,7 +127,7 @@ def _nodes_in(values: Iterable[Any]) -> list[Node]:
 
 
 def _worked_out(traced: GraphModule, kept: set[Node]) -> list[tuple[Node, Tensor]]:
-    """The values of those of ``kept`` that others read."""
+    """The values of the ``kept`` nodes that others read."""
     last = {arg: node for node in traced.graph.nodes for arg in node.all_input_nodes if node in kept}
     values: dict[Node, Any] = {}
     found = []
@@ -150,7 +150,7 @@ def _value(traced: GraphModule, node: Node, values: dict[Node, Any]) -> Any:
 
 
 def attributes_read(traced: GraphModule) -> list[Tensor]:
-    """The tensors that were there before ``traced`` ran and that it reads."""
+    """The tensors that existed before ``traced`` ran and that it reads."""
     values = [getattr(traced, str(node.target), None) for node in traced.graph.nodes if node.op == "get_attr"]
     return [value for value in values if isinstance(value, Tensor)]
 
@@ -164,7 +164,7 @@ def attributes_written(traced: GraphModule) -> list[Tensor]:
 
 
 def place_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common, while they live."""
+    """A key equal for live tensors that share memory."""
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # sparse, or left over from a transform that has ended

@@ -1,11 +1,11 @@
-"""compile_stack: a stack's forward, loss and backward through Inductor, which fuses what lies between Weft's operators.
+"""compile_stack: compile a stack's forward, loss and backward with Inductor, which fuses between Weft's operators.
 
-Built-in layers leave it next to nothing. A user's module may be full of element-wise passes and reductions, PyG's
-layers of gathers and scatters; what the plan expects of it is in :mod:`weft.planner.cost.inductor`.
+Built-in layers leave little to fuse. A user's module may be full of element-wise passes and reductions, PyG's layers of
+gathers and scatters; the predicted gain is in :mod:`weft.planner.cost.inductor`.
 
 The stack's own functions are traced below autograd and vmap, with every tensor that they read in its fixed place, and
-Weft's operators stay the calls that they are. What comes out takes the weights and nothing else, and can be recorded as
-a CUDA graph like what it was made from. It is trusted once it has given the same losses and gradients.
+Weft's operators stay opaque calls. The result takes only the weights, and can be captured as a CUDA graph like the
+original. It is used only if it reproduces the losses and gradients.
 
 Shapes: T members, P parameters, N nodes, C classes.
 """
@@ -44,9 +44,9 @@ Function = Callable[[Tensor], Any]
 
 
 def compile_stack(stack: Stack, evaluated: bool) -> None:
-    """Replace what ``stack`` differentiates, and evaluates where ``evaluated``, by compiled functions.
+    """Replace what ``stack`` differentiates, and evaluates if ``evaluated``, by compiled functions.
 
-    Raises :class:`InputError` where that cannot be done or gives other numbers; the stack is then as it was.
+    Raises :class:`InputError` if that fails or gives other numbers; the stack is then unchanged.
     """
     near = NEAR[stack.tasks[0].precision]
     try:
@@ -59,8 +59,8 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
         raise
     except Exception as error:
         asks = ASKS in str(error)
-        told = "it asks its data for numbers on the way" if asks else f"{type(error).__name__}: {_first_line(error)}"
-        raise InputError(told) from error
+        what = "it reads numbers back from its data" if asks else f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(what) from error
     stack.differentiate, stack.infer = train, infer
 
 
@@ -71,20 +71,20 @@ def _constant_batch(stack: Stack) -> Batch:
 
 
 def _of_any_batch(function: Function) -> Callable[[Tensor, Batch], Any]:
-    """A function of weights as one of weights and a batch, which is always the one that it was compiled for."""
+    """A function of weights as one of weights and a batch: always the batch it was compiled for."""
     return lambda flat, batch: function(flat)
 
 
 def _compiled(stack: Stack, function: Function, near: float) -> Function:
     flat = stack.state.flat
     with _as_it_was(stack), HostReads() as questions:
-        expected = function(flat)  # also builds what is built once: forms of the adjacency, work lists
+        expected = function(flat)  # also builds the forms of the adjacency and work lists
     remembered = ModuleStateCheck(stack.members.model)
     with _as_it_was(stack), ForbidHostReads():
         traced = _traced(function, flat)
     remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):
-        raise InputError("it draws from torch's generator, and compiled would draw other numbers")
+        raise InputError("it draws from torch's generator, and a compiled step would draw other numbers")
     traced = fold_constants(traced, changing=stack.state.tensors().values())
     found = _by_inductor(traced, flat)
     with _as_it_was(stack):
@@ -99,7 +99,7 @@ def _traced(function: Function, flat: Tensor) -> GraphModule:
 
 
 def _by_inductor(traced: GraphModule, flat: Tensor) -> Function:
-    from torch import _inductor  # takes a second to import, and most runs do without
+    from torch import _inductor  # takes a second to import, and most runs do not need it
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -136,7 +136,7 @@ def _without_gradients(function: Function) -> Function:
 
 
 def _compare(given: Any, expected: Any, near: float, layout: Layout) -> None:
-    """:class:`InputError` unless what was compiled gives what it was made from gives: members and parameters apart."""
+    """:class:`InputError` unless the compiled step reproduces the original, per member and parameter."""
     if isinstance(expected, Tensor):
         apart = [_apart(mine, true, true) for mine, true in zip(given, expected, strict=True)]
     else:
@@ -167,7 +167,7 @@ def _largest(values: Tensor) -> Tensor:
 
 @contextmanager
 def _as_it_was(stack: Stack) -> Iterator[None]:
-    """The state of ``stack`` and torch's generators are put back."""
+    """Restore the state of ``stack`` and torch's generators at the end."""
     before = generator_states(stack.device)
     try:
         with put_back(stack.state.tensors().values()):

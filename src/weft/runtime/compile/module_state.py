@@ -1,8 +1,7 @@
-"""What a module keeps between calls besides its buffers: a step that is traced once would not keep up with it.
+"""Detect module state that tracing would freeze: whatever a module keeps between calls besides its buffers.
 
-A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a number of
-Python's, a tensor that is replaced by another one, and an answer that the host was given are written into the trace as
-they were.
+A buffer is a tensor in a fixed place, which a traced step reads and writes as the module does. But a Python number, a
+tensor that is replaced by another one, and a value read back to the host become constants of the trace.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SET_BY_RUNNERS = ("training",)
 
 
 class HostReads(TorchDispatchMode):
-    """Inside, ``asked`` collects the tensors of which the host is told a number."""
+    """Inside, ``asked`` collects the tensors from which a number is read back to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,16 +39,16 @@ class HostReads(TorchDispatchMode):
 
 
 class ForbidHostReads(TorchFunctionMode):
-    """Inside, lists and arrays of a tensor's numbers are refused: they are made without an operator that shows."""
+    """Inside, ``tolist()`` and ``numpy()`` raise: they read data back without an operator that a trace could see."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in READ_WHOLE:
-            raise InputError("it asks its data for numbers on the way")
+            raise InputError("it reads numbers back from its data")
         return func(*args, **(kwargs or {}))
 
 
 class ModuleStateCheck:
-    """What ``model`` and Python's generators hold now, to be held against what they hold after a call."""
+    """What ``model`` and Python's generators hold now, to be compared with what they hold after a call."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -57,22 +56,24 @@ class ModuleStateCheck:
         self._drawn = _generators()
 
     def check(self, traced: GraphModule, asked: Iterable[Tensor], changing: Iterable[Tensor]) -> None:
-        """:class:`InputError` where a call that was ``traced`` depends on what it left behind itself.
+        """:class:`InputError` if a ``traced`` call depends on state that it changed itself.
 
-        ``asked``: tensors of which the call tells the host a number; ``changing``: those that training changes.
+        ``asked``: tensors from which the call reads a number back; ``changing``: those that training changes.
         """
         if _generators() != self._drawn:
-            raise InputError("it draws from Python's or NumPy's generator, and compiled would draw no more")
+            raise InputError("it draws from Python's or NumPy's generator, and a compiled step would repeat one draw")
         read = {place_of(tensor) for tensor in attributes_read(traced)}
         for name, key, value in _attributes(self._model):
             old = self._before.get((name, key))
             same = old is value or (type(old) is type(value) and isinstance(old, NUMBERS) and _equal(old, value))
             if not same and (isinstance(old, NUMBERS) or (isinstance(old, Tensor) and place_of(old) in read)):
                 where = f"{name}.{key}" if name else key
-                raise InputError(f"it changes {where!r} from call to call, which is no buffer: compiled would not")
+                raise InputError(
+                    f"it changes {where!r} from call to call, which is no buffer: compiling would freeze it"
+                )
         moving = {place_of(tensor) for tensor in (*changing, *attributes_written(traced))}
         if any(place_of(tensor) in moving for tensor in asked):
-            raise InputError("it decides by numbers that change in training, and compiled would decide once")
+            raise InputError("it branches on numbers that change in training, and a compiled step would branch once")
 
 
 def _attributes(model: nn.Module) -> list[tuple[str, str, Any]]:
@@ -86,7 +87,7 @@ def _equal(old: Any, new: Any) -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Where the generators of Python and NumPy stand."""
+    """The states of the generators of Python and NumPy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return (random.getstate(),)

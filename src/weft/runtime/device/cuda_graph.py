@@ -1,4 +1,4 @@
-"""Replay: record a function of static tensors once as a CUDA graph, then launch it as a whole.
+"""Replay: capture a function of static tensors once as a CUDA graph, then launch it as a whole.
 
 On small graphs an epoch is all launch overhead; replaying it as one graph is worth an order of magnitude.
 """
@@ -19,16 +19,16 @@ from torch import Tensor
 from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.streams import recording_stream
 
-COMPILING = 0.3  # seconds of a first run from which on something was compiled in it
-WARMUP = 2  # the first compiles and builds, the second settles the allocator; a third looks for waits
-_ONE_AT_A_TIME = threading.RLock()  # all recordings share a stream: another thread's work must not end up in one
+COMPILING = 0.3  # a first run that takes longer has compiled something
+WARMUP = 2  # the first compiles and builds, the second settles the allocator, the third detects host syncs
+_ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one
 
 
 class Replay:
-    """``fn`` (no arguments, no results, works in place on fixed tensors), recorded where that is possible.
+    """``fn`` (no arguments, no results, works in place on fixed tensors), captured as a CUDA graph if possible.
 
-    ``changed`` are the tensors that ``fn`` writes: the warm-up runs that recording needs are undone on them.
-    ``reason`` says why recording failed, and is None when it did not; ``fn`` is then called as it is.
+    ``changed`` are the tensors that ``fn`` writes: the warm-up runs before the capture are undone on them.
+    ``reason`` says why the capture failed, and is None if it did not; after a failure ``fn`` is called eagerly.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Replay:
 
     @property
     def recorded(self) -> bool:
-        """Whether calls replay a recording."""
+        """Whether calls replay a CUDA graph."""
         return self._graph is not None
 
     @property
     def pool(self) -> Any:
-        """The memory pool of the recording, for another one that never runs at the same time."""
+        """The memory pool of the CUDA graph, for another one that never runs at the same time."""
         return None if self._graph is None else self._graph.pool()
 
     def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
@@ -89,15 +89,15 @@ class Replay:
 
     @staticmethod
     def _break_off(stream: torch.cuda.Stream) -> None:
-        """Nothing is under way any more, and the caller has its stream: a broken recording may have kept it."""
+        """End a broken capture: wait for the device, and restore the caller's stream."""
         torch.cuda.set_stream(stream)
         torch.cuda.synchronize()
 
     def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
-        """Compile kernels, fill caches and build derived matrices before recording, on the stream that records.
+        """Compile kernels, fill caches and build derived matrices before the capture, on the capture stream.
 
-        What libraries keep for that stream is then there, and the recording's own pool is spared it. A compiler leaves
-        frames behind that hold one another, and through their callers the tensors of a launch: they are let go.
+        Workspaces that libraries keep for that stream then exist, outside of the graph's own pool. A compiler leaves
+        frames in reference cycles, which hold the tensors of a launch through their callers: they are collected.
         """
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -115,7 +115,7 @@ class Replay:
 
 @contextmanager
 def _waiting_is_an_error() -> Iterator[None]:
-    """Operations that wait for the device raise inside: they would break a recording in the middle."""
+    """Inside, operations that synchronise with the device raise: they would break a capture."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls this mode a prototype

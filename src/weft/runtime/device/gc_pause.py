@@ -1,4 +1,4 @@
-"""Garbage collection, put off while something runs that it would break or take longer than."""
+"""Disable Python's garbage collection while a CUDA graph is captured or a step is traced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def gc_disabled() -> Iterator[None]:
     """No garbage is collected inside.
 
-    Garbage may hold an older recording, and to destroy that breaks one under way. And while a step is taken down,
-    hundreds of small objects set off collections that look through everything alive and find nothing.
+    A collection could free an older CUDA graph, which breaks a capture in progress. And while a step is traced,
+    hundreds of small objects trigger collections that scan every live object and find nothing.
     """
     before = gc.isenabled()
     gc.disable()

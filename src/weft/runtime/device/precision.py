@@ -12,7 +12,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """Float32 products in full (``fp32``) or through TF32 units (``tf32``) inside, as before outside."""
+    """Float32 products in full (``fp32``) or through TF32 units (``tf32``) inside, restored outside."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:

@@ -1,7 +1,7 @@
-"""ConcurrentSteps: the steps of several stacks at once, each on a stream of its own, joined at the end.
+"""ConcurrentSteps: run the steps of several stacks concurrently, each on a stream of its own, joined at the end.
 
-Inside of a recording they become branches of one CUDA graph, so that kernels too small to fill the device share it. No
-kernel is generated and none is compiled that the stacks alone would not need.
+In a capture they become branches of one CUDA graph, so that kernels too small to fill the device share it. No kernels
+are generated or compiled beyond those of the stacks alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ def in_turn(steps: Steps) -> None:
 
 
 class ConcurrentSteps:
-    """``beside(steps)`` makes every call; those that come to the same stream one after another.
+    """Makes every call of ``steps``; those on the same stream one after another.
 
-    What the steps build on first use (transposes, work lists) has to be there before: one stream does not wait for
-    another.
+    What the steps build on first use (transposes, work lists) must exist before: one stream does not wait for another.
     """
 
     def __init__(self, device: torch.device) -> None:

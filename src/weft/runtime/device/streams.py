@@ -1,8 +1,8 @@
-"""The streams of a GPU that Weft works on beside the caller's, made once for the whole process.
+"""Weft's own CUDA streams, made once per process.
 
-Libraries keep memory for every stream they have been called on, for good: cuBLAS 32 MiB for each thread and stream on
-an H200. torch hands out 32 streams in turn, so a process that asked for a new one with every recording would come to
-hold a gigabyte of that, outside of anybody's budget.
+Libraries keep memory for every stream they have been called on, for good: cuBLAS 32 MiB per thread and stream on an
+H200. torch returns 32 streams in turn, so a process that took a new one for every capture would end up holding a
+gigabyte of workspaces, outside of any budget.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIDE_STREAMS = 4
 
 
 def recording_stream(device: torch.device | None = None) -> torch.cuda.Stream:
-    """The one stream of ``device`` (None: the current one) for every warm-up and every recording."""
+    """The one stream of ``device`` (None: the current one) for every warm-up and every capture."""
     return _streams(_index(device))[0]
 
 
@@ -27,7 +27,7 @@ def side_streams(count: int, device: torch.device | None = None) -> list[torch.c
 
 @cache
 def _streams(index: int) -> tuple[torch.cuda.Stream, ...]:
-    # All at once, since what torch hands out in a row is distinct.
+    # All at once, since consecutive streams of torch are distinct.
     return tuple(torch.cuda.Stream(index) for _ in range(1 + SIDE_STREAMS))
 
 

@@ -1,4 +1,4 @@
-"""How many threads torch, and the kernels that follow it, use during a run on a CPU."""
+"""Limit the number of threads that torch and Weft's kernels use during a run on a CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """At most ``count`` threads inside (None: as they are), as before outside."""
+    """At most ``count`` threads inside (None: unchanged), restored outside."""
     before = torch.get_num_threads()
     if count is not None and count < before:
         torch.set_num_threads(count)

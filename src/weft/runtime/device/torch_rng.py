@@ -1,4 +1,4 @@
-"""Torch's own generators, for models that draw from them: seeded for a run, given back after it.
+"""Seed torch's generators for a run, for models that draw from them, and restore them after it.
 
 Weft's layers do not need this (their randomness is counted, see :mod:`weft.ops.random.torch_bits`); a user's may.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Generators start at ``seed`` inside, and continue where they were outside."""
+    """Generators start at ``seed`` inside, and are restored outside."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:
-    """Where the generators stand, for a checkpoint."""
+    """The states of the generators, for a checkpoint."""
     states = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["random.cuda"] = torch.cuda.get_rng_state(device)
@@ -37,10 +37,9 @@ def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> Non
 
 
 class OwnGenerator:
-    """Torch's generator of the CPU as one run would find it alone, while others draw from it in between.
+    """Torch's CPU generator with a state of its own per run, while other runs draw from it in between.
 
-    It starts at ``seed``; inside (``with own:``) it stands where it stood when this one left it last. ``state`` is for
-    a checkpoint.
+    It starts at ``seed``; each ``with own:`` continues from the end of the last one. ``state`` is for a checkpoint.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,7 +1,7 @@
 """Book-keeping at the end of an epoch: the history, the best weights so far, and whether to stop.
 
-Two ways to the same state: by comparisons on the device, which a recording can replay, and on the host,
-which is quicker where the state lies there anyway (a tensor operation costs more than the arithmetic).
+Two implementations with the same result: by comparisons on the device, which a CUDA graph can replay, and on the host,
+which is faster if the state is there anyway (a tensor operation costs more than the arithmetic).
 
 Shapes: T members; ``rows [T, M]`` is one row of history each: training loss, losses of the splits, metrics of them.
 """
@@ -20,7 +20,7 @@ from weft.ops.launch.backend import on_gpu, use_triton
 from weft.runtime.step.best_and_history_triton import note_triton, record_triton
 from weft.runtime.step.state import State
 
-NEVER = 1 << 40  # epochs of patience where there is no limit
+NEVER = 1 << 40  # epochs of patience without a limit
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Bookkeeper:
     of the validation metric (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
     in: patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
 
-    A group evaluates when one of its members wants it; for the others only the training loss is written down.
+    A group evaluates when one of its members is due; for the others only the training loss is recorded.
     """
 
     losses: int
@@ -44,7 +44,7 @@ class Bookkeeper:
         return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules)
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
-        """Record ``rows [T, M]`` for the epoch that is under way, which ends here, and count ``steps`` more steps."""
+        """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
         if on_gpu(rows) or rows.is_meta:
             self.on_device(state, rows, steps)
         else:
@@ -75,7 +75,7 @@ class Bookkeeper:
         _count(state, steps)
 
     def _write_some(self, state: State, step: int, rows: Tensor, wants: list[bool]) -> None:
-        """All training losses, and everything else of those who want it."""
+        """All training losses, and everything else of the members that are due."""
         state.history[:, step, 0] = rows[:, 0]
         for member, wants_it in enumerate(wants):
             if wants_it:
@@ -117,7 +117,7 @@ class Bookkeeper:
             torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
 
     def compare(self, state: State, rows: Tensor) -> Tensor:
-        """Write the rows and find the best and the end; returns who is at their best so far, ``[T]`` bool."""
+        """Write the rows, find the best and the end; returns which members are at their best so far, ``[T]`` bool."""
         step = state.epoch
         patience, every, epochs = self.rules.unbind(1)
         wants = ((step + 1) % every == 0) | (step + 1 == epochs)
@@ -138,7 +138,7 @@ class Bookkeeper:
 
 
 def evaluates_at(step: int, wish: tuple[int, int, int]) -> bool:
-    """Whether a member wants to be evaluated after epoch ``step`` (counted from 0)."""
+    """Whether a member is due for evaluation after epoch ``step`` (counted from 0)."""
     _, every, epochs = wish
     return (step + 1) % every == 0 or step + 1 == epochs
 

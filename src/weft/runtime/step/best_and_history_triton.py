@@ -60,7 +60,7 @@ def _note_kernel(losses, history, clock, epochs_done, L, M, STEPS):
 def record_triton(state: State, rows: Tensor, losses: int, watched: int | None, rules: Tensor, steps: int) -> Tensor:
     """Record ``rows [T, M]`` by the ``rules [T, 3]``, count the epoch and its last ``steps``.
 
-    Returns who is at their best so far, ``[T]`` bool.
+    Returns which members are at their best so far, ``[T]`` bool.
     """
     rows = rows.contiguous()
     members, columns = rows.shape

@@ -13,7 +13,7 @@ CLOCK, RATE = "clock", "rate"
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
     """Table, key and full name of every buffer that training may change.
 
-    A module with a clock keeps nothing else there but what a runner hands it (its dropout rate).
+    A module with a clock has no other buffers than those that a runner binds (its dropout rate).
     """
     for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
@@ -32,21 +32,21 @@ def drawing_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def detach_clock(model: nn.Module) -> None:
-    """Give the modules back to torch's own generator."""
+    """Let the modules draw from torch's own generator again."""
     for module in drawing_modules(model):
         module._buffers[CLOCK] = torch.empty(0, dtype=torch.int64)
 
 
 class ClockSlots:
-    """The places where a model's random modules read the clock and, those that have one, their rate."""
+    """The slots of a model's random modules for the clock and, if they have one, their rate."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = drawing_modules(model)
         self._clocks = [module._buffers for module in modules]
         self._rates = [module._buffers for module in modules if RATE in module._buffers]
 
-    def fill(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
-        """Hang ``clock [2]`` = (seed, step) everywhere, and the ``rates`` (0-d each) in their modules."""
+    def bind(self, clock: Tensor, rates: Sequence[Tensor]) -> None:
+        """Bind ``clock [2]`` = (seed, step) in all of them, and the ``rates`` (0-d each) in their modules."""
         for table in self._clocks:
             table[CLOCK] = clock
         for table, rate in zip(self._rates, rates, strict=True):
@@ -54,18 +54,18 @@ class ClockSlots:
 
 
 class BufferSlots:
-    """The places in a model where its buffers hang."""
+    """The slots of a model's buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = list(_places(model))
 
-    def fill(self, buffers: Mapping[str, Tensor]) -> None:
-        """Hang ``buffers`` in the model, which then updates them in place."""
+    def bind(self, buffers: Mapping[str, Tensor]) -> None:
+        """Bind ``buffers`` to the model, which then updates them in place."""
         for table, key, name in self._places:
             table[key] = buffers[name]
 
     def collect(self, buffers: Mapping[str, Tensor]) -> None:
-        """Bring home what a module replaced instead of updating in place."""
+        """Copy back buffers that a module replaced instead of updating in place."""
         for table, key, name in self._places:
             if table[key] is not buffers[name]:
                 buffers[name].copy_(table[key])

@@ -1,6 +1,6 @@
 """Triton kernel of ``evaluation.py``: cross-entropy and hits of every split in one pass over the logits.
 
-On small graphs an epoch is all kernel launches, and a dozen of them would go into two numbers per split.
+On small graphs kernel launches dominate an epoch, and two numbers per split would take a dozen of them.
 Shapes: T members, N nodes, M nodes of all splits together, S splits, C classes.
 """
 

@@ -50,7 +50,7 @@ class Forward:
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
-        """Read clocks and buffers from ``state``, dropout rates from ``rates`` (one ``[T]`` a random module)."""
+        """Read clocks and buffers from ``state``, dropout rates from ``rates`` (one ``[T]`` per random module)."""
         self._state, self._rates = state, list(rates)
         if state.members == 1:
             self._row = {name: buffer[0] for name, buffer in state.buffers.items()}
@@ -71,16 +71,16 @@ class Forward:
         return torch.vmap(partial(self._one, batch=batch))(*given)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
-        """What the model gives for the weights ``flat [P]`` of a state with one member: logits ``[N, C]``."""
+        """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        self._slots.fill(self._views(flat))
+        self._slots.bind(self._views(flat))
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
 
     def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
-        self._slots.fill([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
+        self._slots.bind([nn.Parameter(view.clone()) for view in self._layout.views(flat)])
         nothing = torch.empty(0, dtype=torch.int64)  # a clock of torch's own generator
         self._bind(nothing, [rate.clone() for rate in rates], {name: b.clone() for name, b in buffers.items()})
 
@@ -88,7 +88,7 @@ class Forward:
         return self._layout.views(flat.to(self._dtype))
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
-        """What the model gives; torch's dropout and tall products in it are Weft's where it is a user's."""
+        """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
         if self._built_in:
             return self.call(batch)
         products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
@@ -96,14 +96,14 @@ class Forward:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
-        self._clocks.fill(clock, rates)
-        self._buffers.fill(buffers)
+        self._clocks.bind(clock, rates)
+        self._buffers.bind(buffers)
 
     def _one(
         self, weights: list[Tensor], clock: Tensor, rates: list[Tensor], buffers: dict[str, Tensor], batch: Batch
     ) -> Tensor:
         """One member, as ``vmap`` sees it; its buffers change in place, and so do those of all members."""
-        self._slots.fill(weights)
+        self._slots.bind(weights)
         self._bind(clock, rates, buffers)
         logits = self._called(clock, batch)
         self._buffers.collect(buffers)
@@ -111,7 +111,7 @@ class Forward:
 
 
 def mode_switch(model: nn.Module) -> Callable[[bool], object]:
-    """What ``model.train(mode)`` does, without the traversal: that costs 4 us a module, twice an epoch."""
+    """What ``model.train(mode)`` does, without the traversal: that costs 4 us per module, twice per epoch."""
     if any(type(module).train is not nn.Module.train for module in model.modules()):
         return model.train
     tables = [module.__dict__ for module in model.modules()]

@@ -1,4 +1,4 @@
-"""How a model is called on a graph: Weft's ``(x, adj)``, PyG's ``(x, edge_index)``, or ``(x)`` alone.
+"""Call a model on a graph: Weft's ``(x, adj)``, PyG's ``(x, edge_index)``, or ``(x)`` alone.
 
 Shapes: N nodes, F features, C classes.
 """
@@ -40,7 +40,7 @@ def row_normalised(x: Features) -> Features:
 
 
 def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
-    """The first layer's aggregation of the features, or None where the model does not offer one."""
+    """The first layer's aggregation of the features, or None if the model does not offer one."""
     if not hasattr(model, "first_aggregate") or "first" not in _parameters(model):
         return None
     with torch.no_grad():
@@ -69,7 +69,7 @@ def _call_with_edges(model: nn.Module, batch: Batch, weighted: bool) -> Tensor:
 
 
 def takes_edge_index(model: nn.Module) -> bool:
-    """Whether the model is called the PyG way, which knows dense features only."""
+    """Whether the model is called like PyG's, with dense features only."""
     names = list(_parameters(model))
     return len(names) > 1 and names[1] == "edge_index"
 
@@ -81,7 +81,7 @@ def takes_blocks(model: nn.Module) -> bool:
 
 
 def layers_of(model: nn.Module) -> int | None:
-    """How many layers the model has, where it can run each alone; None where it cannot."""
+    """How many layers the model has, if it can run each alone; else None."""
     return len(model.convs) if "layer" in _parameters(model) and hasattr(model, "convs") else None
 
 
@@ -110,9 +110,9 @@ def _is_star(model: nn.Module, name: str) -> bool:
 
 
 class Inputs:
-    """What the tasks of a group are fed: features, first aggregations of them and sources, each made once per group.
+    """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
-    ``make_source(request)`` says where batches come from; the whole graph, unless given.
+    ``make_source(request)`` makes the source of batches; the whole graph, unless given.
     """
 
     def __init__(self, graph: Graph, make_source: MakeSource = FullGraph) -> None:
@@ -122,7 +122,7 @@ class Inputs:
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
     def features(self, norm: str | None, dtype: torch.dtype, dense: bool = False) -> Features:
-        """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros where ``dense``."""
+        """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros if ``dense``."""
         key = (norm, dtype, dense)
         if key not in self._features:
             x = row_normalised(self.graph.x) if norm == "row" else self.graph.x
@@ -131,7 +131,7 @@ class Inputs:
         return self._features[key]
 
     def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False, padding: bool = False) -> Source:
-        """The source of batches with the features ``x``; stacks that are fed the same share it, and so its batches."""
+        """The source of batches with the features ``x``; stacks with equal inputs share it, and so its batches."""
         key = (id(x), id(first), subgraph, padding)
         if key not in self._sources:
             self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding))
@@ -142,7 +142,7 @@ class Inputs:
         return (*self._features.values(), *self._firsts.values())
 
     def first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
-        """The model's first aggregation of ``x``; models of one ``name`` (None: nobody else's) have the same."""
+        """The model's first aggregation of ``x``; models of one ``name`` share it (None: not shared)."""
         if name is None:
             return first_aggregate(model, x, self.graph.adj)
         key = (name, id(x))

@@ -1,4 +1,4 @@
-"""Members of a stack: their models at true size, and the one model that runs for all of them.
+"""Build the members of a stack: their models at true size, and the one model that runs for all of them.
 
 Every member's model is built from its own seed at its own width, then laid out in the flat buffer of the widest.
 
@@ -36,7 +36,7 @@ from weft.runtime.user_modules.copying import copy_module
 
 
 class CannotStack(Exception):
-    """Tasks that do not fit into one stack, and why; each of them may still train by itself."""
+    """Raised for tasks that cannot be one stack, with the reason; each of them may still train by itself."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MemberSlot:
 
 
 class Members:
-    """The seats of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`."""
+    """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`."""
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
         self._inputs, self._first_once = inputs, first_once
@@ -60,7 +60,7 @@ class Members:
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
         if len(models) > 1 and self._task.traits is None:
-            _check_attributes(models)  # before any of them is told to run for all
+            _check_attributes(models)  # before one of them is set up to run for all
         rates = self._take_rates(models)
         _set_stacked(self._model, len(tasks) > 1)
         self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
@@ -85,7 +85,7 @@ class Members:
 
     @property
     def layers(self) -> int | None:
-        """Layers of the model, where each can be run alone."""
+        """Layers of the model, if each can be run alone."""
         return layers_of(self._model)
 
     @property
@@ -93,29 +93,29 @@ class Members:
         return isinstance(self._graph.x, SparseFeatures)
 
     def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; handed over once."""
+        """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
         flat, buffers = self._initial
         del self._initial
         return flat, buffers
 
     def attach(self, state: State) -> None:
-        """Let the model read the clocks and buffers of ``state``, and everybody's dropout rates."""
+        """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
         self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with the seats in ``rows`` alone."""
+        """Keep only the members in ``rows``."""
         self.slots = [self.slots[row] for row in rows]
 
     # ---- building ------------------------------------------------------------------------------------
 
     def _build(self, task: Task) -> nn.Module:
         device = self._graph.device
-        # A step that is only followed needs no values, and drawing those of many members takes longer than the rest.
+        # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
             return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
-        """A model whose lazy layers, if it has any, have learned their sizes and drawn their weights."""
+        """A model whose lazy layers, if it has any, are initialised."""
         model = self._build(task)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
@@ -126,14 +126,14 @@ class Members:
         return model
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
-        with torch.no_grad(), _told(task, self._graph.name):
+        with torch.no_grad(), _model_errors(task, self._graph.name):
             bind(model.eval())(self._inputs.source(self._features(dense), subgraph=not takes_blocks(model)).example())
 
     def _features(self, dense: bool) -> Features:
         return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
 
     def _take_rates(self, models: list[nn.Module]) -> list[tuple[Tensor, ...]]:
-        """Every member's dropout rates; the model that runs drops wherever one of the members does."""
+        """Every member's dropout rates; the shared model drops wherever one of the members does."""
         found = [[module for module in drawing_modules(model) if RATE in module._buffers] for model in models]
         if len({len(modules) for modules in found}) > 1:
             raise CannotStack("their models have different random modules")
@@ -186,13 +186,13 @@ class Members:
     # ---- calling -------------------------------------------------------------------------------------
 
     def _note_dense(self, error: SpecError) -> None:
-        """Remark that features are made dense, where that may help a user's model that failed with ``error``."""
+        """Add a note that features are made dense, if that may help a user's model that failed with ``error``."""
         if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
             raise error
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
     def _source(self, dense: bool) -> Source:
-        """Where the batches of the model that runs come from."""
+        """The source of batches of the shared model."""
         task, x, first = self._task, self._features(dense), None
         if self._first_once:
             first = self._inputs.first(self._model, x, aggregation_key(task))
@@ -201,7 +201,7 @@ class Members:
         return self._inputs.source(x, first, subgraph=not takes_blocks(self._model), padding=padding)
 
     def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
-        """Call the model once, so that misfits show before training; where it is a user's, also for all at once."""
+        """Call the model once, so that errors show before training; a user's model also for all members at once."""
         try:
             self._alone(state, 0)
         except SpecError as error:
@@ -216,7 +216,7 @@ class Members:
     def _alone(self, state: State, row: int) -> Tensor:
         """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
         task, batch = self.slots[row].task, self.source.example()
-        with torch.no_grad(), _told(task, self._graph.name):
+        with torch.no_grad(), _model_errors(task, self._graph.name):
             self.forward.attach(state.select([row]), [rate[None] for rate in self.slots[row].rates])
             try:
                 logits = self.forward.one(state.flat[row], training=False, batch=batch)
@@ -226,7 +226,7 @@ class Members:
         return logits
 
     def _try_together(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
-        """:class:`CannotStack` where a user's module does not take all members at once, or takes them wrongly."""
+        """:class:`CannotStack` if a user's module fails for all members at once, or gives other results."""
         before = {name: buffer.clone() for name, buffer in state.buffers.items()}
         try:
             leaf, batch = state.flat.detach().requires_grad_(), self.source.example()
@@ -245,7 +245,7 @@ class Members:
             self._compare(state, together)
 
     def _try_copy(self, state: State) -> None:
-        """Copy a user's module as at the end of training: what cannot be copied is better known before it begins."""
+        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
         if state.flat.is_meta:
             return
         task, buffers = self._task, {name: buffer[0] for name, buffer in state.buffers.items()}
@@ -303,7 +303,7 @@ class Members:
                 self.attach(state)
             self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
-        Slots(model, self.layout.names).fill([nn.Parameter(named[name].clone()) for name in self.layout.names])
+        Slots(model, self.layout.names).bind([nn.Parameter(named[name].clone()) for name in self.layout.names])
         for prefix, module in model.named_modules():
             for key in module._buffers:
                 name = f"{prefix}.{key}" if prefix else key
@@ -313,7 +313,7 @@ class Members:
 
 
 def aggregation_key(task: Task) -> Hashable:
-    """Equal for tasks whose first aggregation of the same features is the same; None: nobody else's is."""
+    """Equal for tasks that share the first aggregation of the same features; None: not shared."""
     if task.traits is None:
         return None
     shaping = (getattr(task, name) for name in task.traits.shaping)
@@ -321,7 +321,7 @@ def aggregation_key(task: Task) -> Hashable:
 
 
 def _without_clock(model: nn.Module, rates: Sequence[Tensor]) -> nn.Module:
-    """The model as its owner made it: drawing from torch's generator, at rates that are also plain numbers."""
+    """The model as the user made it: drawing from torch's generator, with rates that are plain numbers."""
     detach_clock(model)
     _set_stacked(model, False)
     _set_reduce(model, ONE_RANK)
@@ -355,7 +355,7 @@ def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 
 
 def _check_frozen(models: list[nn.Module]) -> None:
-    """Parameters that do not train are one for all, so they must be equal."""
+    """Frozen parameters are shared by all members, so they must be equal."""
     frozen = [{name: p for name, p in model.named_parameters() if not p.requires_grad} for model in models]
     for others in frozen[1:]:
         if any(not value.is_meta and not torch.equal(frozen[0][name], value) for name, value in others.items()):
@@ -363,9 +363,9 @@ def _check_frozen(models: list[nn.Module]) -> None:
 
 
 def _check_attributes(models: list[nn.Module]) -> None:
-    """What a user's modules keep besides parameters and buffers is one for all, so it must be equal."""
+    """Attributes of a user's modules are shared by all members, so they must be equal."""
     for first, *others in zip(*(model.modules() for model in models), strict=False):
-        if CLOCK in first._buffers:  # what these draw with is everybody's own
+        if CLOCK in first._buffers:  # their clocks and rates are per member
             continue
         for key, value in vars(first).items():
             if any(not _same(value, vars(other).get(key)) for other in others):
@@ -373,15 +373,15 @@ def _check_attributes(models: list[nn.Module]) -> None:
 
 
 def _same(mine: Any, other: Any) -> bool:
-    """Whether two numbers or tensors are equal; nothing is said of anything else."""
+    """Whether two numbers or tensors are equal; True for other types."""
     if isinstance(mine, Tensor) and isinstance(other, Tensor):
         plain = mine.layout is torch.strided and not mine.is_meta and mine.device == other.device
         return mine is other or not plain or (mine.shape == other.shape and torch.equal(mine, other))
     return not isinstance(mine, (bool, int, float, str)) or mine == other or mine != mine
 
 
-class _told:
-    """Errors of a model become one sentence that names the task."""
+class _model_errors:
+    """Turn errors of a model into one sentence that names the task."""
 
     def __init__(self, task: Task, graph: str) -> None:
         self._task, self._graph = task, graph

@@ -22,7 +22,7 @@ def one_hot(target: Tensor, classes: int) -> Tensor:
 
 
 def predicted(logits: Tensor, target: Tensor) -> Tensor:
-    """What the logits say, as a bool matrix ``[..., M, C]``."""
+    """The predictions of the logits as a bool matrix ``[..., M, C]``."""
     if target.dim() == 2:
         return logits > 0
     best = logits.argmax(-1, keepdim=True)
@@ -30,7 +30,7 @@ def predicted(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def correct(logits: Tensor, target: Tensor) -> Tensor:
-    """How right each node is ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
+    """Correctness per node ``[..., M]`` float32: 0 or 1, or the share of its labels that are right."""
     if target.dim() == 2:
         return ((logits > 0) == (target > 0.5)).float().mean(-1)
     return (logits.argmax(-1) == target).float()

@@ -1,4 +1,4 @@
-"""What training minimises: cross-entropy for one class per node, binary cross-entropy for many labels.
+"""Training objectives: cross-entropy for one class per node, binary cross-entropy for many labels.
 
 Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
 """
@@ -62,7 +62,7 @@ def _multilabel() -> Objective:
 
 
 def objective_of_stack(tasks: Sequence[Task], multilabel: bool, device: torch.device) -> Objective:
-    """The objective of tasks that share a step, each with a smoothing of its own; ``logits [T, N, C]``, losses ``[T]``.
+    """The objective of tasks that share a step, each with its own smoothing; ``logits [T, N, C]``, losses ``[T]``.
 
     ``multilabel``: the nodes of the graph have many labels each, not one class each.
     """

@@ -19,7 +19,7 @@ from weft.runtime.step.schedules import learning_rates
 
 
 def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
-    """The numbers of every step ``[epochs * steps_per_epoch, 8]``, worked out in double precision."""
+    """The numbers of every step ``[epochs * steps_per_epoch, 8]``, computed in double precision."""
     beta1, beta2 = task.betas
     if task.optimizer == "sgd":
         beta1, beta2 = task.momentum, 0.0

@@ -17,7 +17,7 @@ from weft.ops.dense.split_rows import split_rows
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter lies in the flat buffer ``[..., P]``, and whether decay reaches it."""
+    """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
@@ -58,7 +58,7 @@ class Layout:
         return dict(zip(self.names, self.views(flat), strict=True))
 
     def decay_mask(self) -> Tensor | None:
-        """``[P]`` 1 where weight decay reaches and 0 elsewhere; None where it reaches everything."""
+        """``[P]`` 1 where weight decay applies and 0 elsewhere; None if it applies everywhere."""
         if all(self.decayed):
             return None
         parts = [torch.full((n,), float(d)) for n, d in zip(self.sizes, self.decayed, strict=True)]
@@ -88,10 +88,10 @@ def first_layer_prefix(model: nn.Module) -> str:
 
 
 class Slots:
-    """The places in a model where its trained parameters hang, tied ones included.
+    """The slots of a model's trained parameters, tied ones included.
 
-    Filling them replaces the parameters by any tensors, as ``torch.func.functional_call`` does; writing to
-    the modules' own tables costs a microsecond a parameter instead of a traversal of the model per call.
+    Binding replaces the parameters by any tensors, as ``torch.func.functional_call`` does; writing to the
+    modules' own tables costs a microsecond per parameter instead of a traversal of the model per call.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
@@ -104,7 +104,7 @@ class Slots:
             if p is not None and id(p) in owner
         ]
 
-    def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Hang ``tensors``, in the order of ``names``, in place of the parameters."""
+    def bind(self, tensors: Sequence[Tensor]) -> None:
+        """Bind ``tensors``, in the order of ``names``, in place of the parameters."""
         for table, key, index in self._places:
             table[key] = tensors[index]

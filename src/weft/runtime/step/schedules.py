@@ -1,4 +1,4 @@
-"""Learning-rate schedules, worked out for every step before the first one.
+"""Learning-rate schedules, computed for every step before the first one.
 
 The step looks its rate up by its own counter, so that a replayed step needs nothing from the host.
 """

@@ -1,11 +1,11 @@
-"""Stack: tasks whose steps are the same but for numbers, trained as one step with a leading dimension.
+"""Stack: train tasks whose steps differ only in numbers as one step with a leading dimension.
 
 Members may differ in seed, rates, decay, schedule, epochs, patience, dropout, label smoothing, initial weights, and
 in width, which is padded with zeros (see :mod:`weft.runtime.step.zero_padding`).
 
-Nothing in a step asks the host for a number: rates come from a table by the step's own counter, dropout from
+A step never reads a number back to the host: rates come from a table by the step's own counter, dropout from
 clocks, and the best weights and the end of training are found by comparisons on the device. So the same code
-runs eagerly on a CPU and is recorded once and replayed on a GPU.
+runs eagerly on a CPU, and on a GPU it is captured once as a CUDA graph and replayed.
 
 Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of history.
 """
@@ -32,9 +32,9 @@ from weft.runtime.step.state import State
 class Stack:
     """T tasks in training on the device of ``inputs.graph``.
 
-    ``first_once``: compute the first layer's aggregation of the features before training, where the model offers it.
+    ``first_once``: compute the first layer's aggregation of the features before training, if the model offers it.
     ``length``: rows of history and of the table of rates, at least the most epochs of a member. ``notes`` holds
-    remarks for the user. Raises :class:`CannotStack` for tasks that have to train apart.
+    remarks for the user. Raises :class:`CannotStack` for tasks that have to train separately.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, *, first_once: bool = False, length: int = 0) -> None:
@@ -84,11 +84,11 @@ class Stack:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a compiler has made something of the step."""
+        """Whether the step is compiled."""
         return self.differentiate != self.gradients
 
     def as_written(self) -> None:
-        """Differentiate and evaluate by the functions of this class, until a compiler makes something of them."""
+        """Differentiate and evaluate by the functions of this class, until they are replaced by compiled ones."""
         self.differentiate, self.infer = self.gradients, self.logits
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -101,11 +101,11 @@ class Stack:
     # ---- one epoch -----------------------------------------------------------------------------------
 
     def __call__(self) -> None:
-        """One epoch of a constant source: train, evaluate the weights that this left, write the outcome down."""
+        """One epoch of a constant source: train, evaluate the new weights, record the outcome."""
         self.evaluate(self.train_step(self.source.example()))
 
     def without_evaluation(self) -> None:
-        """One epoch of a constant source; only its training losses are written down."""
+        """One epoch of a constant source that records only its training losses."""
         self.note(self.train_step(self.source.example()))
 
     def train_on(self, batch: Batch) -> None:
@@ -116,20 +116,20 @@ class Stack:
         self.state.steps.add_(1)
 
     def end_epoch(self, evaluated: bool) -> None:
-        """After the last of several steps: write down the epoch's mean loss, with an evaluation or without."""
+        """After the last of several steps: record the epoch's mean loss, with an evaluation or without."""
         losses = self.state.epoch_loss.clone()
         self.state.epoch_loss.zero_()
         (self.evaluate if evaluated else self.note)(losses, steps=0)
 
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
-        """End an epoch with ``losses [T]``: evaluate the weights, write the outcome down, count ``steps``."""
+        """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluation(logits)], 1)
             self._book(self.state, rows, steps)
 
     def note(self, losses: Tensor, steps: int = 1) -> None:
-        """End an epoch with ``losses [T]`` that is not evaluated: write them down, count ``steps``."""
+        """End an epoch with ``losses [T]`` that is not evaluated: record them, count ``steps``."""
         self._book.loss_alone(self.state, losses, steps)
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -140,10 +140,10 @@ class Stack:
         return losses
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms take note.
+        """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated.
 
-        What is differentiated is their sum, in which each has a slope of 1: a member that is no longer a number does
-        not touch its neighbours. The ones are at hand, so neither the sum nor its gradient is computed.
+        The sum of the losses is differentiated, in which each has a slope of 1: a member whose loss is NaN does not
+        affect the others. The ones are given as grad_outputs, so neither the sum nor its gradient is computed.
         """
         leaf = flat.detach().requires_grad_()
         losses = self._loss(self.forward(leaf, training=True, batch=batch), batch)
@@ -152,13 +152,13 @@ class Stack:
         return reduce.sum(losses.detach()), reduce.sum(grad)
 
     def logits(self, flat: Tensor, batch: Batch) -> Tensor:
-        """What the members say of the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
+        """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
         return self.forward(flat, training=False, batch=batch)
 
     # ---- leaving -------------------------------------------------------------------------------------
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with the members in ``rows`` alone, in new places: a recording of the step is void after this."""
+        """Keep only the members in ``rows``, in new tensors: a CUDA graph of the step is invalid after this."""
         self.members.select(rows)
         self._wire(self.state.select(rows))
 

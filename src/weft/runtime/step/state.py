@@ -17,7 +17,7 @@ PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "bes
 
 @dataclass
 class State:
-    """A stack of tasks in training, one row of every tensor a member.
+    """A stack of tasks in training, one row of every tensor per member.
 
     ``flat [T, P]`` weights, ``moments`` of the optimizer ``[T, P]`` each, ``clock [T, 2]`` int64 (seed, steps
     done), ``epoch [T]`` int64 epochs done, ``epoch_loss [T]`` the mean training loss over the steps of the epoch under
@@ -52,7 +52,7 @@ class State:
     ) -> State:
         """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over.
 
-        ``seeds`` and ``epochs``: one of each a member. ``length``: rows of history, the most epochs unless given.
+        ``seeds`` and ``epochs``: one of each per member. ``length``: rows of history, the most epochs unless given.
         """
         device, members = flat.device, flat.shape[0]
         return cls(
@@ -71,7 +71,7 @@ class State:
         )
 
     def __post_init__(self) -> None:
-        self.steps = self.clock[:, 1]  # steps done [T], a view; the members of a stack keep step
+        self.steps = self.clock[:, 1]  # steps done [T], a view; equal for all members of a stack
         self.step = self.clock[:1, 1]  # the same, [1]
         self.first_epoch = self.epoch[:1]  # epochs done, [1]
 
@@ -98,7 +98,7 @@ class State:
             tensor.copy_(saved[name])
 
     def row(self, index: int) -> dict[str, Tensor]:
-        """What belongs to one member, on the host, by the names of :meth:`tensors`."""
+        """One member's state, on the host, by the names of :meth:`tensors`."""
         return {name: tensor[index].detach().cpu().clone() for name, tensor in self.tensors().items()}
 
     def select(self, rows: Sequence[int]) -> State:
@@ -115,7 +115,7 @@ class State:
 
 @contextmanager
 def put_back(changed: Iterable[Tensor]) -> Iterator[None]:
-    """Tensors hold afterwards what they held before."""
+    """Restore the tensors at the end."""
     saved = [(tensor, tensor.clone()) for tensor in changed]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Widths by zero padding: where the weights of a narrow model lie in those of a wide one.
+"""Pad narrow models with zeros: where the weights of a narrow model are in those of a wide one.
 
 Padded weights start at 0 and stay there: what they multiply or add to is 0, and so is their gradient, as long as
 the activation keeps 0 at 0 and nothing takes a mean over the width. So a padded member trains as it would alone.
@@ -48,7 +48,7 @@ class Widths:
 
 
 def widths_of(task: Task, wide: int) -> Widths:
-    """How the width of ``task`` lies in a width of ``wide``."""
+    """How the width of ``task`` is padded to ``wide``."""
     return Widths(task.hidden, wide, task.heads if task.traits is not None and task.traits.has_heads else 1)
 
 

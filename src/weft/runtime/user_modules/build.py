@@ -1,4 +1,4 @@
-"""From a task's ``model`` to an ``nn.Module``: by name, by import, by factory, or a copy of a user's."""
+"""Build a task's ``model`` as an ``nn.Module``: by name, by import, by factory, or as a copy of a user's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_options(task: Task) -> dict[str, Any]:
 
 
 def _copied(task: Task) -> nn.Module:
-    """A copy of the module that a task was given, with new weights where ``init="fresh"`` asks for them."""
+    """A copy of the module that a task was given, with new weights if ``init="fresh"``."""
     model, _ = copy_module(task.model)
     if task.init != "fresh":
         return model

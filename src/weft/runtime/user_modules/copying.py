@@ -1,4 +1,4 @@
-"""A deep copy of a user's module that does not fail on what the module keeps in attributes.
+"""Deep-copy a user's module without failing on attributes that cannot be copied.
 
 Modules keep activations (``self.embedding = h``), which autograd or ``vmap`` made and which cannot be copied, and
 locks, files or generators, which cannot be copied either. None of them is part of the model's weights.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-REGISTERED = ("_parameters", "_buffers", "_modules")  # what torch itself knows of a module
+REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
 
 
 def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
@@ -57,7 +57,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _of_a_stack(tensor: Tensor) -> bool:
-    """Whether ``vmap`` made it: it has no values outside of the call that it was made in."""
+    """Whether ``vmap`` made it: it has no values outside of that call."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

@@ -1,7 +1,7 @@
 """CountedDropout: ``nn.Dropout`` and ``F.dropout`` of a user's module draw their masks as Weft's own layers do.
 
-Torch's generator knows neither members nor steps: a stack could not share its draws, and a training that is resumed,
-stacked or compiled would see other masks. Here a mask is a function of (seed, step, site, element); the site counts the
+Torch's generator has no notion of members or steps: a stack could not share its draws, and a resumed, stacked or
+compiled run would get other masks. Here a mask is a function of (seed, step, site, element); the site counts the
 calls of one pass through the model, after the sites of its own random modules.
 """
 
@@ -39,7 +39,7 @@ class CountedDropout(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _serves(self, x: Any) -> bool:
-        """Whether ``x`` is a tensor beside the clock, of which no derivative is taken that only torch's masks have."""
+        """Whether ``x`` is on the clock's device, and no derivative is taken that only torch's dropout supports."""
         if type(x) not in PLAIN or not x.is_floating_point() or x.device != self._clock.device:
             return False
         return not self._is_repeated() and not has_forward_derivatives() and vmap_sizes(x) is not None

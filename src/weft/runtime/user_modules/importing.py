@@ -1,4 +1,4 @@
-"""From ``"package.module:name"`` or ``"path/file.py:name"`` to what it points to."""
+"""Import what ``"package.module:name"`` or ``"path/file.py:name"`` points to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def import_callable(task: Task) -> Callable[..., nn.Module]:
 
 
 def in_words(error: Exception, *own: str) -> str:
-    """What went wrong in a user's code, and on which line of it; ``own``: files of Weft that do not count."""
+    """An error in a user's code in words, with the line; ``own``: files of Weft to skip."""
     if isinstance(error, (ImportError, FileNotFoundError)):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""Which settings reach a model: by its row where it has a name, by its signature where it is a user's.
+"""Which settings a model reads: from its traits row if it is built in, from its signature if it is a user's.
 
 A setting that was given and that nothing reads would be reported as if it had been tried, so it is refused.
 """
@@ -67,9 +67,9 @@ def signature_of(factory: Callable[..., Any]) -> Signature:
 
 
 def arguments(task: Task, signature: Signature) -> dict[str, Any]:
-    """What a user's callable is given: settings of the task by name, and ``model_args``.
+    """The arguments of a user's callable: settings of the task by name, and ``model_args``.
 
-    A setting that the task leaves at its default is left to the callable's own default, where it has one.
+    A setting that the task leaves at its default is left to the callable's own default, if it has one.
     """
     given = [name for name in task.given_to_model() if signature.takes(name)]
     needed = [name for name in signature.required if name in model_settings() and name not in given]

@@ -1,4 +1,4 @@
-"""TallLinear: the dense layers of a user's module through Weft's own products.
+"""TallLinear: run the dense layers of a user's module through Weft's own products.
 
 A module of one's own says ``nn.Linear``, ``F.linear`` or ``x @ W``. On a GPU, products of many rows with a small matrix
 go to :func:`weft.ops.dense.linear`, as those of Weft's layers do; everything else stays what its author wrote.
@@ -30,7 +30,7 @@ class TallLinear(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not torch.compiler.is_compiling():  # what torch compiles of a user's module is torch's
+        if not torch.compiler.is_compiling():  # inside torch.compile, leave torch's operators alone
             x, weight, bias = _operands(func, args, kwargs)
             turned = func in MATMULS
             if weight is not None and _serves(x, weight, bias, *(reversed(weight.shape) if turned else weight.shape)):
@@ -50,7 +50,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """``x``, a matrix and the bias, if any; None all three where ``func`` is no dense layer or not called as one."""
+    """``x``, a matrix and the bias, if any; all None if ``func`` is no dense layer or not called as one."""
     nothing = (None, None, None)
     if func is torch_linear and 2 <= len(args) + len(kwargs) <= 3 and kwargs.keys() <= {"input", "weight", "bias"}:
         x, weight, bias = _of_linear(*args, **kwargs)
@@ -79,13 +79,13 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, inputs
     if len(batches) < len(given):
         return False
     tasks = prod(dict(level for batch in batches for level in batch.items()).values())
-    if tasks == 1 and not x.is_contiguous():  # a library reads it as it lies
+    if tasks == 1 and not x.is_contiguous():  # cuBLAS reads it without a copy
         return False
     return is_tall(x.shape[0], inputs, outputs, tasks, shared=tasks > 1 and not batches[0])
 
 
 def _watched(x: Tensor) -> bool:
-    """Whether somebody would see a difference: autocast, forward derivatives, or hooks on what is saved.
+    """Whether the replacement would be observable: autocast, forward-mode AD, or saved-tensor hooks.
 
     ``torch.utils.checkpoint`` is such a hook: it repeats the layer outside of this mode and compares what is saved.
     """

@@ -1,6 +1,6 @@
-"""What is being done to a tensor that a user's module is at work on: transforms, hooks, derivatives of other kinds.
+"""Detect functorch transforms, forward-mode AD and saved-tensor hooks.
 
-Operators of Weft's stand in for torch's inside such a module; these questions say where they would be seen to.
+In these contexts, replacing torch's operators by Weft's inside a user's module would be observable.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor has meanings of its own
+PLAIN = (Tensor, nn.Parameter)  # a subclass of Tensor may override operators
 
 
 def saved_tensors_are_hooked() -> bool:
-    """Whether somebody takes what is saved for the backward pass: ``torch.utils.checkpoint``, to repeat a layer."""
+    """Whether saved-tensor hooks are active, such as those of ``torch.utils.checkpoint``, which recomputes a layer."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def has_forward_derivatives() -> bool:
-    """Whether derivatives are carried along with values (``torch.func.jvp``)."""
+    """Whether forward-mode AD is active (``torch.func.jvp``)."""
     return forward_ad._current_level >= 0
 
 

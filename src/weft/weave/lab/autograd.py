@@ -1,4 +1,4 @@
-"""Gradients of several operators that share a launch: the backward passes of all of them share launches too."""
+"""Gradients of operators that share a merged launch: their backward passes share launches too."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.ops.csr.packed import unpack_csr
-from weft.weave.together import Call, together
+from weft.weave.together import OpCall, together
 
 Gradients = dict[int, Tensor]  # position of an argument to its gradient
 Finish = Callable[[list[tuple[Tensor, ...]]], Gradients]  # from the results of the calls to gradients
 
 
-def spmm_backward(call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]) -> tuple[list[Call], Finish]:
+def spmm_backward(
+    call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
+) -> tuple[list[OpCall], Finish]:
     """The calls that the gradient of a sum needs: the transpose for x, dot products for the weights."""
     x, weight, row_scale, col_scale, walk, back, _ = call.arguments
     calls = []
     if 0 in wanted:
         weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
-        calls.append(Call("spmm", (grad, weight_back, col_scale, row_scale, back, walk, weight)))
+        calls.append(OpCall("spmm", (grad, weight_back, col_scale, row_scale, back, walk, weight)))
     if 1 in wanted:
         left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
         right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
-        calls.append(Call("sddmm", (left, right, 1, walk, back)))
+        calls.append(OpCall("sddmm", (left, right, 1, walk, back)))
 
     def finish(results: list[tuple[Tensor, ...]]) -> Gradients:
         found = dict(zip(sorted(wanted), (result[0] for result in results), strict=True))
@@ -37,22 +39,24 @@ def spmm_backward(call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted:
     return calls, finish
 
 
-def max_backward(call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]) -> tuple[list[Call], Finish]:
+def max_backward(
+    call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
+) -> tuple[list[OpCall], Finish]:
     """The gradient of a maximum goes to the winning edges; its weights get none, as in ``spmm_max``."""
     _, weight, walk, back = call.arguments
-    calls = [Call("spmm_max_backward", (grad.contiguous(), outputs[1], weight, walk, back))] if 0 in wanted else []
+    calls = [OpCall("spmm_max_backward", (grad.contiguous(), outputs[1], weight, walk, back))] if 0 in wanted else []
     return calls, lambda results: {0: results[0][0]} if results else {}
 
 
 def sddmm_backward(
-    call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
-) -> tuple[list[Call], Finish]:
+    call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
+) -> tuple[list[OpCall], Finish]:
     """d a = weighted sum of b over the in-edges, d b = weighted sum of a over the out-edges, head by head."""
     a, b, heads, walk, back = call.arguments
 
-    def per_head(x: Tensor, weight: Tensor, there: list[Tensor], other: list[Tensor]) -> Call:
+    def per_head(x: Tensor, weight: Tensor, there: list[Tensor], other: list[Tensor]) -> OpCall:
         x_heads = x.unflatten(-1, (heads, -1)).movedim(-2, 0)
-        return Call("spmm", (x_heads, weight.movedim(-1, 0), None, None, there, other, None))
+        return OpCall("spmm", (x_heads, weight.movedim(-1, 0), None, None, there, other, None))
 
     calls = []
     if 0 in wanted:
@@ -65,10 +69,10 @@ def sddmm_backward(
 
 
 def softmax_backward(
-    call: Call, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
-) -> tuple[list[Call], Finish]:
+    call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
+) -> tuple[list[OpCall], Finish]:
     """``out * (grad - sum over the row of out * grad)``."""
-    calls = [Call("edge_softmax_backward", (grad, outputs[0], call.arguments[1]))]
+    calls = [OpCall("edge_softmax_backward", (grad, outputs[0], call.arguments[1]))]
     return calls, lambda results: {0: results[0][0]}
 
 
@@ -84,7 +88,7 @@ class _Together(torch.autograd.Function):
     """``together`` of calls whose differentiable tensors are given apart, call by call."""
 
     @staticmethod
-    def forward(ctx: Any, calls: Sequence[Call], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, calls: Sequence[OpCall], *tensors: Tensor | None) -> tuple[Tensor, ...]:
         done = together(calls)
         flat = [value for outputs in done for value in outputs]
         ctx.calls, ctx.counts = calls, [len(outputs) for outputs in done]
@@ -97,7 +101,7 @@ class _Together(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         saved, given, wants = iter(ctx.saved_tensors), iter(grads), iter(ctx.needs_input_grad[1:])
-        jobs: list[tuple[list[Call], Finish]] = []
+        jobs: list[tuple[list[OpCall], Finish]] = []
         for call, count in zip(ctx.calls, ctx.counts, strict=True):
             outputs = tuple(next(saved) for _ in range(count))
             grad, *_ = [next(given) for _ in range(count)]
@@ -114,7 +118,7 @@ class _Together(torch.autograd.Function):
         return None, *flat
 
 
-def differentiable(calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+def differentiable(calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
     """:func:`together`, with gradients to the tensors that each operator is differentiable in."""
     tensors = [call.arguments[place] for call in calls for place in BACKWARD[call.name][1]]
     if not (torch.is_grad_enabled() and any(value is not None and value.requires_grad for value in tensors)):

@@ -1,8 +1,8 @@
-"""Kernels of ``edge_softmax`` and its gradient for shared launches: whole rows at a time, and nothing in between.
+"""Kernels of ``edge_softmax`` and its gradient for merged launches: one launch finishes whole rows.
 
-A row that is no hub is finished where it was met: its edges are read once for the maximum and the sum, and once more,
-from the cache, to be normalised. Chunks of hubs leave their maximum and sum behind, and the second launch normalises
-them by what the chunks of their row add up to. Tiles are ``[rows, edges, heads]``; a heavy row has a tile of its own.
+A row that is no hub is finished by one program: its edges are read once for the maximum and the sum, and once more,
+from the cache, to be normalised. Chunks of hubs write their maximum and sum, and a second launch normalises them by
+the totals of their row. Tiles are ``[rows, edges, heads]``; a heavy row has a tile of its own.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr
 from weft.ops.sparse.edge_softmax import edge_softmax_torch
 from weft.weave.lab.autograd import differentiable
-from weft.weave.together import Call
+from weft.weave.together import OpCall
 
 
 def multi_edge_softmax_torch(walk: PackedCSR, sources: Sequence[Tensor]) -> list[Tensor]:
@@ -32,4 +32,4 @@ def multi_edge_softmax(adj: Adjacency, sources: Sequence[Tensor]) -> list[Tensor
                 f"multi_edge_softmax: scores of shape {tuple(scores.shape)} must be [..., {adj.num_edges} edges, heads]"
             )
     walk = pack_csr(adj, rows=True)
-    return [outputs[0] for outputs in differentiable([Call("edge_softmax", (scores, walk)) for scores in sources])]
+    return [outputs[0] for outputs in differentiable([OpCall("edge_softmax", (scores, walk)) for scores in sources])]

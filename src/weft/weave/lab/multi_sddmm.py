@@ -17,7 +17,7 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward
 from weft.ops.sparse.sddmm import sddmm_torch
 from weft.weave.lab.autograd import differentiable
-from weft.weave.together import Call
+from weft.weave.together import OpCall
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def multi_sddmm(adj: Adjacency, sources: Sequence[Ends]) -> list[Tensor]:
     for source in sources:
         _check(adj, source)
     walk, back = pack_csr(adj, rows=True), pack_csr_backward(adj, rows=True)
-    calls = [Call("sddmm", (source.a, source.b, source.heads, walk, back)) for source in sources]
+    calls = [OpCall("sddmm", (source.a, source.b, source.heads, walk, back)) for source in sources]
     return [outputs[0] for outputs in differentiable(calls)]
 
 

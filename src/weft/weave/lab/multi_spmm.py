@@ -26,7 +26,7 @@ from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.weave.lab.autograd import differentiable
 from weft.weave.lab.push_triton import push_triton
-from weft.weave.together import Call, together
+from weft.weave.together import OpCall, together
 
 REDUCE = ("sum", "mean", "max")
 
@@ -35,7 +35,7 @@ REDUCE = ("sum", "mean", "max")
 class Source:
     """What one source aggregates: ``x [..., M, F]`` and its own factors on the shared structure.
 
-    ``weight [E]`` (or ``[..., E]``, one set a task), ``row_scale [N]``, ``col_scale [M]``; ``reduce`` is ``"sum"``,
+    ``weight [E]`` (or ``[..., E]``, one set per task), ``row_scale [N]``, ``col_scale [M]``; ``reduce`` is ``"sum"``,
     ``"mean"`` (the sum divided by the degree, times ``row_scale``) or ``"max"`` (which takes ``weight`` alone).
     """
 
@@ -106,18 +106,18 @@ def _push_fake(x, weight, row_scale, col_scale, walk, num_cols):
 # ---- from sources to calls --------------------------------------------------------------------------------
 
 
-def _call(adj: Adjacency, source: Source) -> Call:
+def _call(adj: Adjacency, source: Source) -> OpCall:
     """The operator that serves ``source`` alone."""
     _check(adj, source)
     back = pack_csr_backward(adj)
     walk = pack_csr(adj, rows=_wants_gradient(source.weight))
     if source.reduce == "max":
-        return Call("spmm_max", (source.x, source.weight, walk, back))
+        return OpCall("spmm_max", (source.x, source.weight, walk, back))
     row_scale = source.row_scale
     if source.reduce == "mean":
         mean = adj.inverse_degrees()
         row_scale = mean if row_scale is None else mean * row_scale
-    return Call("spmm", (source.x, source.weight, row_scale, source.col_scale, walk, back, None))
+    return OpCall("spmm", (source.x, source.weight, row_scale, source.col_scale, walk, back, None))
 
 
 def _wants_gradient(value: Tensor | None) -> bool:
@@ -125,7 +125,7 @@ def _wants_gradient(value: Tensor | None) -> bool:
 
 
 def _check(adj: Adjacency, source: Source, transposed: bool = False) -> None:
-    """Complain about a source that does not fit ``adj``."""
+    """Raise an InputError if ``source`` does not fit ``adj``."""
     rows = adj.num_rows if transposed else adj.num_cols
     if source.reduce not in REDUCE:
         raise InputError(f"multi_spmm: reduce={source.reduce!r} must be one of {', '.join(map(repr, REDUCE))}")
@@ -138,7 +138,7 @@ def _check(adj: Adjacency, source: Source, transposed: bool = False) -> None:
         raise InputError("multi_spmm: reduce='max' takes no row_scale or col_scale; scale its input or its result")
 
 
-def _back_call(adj: Adjacency, source: Source) -> Call:
+def _back_call(adj: Adjacency, source: Source) -> OpCall:
     """The sum along the transpose of ``adj``; the factors of ``source`` are those of ``adj``, not of its transpose."""
     _check(adj, source, transposed=True)
     if source.reduce != "sum":
@@ -146,15 +146,14 @@ def _back_call(adj: Adjacency, source: Source) -> Call:
     back, walk = pack_csr(adj.transposed(), perm=True), pack_csr(adj)
     weight = source.weight
     weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
-    return Call("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
+    return OpCall("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
 
 
 def multi_spmm(adj: Adjacency, sources: Sequence[Source]) -> list[Tensor]:
     """Aggregate every source over the structure of ``adj``: ``[..., N, F_s]`` each, in one launch.
 
-    Factors are the sources' own; those of ``adj`` are not looked at. Differentiable in ``x`` and ``weight``; the
-    gradients of all sources share launches as well. Each result is what :func:`weft.ops.sparse.spmm` gives: bit for
-    bit on a
+    Factors are the sources' own; those of ``adj`` are ignored. Differentiable in ``x`` and ``weight``; the gradients
+    of all sources share launches as well. Each result equals that of :func:`weft.ops.sparse.spmm`: bit for bit on a
     CPU, and on a GPU among sources of one width; otherwise to rounding (see :mod:`weft.weave.together`).
     """
     return [outputs[0] for outputs in differentiable([_call(adj, source) for source in sources])]
@@ -164,7 +163,7 @@ def joined_spmm(adj: Adjacency, pulls: Sequence[Source], pushes: Sequence[Source
     """Sums over ``adj`` for ``pulls`` and over its transpose for ``pushes``, in one launch.
 
     Pushes are ``x [..., N, F]`` to ``[..., M, F]`` with factors given for ``adj``, as a backward pass has them. Both
-    walks have their own pieces in the grid, nothing is added atomically, and the result is the same bits every time.
+    directions have their own work items in the grid, there are no atomics, and the result is deterministic.
     """
     with torch.no_grad():
         calls = [*(_call(adj, source) for source in pulls), *(_back_call(adj, source) for source in pushes)]
@@ -177,14 +176,14 @@ def pull_push_spmm(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The same as :func:`joined_spmm` over the structure of ``adj`` alone: pushes are sent along its edges.
 
-    Needs no transpose, and edges are read once for both. What is sent is added atomically: sums come in another order
-    on every run, so the last bits of ``pushes`` differ from run to run. Use it where that has been measured to pay.
+    Needs no transpose, and edges are read once for both. Pushed rows are added atomically, in another order on every
+    run, so the last bits of ``pushes`` differ from run to run. Use it only if it was measured to be faster.
     """
     with torch.no_grad():
         walk = pack_csr(adj)
         for source in pushes:
             _check(adj, source, transposed=True)
-        sent = [Call("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]
+        sent = [OpCall("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]
         out = [outputs[0] for outputs in together([*(_call(adj, source) for source in pulls), *sent])]
     given = [value.to(source.x.dtype) for value, source in zip(out[len(pulls) :], pushes, strict=True)]
     return out[: len(pulls)], given

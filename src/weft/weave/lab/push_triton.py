@@ -36,7 +36,7 @@ def _push_kernel(
     F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
     BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """One piece of the work list: its rows (of N) are sent along their edges to the columns (of M)."""
+    """One work item: its rows (of N) are pushed along their edges to the columns (of M)."""
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
