@@ -1,4 +1,4 @@
-"""``weft data ls|info|make|convert``: which graphs there are, what is in one, making and converting them."""
+"""``weft data ls|info|make|convert``: list, inspect, generate and convert graphs."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _count(value: int | None) -> str:
 
 
 def _facts(stats: GraphStats) -> list[tuple[str, str]]:
-    """What a person wants to know of a graph, in order."""
+    """The rows of `weft data info`, in order."""
     kinds = ["symmetric" if stats.symmetric else "directed"] + (["weighted"] if stats.weighted else [])
     features = f"{stats.num_features:,} ({stats.feature_dtype}"
     if stats.feature_nnz is not None:

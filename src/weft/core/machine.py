@@ -21,7 +21,7 @@ class Machine:
     """The numbers that memory and time are worked out from.
 
     ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
-    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured`` tells a probe from data sheets.
+    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured``: probed, not from data sheets.
 
     What trains is :attr:`primary`, the first device or else the host. Its numbers are also those of the machine:
     ``machine.memory_bytes`` is ``machine.primary.memory_bytes``.

@@ -1,4 +1,4 @@
-"""Labels: short words for the values of settings, that differ where the values differ, as far as they stay short."""
+"""Short, distinct labels for setting values (distinct unless that would make them long)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ARGS = "model_args."  # how the names of a model's own arguments begin among settings
-MANY = 12  # numbers, from which on a few that look alike are better than all of them long
+MANY = 12  # numbers: from here on, a few equal labels are better than long ones for all
 
 
 def identity(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out; a plan of either as well."""
+"""``weft.run``: train a task, a sweep or a plan; returns a :class:`Result` or a :class:`SweepResult`."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def run(
     outside; ``cancel``: a :class:`Cancel`, which ends members. ``budget``: bytes that it may
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
     ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
-    a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
-    ``compile``: whether Inductor fuses what lies between Weft's operators, in modules of one's own above all; None: on
-    a GPU, where the plan expects it to repay.
+    a minute to compile; None: on a GPU that they do not fill they train concurrently, False: in turn.
+    ``compile``: whether Inductor fuses what lies between Weft's operators, above all in users' modules; None: on
+    a GPU, if predicted to pay off.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -118,7 +118,7 @@ def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
 
 
 def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
-    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be asked for again."""
+    """The bytes to keep to: the plan's, or fewer; a plan's own choices cannot be given again."""
     for name, choice in choices.items():
         if choice is not None:
             raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")

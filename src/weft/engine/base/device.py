@@ -1,4 +1,4 @@
-"""Which device a run gets, and what the run's environment is."""
+"""Choose the device of a run, and describe its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be handed to ``weft.run`` beside the work: checked before anything is read or written."""
+"""Check the arguments of ``weft.run`` before anything is read or written."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 how fast bytes go between them and from the disk.
 
 Gathers are measured with Weft's own SpMM on a random graph of equal degrees, from memory and from the cache, since
-that is the kernel whose time they have to tell. Every figure is the first quartile of repeated calls after a warm one:
+that is the kernel whose time they predict. Every figure is the first quartile of repeated calls after a warm one:
 what the machine does when nothing else disturbs it. Nothing takes longer than about a second, on a CPU included. On a
 machine with a GPU both are measured in one run: what is best done where depends on both.
 """
@@ -196,7 +196,7 @@ def copy_bandwidth(device: torch.device, sizes: Sizes) -> float:
 
 
 def gather_rates(device: torch.device, table_bytes: int, budget: float) -> Rates:
-    """Bytes of rows a second that SpMM fetches from a table of ``table_bytes``, by the width of a row."""
+    """Bytes of rows per second that SpMM fetches from a table of ``table_bytes``, by the width of a row."""
     return tuple((width, _gather_rate(device, table_bytes, width, budget)) for width in ROW_BYTES)
 
 
@@ -404,7 +404,7 @@ def host_bytes() -> int:
 
 
 def cpu_cache_bytes() -> int:
-    """Bytes of the last cache before memory, as Linux tells them."""
+    """Bytes of the last cache before memory, as Linux reports them."""
     sizes = []
     for level in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = level.read_text(encoding="utf-8").strip()

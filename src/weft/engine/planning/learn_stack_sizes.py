@@ -1,8 +1,8 @@
-"""The table of group sizes of a machine, filled by a short measured search.
+"""Measure the best stack sizes of a machine in a short search, and keep them.
 
 ``search`` trains copies of one task in groups of growing size for a moment each, and
 ``weft.planner.grouping.stack_size_table`` decides
-which sizes to try and where the peak is. While a group trains, the driver is asked how busy the GPU is (NVML,
+which sizes to try and where the peak is. While a group trains, the GPU's utilisation is read from the driver (NVML,
 through ``pynvml`` where it is installed); without it the table has times alone.
 """
 
@@ -76,7 +76,7 @@ def learn(
         sample = max(alike, key=lambda task: task.hidden)
         stats = stats_of(sample) if stats_of is not None else graph_of(sample).stats()
         if table.group_size(sample, stats) is None and _expected(alike, stats, device) > WORTH * SEARCH_SECONDS:
-            # A task that cannot be trained will be told where it is trained; a table that cannot be kept is no harm.
+            # A task that cannot be trained fails later, in its own run; a table that cannot be saved is not needed.
             with suppress(WeftError, OSError):
                 table = search(sample, graph_of(sample), device, min(len(alike), MOST))
     return table
@@ -131,7 +131,7 @@ def _epoch_ms(run: GroupRun, device: torch.device, seconds: float) -> float:
 
 
 class Busy:
-    """How busy the GPU is between entering and leaving: ``share`` in [0, 1], None where nobody can tell."""
+    """How busy the GPU is between entering and leaving: ``share`` in [0, 1], None if it is not known."""
 
     def __init__(self, device: torch.device) -> None:
         self._read = _reader(device)
@@ -162,7 +162,7 @@ class Busy:
 
 
 def _reader(device: torch.device) -> Callable[[], float] | None:
-    """A function that reads the utilisation of ``device``; None without a GPU, NVML or the right to ask."""
+    """A function that reads the utilisation of ``device``; None without a GPU, NVML or permission."""
     if device.type != "cuda":
         return None
     with suppress(Exception):  # NVML reports what it cannot do by many kinds of errors; none of them matters here

@@ -1,4 +1,4 @@
-"""Learning from runs: what was measured, beside what would have been predicted, kept for the machine it ran on."""
+"""Learn from runs: keep measured times beside predicted ones, per machine."""
 
 from __future__ import annotations
 

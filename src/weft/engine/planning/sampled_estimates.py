@@ -1,7 +1,7 @@
-"""Which groups of a plan get a dry run, and which are extrapolated from others: a dry run takes time.
+"""Choose which groups of a plan get a dry run; extrapolate the others: a dry run takes time.
 
-Of up to :data:`MANY` tasks every group is followed. Of more, the largest group of every kind comes first, then the
-others by size, until :data:`MAX_DRY_RUNS` members have been followed. What is left takes what a followed
+Of up to :data:`MANY` tasks every group gets a dry run. Of more, the largest group of every kind comes first, then the
+others by size, until :data:`MAX_DRY_RUNS` members have had one. What is left takes what a dry-run
 group of its kind takes, times how much larger it is by rule of thumb; none is anywhere near the memory there is.
 """
 
@@ -20,9 +20,9 @@ from weft.planner.grouping.limits import SURELY
 if TYPE_CHECKING:
     from weft.engine.planning.estimator import Estimate, Estimator
 
-MANY = 1024  # tasks, from which on not everything is followed
+MANY = 1024  # tasks, above which not every group gets a dry run
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that are followed alone, of so many
+MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of so many
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _surely_fits(group: RoughEstimate, room: int) -> bool:
 
 
 def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapping[int, Estimate]) -> Estimate:
-    """What a followed group takes, made as large as ``group`` is: the nearest of its kind, or of all."""
+    """The estimate of a dry-run group, made as large as ``group`` is: the nearest of its kind, or of all."""
     alike = [place for place in found if groups[place].kind == group.kind] or list(found)
     place = min(alike, key=lambda place: abs(groups[place].bytes - group.bytes))
     other, estimate = groups[place], found[place]

@@ -1,4 +1,4 @@
-"""Result: what a training left behind, in memory and on disk."""
+"""Result: the outcome of one training, in memory and on disk."""
 
 from __future__ import annotations
 

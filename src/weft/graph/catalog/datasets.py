@@ -1,4 +1,4 @@
-"""Public datasets, fetched on first use and kept: Planetoid and PyG's through PyG, OGB's directly.
+"""Download public datasets on first use: Planetoid and PyG's through PyG, OGB's directly.
 
 Without a network every loader fails within seconds, with one error that says what to use instead.
 """

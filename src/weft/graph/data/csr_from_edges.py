@@ -1,4 +1,4 @@
-"""From a list of edges to CSR by destination, in torch operators alone: the same on CPU and GPU.
+"""Sort a list of edges into CSR by destination, with torch operators alone: the same on CPU and GPU.
 
 One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
 once, and row offsets are found in it by binary search.
@@ -49,7 +49,7 @@ def edge_keys(src: Tensor, dst: Tensor, num_cols: int) -> Tensor:
 
 
 def sort_keys(keys: Tensor, *, need_order: bool) -> tuple[Tensor, Tensor | None]:
-    """Keys ascending, and where each came from (None: not asked for, or they already ascended)."""
+    """Keys ascending, and where each came from (None: not requested, or they already ascended)."""
     if bool((keys[1:] >= keys[:-1]).all()):
         return keys, None
     ordered, order = torch.sort(keys, stable=need_order)

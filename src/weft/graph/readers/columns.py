@@ -1,4 +1,4 @@
-"""Which columns of a table of edges are which."""
+"""Find the columns of a table that are sources, destinations, weights and relations of edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OGB's folder of a node-property dataset, as its archives unpack.
+"""Read OGB's folder of a node-property dataset, as its archives unpack.
 
     raw/edge.csv.gz, num-node-list.csv.gz, node-feat.csv.gz, node-label.csv.gz     the text layout
     raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           the binary layout

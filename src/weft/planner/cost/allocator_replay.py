@@ -1,6 +1,6 @@
-"""The life of a run through torch's caching allocator: set-up, warm-up, recording, each in the pool it uses.
+"""Replay a run's allocations through a model of torch's allocator: set-up, warm-up, capture, each in its own pool.
 
-Blocks belong to the stream they were asked for on, and to nobody else until the cache is emptied:
+Blocks belong to the stream they were allocated on until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
 * a recorded run first warms up on the stream that it is recorded on, :data:`WARMUPS` times; what the first time builds
@@ -31,7 +31,7 @@ from weft.planner.cost.caching_allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
-EAGER = 2  # steps after which the allocator has all that it will ask for
+EAGER = 2  # steps after which the allocator has all that it will request
 DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
 GENERATOR = 2  # numbers on the device, seed and offset, that a recording reads torch's generator from
 LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
@@ -94,7 +94,7 @@ class _Run:
         self.allocated = self.reserved = self.needed = self.library = 0
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
-        """A new one, for what is asked for on ``stream``; one of a recording's own keeps what it has."""
+        """A new one, for allocations on ``stream``; one of a recording's own keeps what it has."""
         self._pools.append(Allocator())
         self._streams.append(stream)
         self._private.append(private)
@@ -121,7 +121,7 @@ class _Run:
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.take(pool, program.values[value].bytes)
-            self._call(pool, op)  # the library is asked once there is room for the result
+            self._call(pool, op)  # the library is called once the result is allocated
             inside = [self.take(pool, size) for size in op.pieces or (op.workspace,)]
             for block in inside:
                 pool.give(block)
@@ -157,7 +157,7 @@ class _Run:
                 self.library += size
 
     def take(self, pool: Allocator, size: int) -> Block | None:
-        """Ask for a block, and note the most that there has been."""
+        """Allocate a block, and update the peak."""
         block = pool.take(size)
         self.allocated = max(self.allocated, sum(one.allocated for one in self._pools))
         self.reserved = max(self.reserved, sum(one.reserved for one in self._pools))

@@ -1,4 +1,4 @@
-"""How many tasks of one kind fill a device: from measurements where there are any, else by rule."""
+"""Decide how many tasks of one kind fill a device: from measurements if there are any, else by rule."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from weft.planner.cost.rule_of_thumb import BYTES, Rates, work
 from weft.planner.grouping.stack_size_table import Throughput
 
 LAUNCH_SHARE = 0.01  # launches below this share of a step: more tasks no longer hide anything
-MOST = 256  # members of a group: beyond, one failure costs too many their place
-# Features of all tasks together. On arxiv's shape a batched prototype took 3.5 ms a task with 8 x 64 and 1.8 ms with
+MOST = 256  # members of a group: beyond, one failure affects too many
+# Features of all tasks together. On arxiv's shape a batched prototype took 3.5 ms per task with 8 x 64 and 1.8 ms with
 # 32 x 64: wide rows keep the gathers and the weight gradients busy, not only launches hidden.
 ROW = 2048
 

@@ -1,8 +1,8 @@
-"""What to change when a task does not fit: the nearest plan that does, by what it gives up.
+"""Suggest the nearest change that makes a task fit, by what it gives up.
 
 Tried in this order, each with what the ones before could not do: lower precision (where the machine has units for
-it), narrower layers, both. Fewer tasks
-in a group is not among them: groups are cut to the budget before anybody is asked (``weft.planner.grouping.groups``).
+it), narrower layers, both. Fewer tasks in a group is not among them: groups are cut to the budget before suggestions
+are made (``weft.planner.grouping.groups``).
 """
 
 from __future__ import annotations
