@@ -19,7 +19,7 @@ from weft.core.graph_stats import GraphStats
 if TYPE_CHECKING:
     from weft.graph.data.graph import Graph
 
-PIPE_WIDTH = 1000  # rich would cut a table at 80 columns where there is no terminal
+PIPE_WIDTH = 1000  # rich would cut a table at 80 columns if there is no terminal
 
 app = typer.Typer(
     help="List, inspect, generate and convert graphs.", no_args_is_help=True, pretty_exceptions_enable=False

@@ -29,7 +29,7 @@ class GraphFingerprint:
         )
 
     def obstacle(self, now: GraphFingerprint) -> str | None:
-        """Why the graph ``now`` is not this one, in a sentence; None where it is."""
+        """Why the graph ``now`` is not this one, in a sentence; None if it is."""
         if now.digest == self.digest:
             return None
         if now.sizes != self.sizes:

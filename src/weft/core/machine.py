@@ -41,7 +41,7 @@ class Machine:
 
     @property
     def primary(self) -> Device | Host:
-        """What trains: the first device, or the host where there is none."""
+        """What trains: the first device, or the host if there is none."""
         return self.devices[0] if self.devices else self.host
 
     @property
@@ -50,7 +50,7 @@ class Machine:
         return self.primary.kind
 
     def link(self, kind: str, origin: str, target: str) -> Link | None:
-        """The link of that kind between two parts; None where there is none, or none is known."""
+        """The link of that kind between two parts; None if there is none, or none is known."""
         found = (one for one in self.links if (one.kind, one.origin, one.target) == (kind, origin, target))
         return next(found, None)
 

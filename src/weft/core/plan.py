@@ -43,7 +43,7 @@ class Plan:
     training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
     ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
     ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
-    the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
+    the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty if none was made;
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
     ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
 

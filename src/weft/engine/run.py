@@ -58,13 +58,13 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
 ) -> Result | SweepResult:
-    """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
+    """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
     The answer of :func:`weft.plan`, or one read from a file with :func:`weft.read_plan`, is trained exactly as planned:
     its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
     trained, on another graph or kind of device, with other weights, or where its groups do not fit.
 
-    ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
+    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
     refused, unless ``resume=True`` continues from its checkpoints or ``overwrite=True`` deletes it.
     ``progress``: show a live line or table (``"auto"``: on a terminal). ``on_event`` is called with every

@@ -14,7 +14,7 @@ from weft.engine.base.home import machine_name
 
 
 def choose_device(wanted: str | torch.device = "auto") -> torch.device:
-    """``"auto"`` is the GPU where there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
+    """``"auto"`` is the GPU if there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
     if str(wanted) == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -137,7 +137,7 @@ def keep_probe(machine: Machine) -> Path:
 
 
 def load_calibration(machine: Machine) -> Calibration | None:
-    """What earlier runs on ``machine`` taught; None where there were none, or none that can be read.
+    """What earlier runs on ``machine`` taught; None if there were none, or none that can be read.
 
     Factors say by how much predictions were off, so they hold only for predictions made from the same rates.
     """
@@ -166,7 +166,7 @@ def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
 
 
 def load_throughput(machine: str) -> Throughput:
-    """The group sizes measured on the machine of that name; an empty table where there is none that can be read."""
+    """The group sizes measured on the machine of that name; an empty table if there is none that can be read."""
     try:
         text = (machine_folder(machine) / THROUGHPUT).read_text(encoding="utf-8")
         return replace(Throughput.from_dict(json.loads(text)), machine=machine)

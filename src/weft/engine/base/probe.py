@@ -34,7 +34,7 @@ from weft.runtime.device.threads import cpu_threads
 MIB = 2**20
 ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
-REPLAYS = 5  # of a call in one recording
+REPLAYS = 5  # of a call in one captured graph
 CPU_CACHE = 8 * MIB  # where the system does not say
 DISK_BYTES, PAGE = 64 * MIB, 4096
 
@@ -149,7 +149,7 @@ def seconds_of(call: Callable[[], Any], device: torch.device, budget: float = 0.
 
 
 def device_seconds(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Seconds of the device alone: on a GPU ``call`` is recorded and replayed, so that no launch is waited for."""
+    """Seconds of the device alone: on a GPU ``call`` is captured and replayed, so that no launch is waited for."""
     if device.type != "cuda":
         return seconds_of(call, device, budget)
     return seconds_of(_recorded(call, device, REPLAYS).replay, device, budget) / REPLAYS
@@ -160,7 +160,7 @@ def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torc
     side = recording_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
-        for _ in range(2):  # kernels are compiled and libraries set up outside of the recording
+        for _ in range(2):  # kernels are compiled and libraries set up outside of the capture
             call()
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
@@ -307,7 +307,7 @@ def launch_seconds(device: torch.device, count: int = 500) -> float:
 
 
 def replay_seconds(device: torch.device, count: int = 100) -> float:
-    """Seconds of a kernel of a recorded graph that has hardly anything to do and waits for the one before.
+    """Seconds of a kernel of a captured graph that has hardly anything to do and waits for the one before.
 
     Taken from kernels of three kinds as a step on a small graph has them: SpMM, a product, an element-wise one.
     """

@@ -3,7 +3,7 @@
 ``search`` trains copies of one task in groups of growing size for a moment each, and
 ``weft.planner.grouping.stack_size_table`` decides
 which sizes to try and where the peak is. While a group trains, the GPU's utilisation is read from the driver (NVML,
-through ``pynvml`` where it is installed); without it the table has times alone.
+through ``pynvml`` if it is installed); without it the table has times alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.runtime.group import GroupRun
 WARM_EPOCHS = 2
 LEAST_EPOCHS, MOST_EPOCHS = 3, 200
 SECONDS = 0.3  # of training at every size
-SEARCH_SECONDS = 8.0  # a search, roughly: some ten sizes, each built, recorded and trained for a moment
+SEARCH_SECONDS = 8.0  # a search, roughly: some ten sizes, each built, captured and trained for a moment
 WORTH = 20  # times a search must training take for one to be made: it costs 5 % at most
 LEAST_TASKS = 8
 SAMPLE_SECONDS = 0.02

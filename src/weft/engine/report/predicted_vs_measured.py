@@ -17,7 +17,7 @@ ROWS = {
 
 
 def predicted_and_measured(plan: Plan) -> str:
-    """A row for everything that is known from one side at least; nothing where there is none."""
+    """A row for everything that is known from one side at least; nothing if there is none."""
     rows = [(words, _shown(plan.cost, *how), _shown(plan.measured, *how)) for words, how in ROWS.items()]
     cells = "".join(
         f"<tr><td>{text(words)}</td><td>{text(predicted or '–')}</td><td>{text(measured or '–')}</td></tr>"

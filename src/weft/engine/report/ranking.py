@@ -81,7 +81,7 @@ class Effect:
 
 
 def score_of(result: Result, metric: str) -> float | None:
-    """The member's score, None where it has none."""
+    """The member's score, None if it has none."""
     value = result.metrics.get(metric)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
@@ -125,7 +125,7 @@ def _standing(
 
 
 def _mean(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and its standard error, each None where there are too few values."""
+    """Mean and its standard error, each None if there are too few values."""
     if not values:
         return None, None
     return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

@@ -67,7 +67,7 @@ class SweepResult:
 
     @property
     def graph(self) -> dict[str, Any]:
-        """Name and size of the graph; empty where there are several."""
+        """Name and size of the graph; empty if there are several."""
         return next(iter(self.graphs.values())) if len(self.graphs) == 1 else {}
 
     def on(self, graph: Any) -> SweepResult:
@@ -111,7 +111,7 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """What members are compared by: the validation metric, or the training one where there are no such nodes."""
+        """What members are compared by: the validation metric, or the training one if there are no such nodes."""
         names = [result.metrics["metric"] for result in self.tasks if "metric" in result.metrics]
         name = names[0] if names else "accuracy"
         measured = any(f"val_{name}" in result.history or f"val_{name}" in result.metrics for result in self.tasks)

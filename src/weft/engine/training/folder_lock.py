@@ -38,7 +38,7 @@ class FolderLock:
             self.release()
 
     def _try(self) -> bool:
-        """Lock the file; False where it is not there any more."""
+        """Lock the file; False if it no longer exists."""
         handle = os.open(self._folder / FILE, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

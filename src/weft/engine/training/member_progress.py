@@ -167,7 +167,7 @@ class MemberProgress:
     # ---- saving --------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint has to say of this member beside its tensors."""
+        """What a checkpoint holds of this member besides its tensors."""
         return {"status": self.status, "message": self.message, "seconds": self.seconds, "epoch": self.epoch}
 
     def resume(self, about: dict[str, Any], progress: MemberUpdate) -> None:

@@ -42,7 +42,7 @@ class Needs:
         return cls(precisions, str(device), budget is not None and device.type == "cuda", own_models)
 
     def conflict(self, other: Needs) -> str:
-        """Why this run cannot go beside ``other`` in one process; empty if it can."""
+        """Why this run and ``other`` cannot be concurrent in one process; empty if they can."""
         if len(self.precisions | other.precisions) > 1:
             return "another precision, and torch has one setting for all products of a process"
         if self.device == other.device and (self.capped or other.capped):

@@ -60,7 +60,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds of an epoch of the whole group, and over how many it was measured; empty where none was."""
+        """Seconds of an epoch of the whole group, and over how many it was measured; empty if none was."""
         if not self._whole_epochs:
             return {}
         return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs}

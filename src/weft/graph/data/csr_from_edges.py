@@ -67,7 +67,7 @@ def undirected(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Every joined pair once in each direction, self loops once.
 
-    All given edges between the same two nodes (and of the same relation, where there are relations) become
+    All given edges between the same two nodes (and of the same relation, if there are relations) become
     one; its weight is the mean of theirs, so a list that already holds both directions keeps its weights.
     """
     low, high = torch.minimum(src, dst), torch.maximum(src, dst)

@@ -30,7 +30,7 @@ def read_ogb(
 ) -> Graph:
     """The graph of an OGB folder.
 
-    ``split`` names the scheme where there are several. ``directed=None`` is what OGB's own loader does: the
+    ``split`` names the scheme if there are several. ``directed=None`` is what OGB's own loader does: the
     reverse edges are added for products and proteins, other graphs are taken as stored.
     """
     path = Path(path)

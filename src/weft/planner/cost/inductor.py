@@ -3,7 +3,7 @@
 Inductor fuses torch's own element-wise passes, reductions and gathers, so what lies between them is neither written nor
 read again. Weft's operators it leaves as they are: of a built-in model next to nothing is left to fuse. What follows
 from the graph alone is computed once before. A step that waited for the host, because it read sizes from its data,
-can be recorded after that.
+can be captured after that.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) ->
 def whether_to_compile(
     asked: bool | None, found: Compiling | None, epochs: int, device: str, join: str
 ) -> tuple[bool, tuple[str, ...]]:
-    """The choice and a sentence for it, none where there is nothing to say.
+    """The choice and a sentence for it, none if there is nothing to say.
 
     ``asked``: the user's choice, if any; ``found`` is None if a step had no dry run.
     """

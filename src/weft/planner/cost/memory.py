@@ -90,7 +90,7 @@ def memory(
 ) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
-    ``replay``: whether the step is to be recorded as a CUDA graph; ``recorded``: whether that will work, else it runs
+    ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
     as it is after the attempt. ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)

@@ -3,7 +3,7 @@
 An operator takes as long as the slowest of what it does: its traffic in order at the rate of a copy, its rows fetched
 by index at the rate of a gather (``weft.planner.cost.gather_rate``), its arithmetic at the rate of a product; and
 every kernel
-has a fixed cost on top. In a recorded graph on a GPU that is all. An eager step also takes the host's time, which hides
+has a fixed cost on top. In a captured CUDA graph that is all. An eager step also takes the host's time, which hides
 behind the device's where that is longer. On a CPU the host is the device, and every operator costs its call.
 """
 

@@ -87,7 +87,7 @@ class Throughput:
     busy: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def group_size(self, task: Task, stats: GraphStats) -> int | None:
-        """Where the throughput of such tasks peaks; None where nothing was measured."""
+        """Where the throughput of such tasks peaks; None if nothing was measured."""
         measured = {size: ms for size, ms in self.table.get(key_of(task, stats), {}).items() if math.isfinite(ms)}
         return best_size(measured) if measured else None
 

@@ -55,7 +55,7 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
 
 
 def replay(device: str) -> tuple[bool, str]:
-    """Whether the step is recorded as a CUDA graph."""
+    """Whether the step is captured as a CUDA graph."""
     if device == "cuda":
         return True, "the step is captured as a CUDA graph and replayed: all its shapes are fixed"
     return False, "the step runs eagerly: a CPU has no kernel launches to save"

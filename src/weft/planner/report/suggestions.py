@@ -20,7 +20,7 @@ CostOf = Callable[[Task], Cost]
 
 
 def nearest(task: Task, cost_of: CostOf, budget: int, bf16: bool = True) -> Suggestion | None:
-    """The smallest change of ``task`` that fits into ``budget`` bytes, None where none of those tried does."""
+    """The smallest change of ``task`` that fits into ``budget`` bytes, None if none of those tried does."""
     for changes in candidates(task, bf16):
         cost = cost_of(task.with_values(**changes))
         if cost.total_bytes <= budget:
