@@ -1,6 +1,6 @@
-"""The documents are correct: their examples run, their links resolve, and the names in them exist.
+"""Check the documents: examples run, links and files exist, every package is explained.
 
-Blocks marked ``python`` run one after another, in one namespace a document; blocks marked ``sh`` hold calls of
+Blocks marked ``python`` run one after another, in one namespace per document; blocks marked ``sh`` hold calls of
 ``weft``, run in this process. Blocks that cannot run here (set-up, GPUs) are marked ``console`` or ``text``.
 """
 
@@ -83,7 +83,7 @@ def test_links_lead_somewhere(path):
 def test_files_that_are_named_exist(path):
     """What looks like a path of this repository is one; ``foo`` stands for a name to be chosen."""
     text = path.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:weft|tests|docs|examples|benchmarks)/[\w./-]+)`", text):
+    for name in re.findall(r"`((?:src|weft|tests|docs|examples|benchmarks)/[\w./-]+)`", text):
         assert "foo" in name or (ROOT / name).exists(), name
 
 
@@ -97,7 +97,7 @@ def test_make_targets_that_are_named_exist(path):
 
 def test_every_package_is_explained():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = {path.parent.name for path in (ROOT / "weft").glob("*/__init__.py")}
+    packages = {path.parent.name for path in (ROOT / "src" / "weft").glob("*/__init__.py")}
     assert set(re.findall(r"^### weft\.(\w+)$", text, flags=re.MULTILINE)) == packages
 
 

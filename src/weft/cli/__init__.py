@@ -1,1 +1,1 @@
-"""The shell: ``weft run``, ``weft data`` and what comes later."""
+"""The commands of ``weft``: run, plan, probe, data, queue."""

@@ -1,4 +1,4 @@
-"""``weft data ls|info|make|convert``: which graphs there are, what is in one, making and converting them."""
+"""``weft data ls|info|make|convert``: list, inspect, generate and convert graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.core.graph_stats import GraphStats
 if TYPE_CHECKING:
     from weft.graph.data.graph import Graph
 
-PIPE_WIDTH = 1000  # rich would cut a table at 80 columns where there is no terminal
+PIPE_WIDTH = 1000  # rich would cut a table at 80 columns if there is no terminal
 
 app = typer.Typer(
     help="List, inspect, generate and convert graphs.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -234,7 +234,7 @@ def _count(value: int | None) -> str:
 
 
 def _facts(stats: GraphStats) -> list[tuple[str, str]]:
-    """What a person wants to know of a graph, in order."""
+    """The rows of `weft data info`, in order."""
     kinds = ["symmetric" if stats.symmetric else "directed"] + (["weighted"] if stats.weighted else [])
     features = f"{stats.num_features:,} ({stats.feature_dtype}"
     if stats.feature_nnz is not None:

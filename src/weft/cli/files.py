@@ -1,4 +1,4 @@
-"""Write what ``--out FILE`` asks for."""
+"""Write the file of ``--out FILE``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``weft``: the command. Parses, hands over, and turns errors into one line and an exit code.
+"""``weft``: parse the command line, call the command, turn errors into one line and an exit code.
 
-Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in what was asked, 3 training failed, 4 a plan does not fit,
+Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in the input, 3 training failed, 4 a plan does not fit,
 130 interrupted.
 """
 

@@ -1,4 +1,4 @@
-"""``weft plan SPEC.toml``: memory and time of what a spec file describes, before anything is allocated."""
+"""``weft plan SPEC.toml``: predict memory and time of a spec file, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plan(
     Needs no GPU and starts none. Graphs of named shapes are not generated. A plan written with --out is run by
     `weft run FILE.json`: the same groups, in another process or on another machine with such a device.
 
-    Exit codes: 0 it fits, 2 a mistake in what was asked, 4 it does not fit (the plan names the nearest that does).
+    Exit codes: 0 it fits, 2 a mistake in the input, 4 it does not fit (the plan names the nearest that does).
     """
     from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
     from weft.engine.planning.sharding_report import shard_groups
@@ -71,7 +71,7 @@ def plan(
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     work = read_spec(spec, changes or [])
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
-    if out is not None:  # first: whoever reads what is printed may have gone (| head)
+    if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:
             print(f"run it as planned with: weft run {shlex.quote(str(out))}", file=sys.stderr)
@@ -92,5 +92,5 @@ def plan(
 
 def _check_out(out: Path) -> None:
     if out.suffix != ".json":
-        raise SpecError(f"--out {out}: must end in .json, which `weft run` tells plans by")
+        raise SpecError(f"--out {out}: must end in .json, by which `weft run` recognises plans")
     check_file(out)

@@ -1,4 +1,4 @@
-"""``weft probe``: measure this machine, and learn from runs how far its plans were off."""
+"""``weft probe``: measure this machine, and correct its predictions by measured runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def probe(
     out: Annotated[Path | None, typer.Option(help="Also write the machine to this JSON file.")] = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="The machine as JSON on stdout.")] = False,
     learn_from: Annotated[
         list[Path] | None,
@@ -34,7 +34,7 @@ def probe(
         typer.Option(metavar="NAME|FILE", help="With --learn: the machine that ran them.", show_default="this one"),
     ] = None,
 ) -> None:
-    """Measure what this machine copies, gathers, multiplies and launches, for `weft plan` to reckon with.
+    """Measure what this machine copies, gathers, multiplies and launches, for `weft plan` to use.
 
     With a GPU, its host and the bus between them are measured too. Takes some seconds. What it finds is kept for
     this host (see WEFT_HOME) and used by every later plan; --out writes a file that `weft plan --machine FILE`

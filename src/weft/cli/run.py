@@ -1,4 +1,4 @@
-"""``weft run SPEC``: train what a spec file describes, a task or a sweep, or carry out a plan written before."""
+"""``weft run``: train the task or sweep of a spec file, or run a saved plan."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from weft.engine.results.sweep_result import SweepResult
     from weft.planner.report.plan_report import PlanReport
 
-FAILED = 3  # exit code: no member of a sweep got anywhere
+FAILED = 3  # exit code: every member of a sweep failed
 MOST_TOLD = 8  # members that went wrong
 
 Compile = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="Send steps through Inductor, or never do.",
-        show_default="on a GPU, where the plan expects it to repay",
+        help="Compile steps with Inductor, or never.",
+        show_default="on a GPU, if predicted to pay off",
     ),
 ]
 Weave = Annotated[
@@ -41,7 +41,7 @@ Weave = Annotated[
     typer.Option(
         "--weave/--no-weave",
         help="Merge tasks of different structure into one step, or train them in turn.",
-        show_default="beside each other on a GPU that they do not fill",
+        show_default="concurrent on a GPU that they do not fill",
     ),
 ]
 
@@ -54,7 +54,7 @@ def run(
             metavar="SPEC.toml|PLAN.json",
         ),
     ],
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
-    A plan is carried out as it was made: the same groups and choices, or one sentence why not.
+    A plan is run exactly as it was made, with the same groups and choices, or refused with the reason.
 
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
@@ -152,7 +152,7 @@ def _read(spec: Path, changes: list[str], **choices: bool | None) -> Task | Swee
 
 
 def _ask(folder: Path) -> tuple[bool, bool]:
-    """Whether to resume or to overwrite a run that is in ``folder``; neither if nobody is there to be asked."""
+    """Whether to resume or to overwrite a run that is in ``folder``; neither without a terminal to ask on."""
     from weft.engine.training.run_folder import holds_run
 
     if not holds_run(folder) or not sys.stdin.isatty():
@@ -212,7 +212,7 @@ def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
     if len(wrong) > MOST_TOLD:
         print(f"weft: ... and {len(wrong) - MOST_TOLD} more, all in {folder / 'report.html'}", file=sys.stderr)
     if not usable:
-        print("weft: error: no member of the sweep got anywhere", file=sys.stderr)
+        print("weft: error: every member of the sweep failed", file=sys.stderr)
         raise typer.Exit(FAILED)
 
 
@@ -230,7 +230,7 @@ def _show_sweep(result: SweepResult, folder: Path) -> None:
 def _best_words(result: SweepResult) -> str:
     """The best member on one graph, and its scores."""
     if not any(member.metrics["best_epoch"] for member in result):
-        return "none, no member got as far as an evaluation"
+        return "none: no member reached an evaluation"
     best, metric = result.best(), result.metric.partition("_")[2]
     values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)

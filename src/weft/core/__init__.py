@@ -1,1 +1,1 @@
-"""Plain data and the standard library only: the nouns that every other layer speaks."""
+"""Plain data on the standard library alone: the dataclasses that every other package uses."""

@@ -1,4 +1,4 @@
-"""What tasks must have in common to share a step: one answer for the planner and for the runtime.
+"""Decide whether tasks can share a step, and say why not: one answer for the planner and the runtime.
 
 Tasks with equal *group keys* see the same graph, features, precision, objective and metric, and can be one group.
 Tasks with equal *stack keys* have steps with the same operators, and can be one stack; what is left over are numbers
@@ -82,7 +82,7 @@ def stack_key(task: Task) -> dict[str, Hashable]:
 
 
 def stack_obstacle(tasks: Sequence[Task], multilabel: bool) -> str | None:
-    """Why ``tasks`` cannot be one stack, whatever it would cost; None where they can."""
+    """Why ``tasks`` cannot be one stack, whatever it would cost; None if they can."""
     first = tasks[0]
     for task in tasks[1:]:
         pairs = zip(GROUP_KEY_NAMES, group_key(first, multilabel), group_key(task, multilabel), strict=True)
@@ -102,7 +102,7 @@ def width(task: Task) -> int:
 
 
 def padding_obstacle(task: Task) -> str | None:
-    """Why a width of this task cannot be padded with zeros; None where it can."""
+    """Why a width of this task cannot be padded with zeros; None if it can."""
     traits = task.traits
     if traits is None:
         return f"{task.model_name} is a model of its own: its widths are not Weft's to change"

@@ -1,4 +1,4 @@
-"""Cost: what a training step takes, in bytes by lifetime and seconds by resource. Predicted and measured alike."""
+"""Cost: bytes by lifetime and seconds by resource of a training step, predicted or measured."""
 
 from __future__ import annotations
 

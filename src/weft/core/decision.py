@@ -21,7 +21,7 @@ REASONS = ("", "interrupted", "preempted")  # why a session ends with members th
 
 @dataclass(frozen=True)
 class MemberOutline:
-    """What a driver has to know of a member: its name, its epochs, and whose scores compare with its own.
+    """What a driver needs to know about a member: its name, its epochs, and whose scores compare with its own.
 
     ``score``: the column of the validation metric in a row, -1: none. ``peers`` is equal for members that compare.
     """
@@ -34,7 +34,7 @@ class MemberOutline:
 
 @dataclass(frozen=True)
 class GroupOutline:
-    """What a driver has to know of a group before the first update."""
+    """What a driver needs to know about a group before the first update."""
 
     members: tuple[MemberOutline, ...]
     device: str = "cpu"
@@ -91,7 +91,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Stop:
-    """A member that ends here: with which status (``"pruned"``, ``"cancelled"``), and what is said about it."""
+    """A member that ends here: with which status (``"pruned"``, ``"cancelled"``), and its message."""
 
     member: str
     status: str
@@ -147,7 +147,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Requests:
-    """What was asked from outside by the time of a decision. ``cancel``: names; ``cancel_all``: everybody."""
+    """Requests from outside at the time of a decision. ``cancel``: names; ``cancel_all``: every member."""
 
     cancel: frozenset[str] = frozenset()
     cancel_all: bool = False
@@ -156,7 +156,7 @@ class Requests:
     interrupt: bool = False
 
     def cancelled(self, name: str) -> bool:
-        """Whether the end of ``name`` was asked for."""
+        """Whether ``name`` is to be cancelled."""
         return self.cancel_all or name in self.cancel
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The tree of Weft's errors.
 
     WeftError
     ├── InputError            the user's own mistake; the shell exits with 2

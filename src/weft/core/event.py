@@ -1,4 +1,4 @@
-"""Event: one line of a run's journal. Whoever shows a run reads Events and nothing else."""
+"""Event: one line of a run's journal. Displays, logs and reports read Events and nothing else."""
 
 from __future__ import annotations
 

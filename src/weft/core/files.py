@@ -1,4 +1,4 @@
-"""Files written in one piece: a reader sees the old file or the new one, never half of it."""
+"""Write files atomically: a reader sees the old file or the new one, never half of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GraphStats: the summary of a graph that is enough to plan with."""
+"""GraphStats: a summary of a graph with everything that planning needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GraphFingerprint:
-    """What tells the graph of a plan from others: its sizes, and a digest of all of its :class:`GraphStats`."""
+    """The fingerprint of a plan's graph: its sizes, and a digest of all of its :class:`GraphStats`."""
 
     name: str
     num_nodes: int
@@ -29,7 +29,7 @@ class GraphFingerprint:
         )
 
     def obstacle(self, now: GraphFingerprint) -> str | None:
-        """Why the graph ``now`` is not this one, in a sentence; None where it is."""
+        """Why the graph ``now`` is not this one, in a sentence; None if it is."""
         if now.digest == self.digest:
             return None
         if now.sizes != self.sizes:
@@ -68,7 +68,7 @@ class GraphStats:
         return self.feature_nnz is not None
 
     def fingerprint(self) -> GraphFingerprint:
-        """What tells this graph from others; its name does not count."""
+        """The fingerprint of this graph; its name does not count."""
         about = {key: value for key, value in self.to_dict().items() if key != "name"}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)

@@ -1,7 +1,7 @@
-"""ModelTraits: one row per named model, with all that planning and running know of it besides its layers.
+"""ModelTraits: one row per named model with all that planning and running need besides its layers.
 
-The classes behind the names are in ``weft.nn.build``. A model of one's own gets a row, and a class, for as long as a
-``with weft.nn.register_model(traits, cls):`` block lasts.
+The classes behind the names are in ``weft.nn.build``. A user's model has a row and a class while a
+``with weft.nn.register_model(traits, cls):`` block runs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ModelTraits:
     padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"``).
 
     The rest is for rules of thumb, per layer: ``operators`` by kind, forward and backward together (``spmm``,
-    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``, ``walks``
-    over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass as a multiple of a GCN's.
+    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``, ``walks``:
+    passes over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass as a multiple of a GCN's.
     """
 
     name: str
@@ -101,7 +101,7 @@ _rows: ContextVar[Mapping[str, ModelTraits]] = ContextVar("_rows", default=BUILT
 
 
 def traits_of(model: Any) -> ModelTraits | None:
-    """The row of a named model; None for any other object, which is a model of the user's own."""
+    """The row of a named model; None for any other object, which is a user's model."""
     return _rows.get().get(model) if isinstance(model, str) else None
 
 

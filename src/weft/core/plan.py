@@ -1,4 +1,4 @@
-"""Plan: how a group of trainings will be run, decided before it starts, and why."""
+"""Plan: how a group of trainings will be run, with a reason per decision."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ GAIN = 1.5  # how far seconds saved must exceed seconds spent: both are predicte
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a user may ask of a plan beyond the tasks; None leaves it to the plan.
+    """Options of a plan besides the tasks; None leaves the choice to the planner.
 
-    ``weave``: merge tasks of different structure into one step. ``compile``: send steps through Inductor.
+    ``weave``: merge tasks of different structure into one step. ``compile``: compile steps with Inductor.
     """
 
     weave: bool | None = None
@@ -43,14 +43,14 @@ class Plan:
     training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
     ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
     ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
-    the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty where none was made;
-    ``measured``: what it then took: ``epoch_seconds`` with everybody on board, over how many ``epochs``, and on a GPU
-    ``peak_bytes`` and ``reserved_bytes``. ``why`` has a sentence for every decision.
+    the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty if none was made;
+    ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
+    ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
 
     ``mode``: ``"full"``, training on the whole graph. ``stages``: the way of a batch (none given: one stage,
     ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes
     that it may take on the device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable
-    elsewhere: what tells the graph from others, a digest per stack of its parameters' names and shapes (empty where
+    elsewhere: the graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where
     they are not known), and the members' settings (empty where they are kept beside the plan, as in a run's folder).
     """
 
@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def stack_members(self) -> tuple[tuple[int, ...], ...]:
-        """The members of each stack as positions in ``members``, one stack of all where nothing else was said."""
+        """The members of each stack as positions in ``members``, one stack of all unless given."""
         return self.stacks or (tuple(range(len(self.members))),)
 
     def halves(self) -> tuple[Plan, Plan]:
@@ -131,7 +131,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
+        """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in data.items() if key in known}
         kept["members"] = tuple(kept["members"])

@@ -1,4 +1,4 @@
-"""Program: the operators of one training step, with the bytes they touch and how long those live.
+"""Program: the operators of one training step, with the bytes they touch and the lifetimes of those.
 
 A Program is captured from the step that will run (``weft.capture``) and read by the planner. Nothing in it
 knows torch: sizes are plain numbers, so that memory and time can be worked out anywhere.
@@ -49,13 +49,13 @@ class Value:
 class Operator:
     """One call of an operator, in execution order.
 
-    ``reads`` and ``writes`` are ids of Values; a written Value that nobody wrote before and that is not
+    ``reads`` and ``writes`` are ids of Values; a written Value that no earlier operator wrote and that is not
     resident is allocated here. ``stream_bytes`` is traffic in order, ``gather_bytes`` whole rows fetched by index.
     ``workspace`` is alive inside the operator alone, in blocks of these ``pieces``; ``library`` says that it calls
-    cuBLAS or its like, which keeps a workspace of its own. ``frees`` lists the Values that are let go after it; where
-    a Program does not say so for a Value, it goes after its last use. ``stream``: operators of different streams may
+    cuBLAS or its like, which keeps a workspace of its own. ``frees`` lists the Values that are freed after it; one
+    that no operator lists is freed after its last use. ``stream``: operators of different streams may
     overlap, and share no memory pool. ``engine``: autograd's own thread calls it, for which libraries have workspaces
-    of their own; ``lt``: the library is asked through cuBLASLt, which has one more. ``family`` is one of
+    of their own; ``lt``: called through cuBLASLt, which has one more. ``family`` is one of
     :data:`FAMILIES`, found when the operator is captured, or read from a file that does not have it.
     """
 
@@ -119,7 +119,7 @@ class Program:
     state). ``unknown`` names the operators that no cost is known for. ``note`` says when and how the figures
     are not a plain capture. ``left`` are Values that the step makes and leaves behind, such as the weights that the
     model was last called with; ``carried`` are those that the step before left, which this one lets go, in that order.
-    ``recordable``: whether the step can be captured as a CUDA graph; one that asks its data for sizes waits for them.
+    ``recordable``: whether the step can be captured as a CUDA graph; one that reads sizes from its data cannot.
     """
 
     values: tuple[Value, ...]

@@ -1,4 +1,4 @@
-"""Stage: a part of the way of a batch through a machine, and what it runs on."""
+"""Stage: one stage of a batch's way through a machine, and the resource it runs on."""
 
 from __future__ import annotations
 

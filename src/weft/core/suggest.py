@@ -1,4 +1,4 @@
-"""Suggest what a misspelt name was meant to be: the one "did you mean"."""
+"""Suggest the nearest known name for a misspelt one."""
 
 from __future__ import annotations
 

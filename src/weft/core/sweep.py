@@ -1,4 +1,4 @@
-"""Sweep: many trainings, mostly on one graph, written as one. Expands to Tasks, each with a name of its own."""
+"""Sweep: many trainings written as one, mostly on one graph; expands to Tasks, each with its own name."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Sweep:
 
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task], name: str | None = None) -> Sweep:
-        """The sweep that has exactly ``tasks``; those without a name get one from what tells them apart."""
+        """The sweep that has exactly ``tasks``; those without a name get one from the settings that differ."""
         if not tasks:
             raise SpecError("no tasks: give at least one weft.Task")
         names = [field.name for field in fields(Task) if field.name not in ("name", "model_args")]
@@ -353,7 +353,7 @@ def _gives(task: Task, key: str) -> bool:
     """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
     if key.startswith(ARGS):
         return key.removeprefix(ARGS) in task.model_args
-    if key in SAMPLING_SETTINGS:  # given, they ask for sampled batches
+    if key in SAMPLING_SETTINGS:  # setting them selects sampled batches
         return key in task.given
     return key in task.given or task.traits is not None or key not in model_settings()
 

@@ -1,4 +1,4 @@
-"""Task: what to train. Flat, frozen, plain data (save for a graph or a module handed over as an object)."""
+"""Task: what to train. Flat, frozen, plain data (except a graph or module given as an object)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboa
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
-MAX_LAYERS = 10_000  # each is built and followed before anything is said, a thousand in some 15 s on one core
+MAX_LAYERS = 10_000  # each is built and dry-run before planning ends, a thousand in some 15 s on one core
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Task:
 
     @property
     def sampled(self) -> bool:
-        """Whether it asks for sampled batches: by its mode, or by saying how to sample."""
+        """Whether it trains on sampled batches: by its mode, or because it sets how to sample."""
         return self.mode == "sampled" or (self.mode == "auto" and bool(self.given & SAMPLING_SETTINGS))
 
     @property
@@ -128,7 +128,7 @@ class Task:
         return tuple(name for name in model_settings() if name in self.given)
 
     def ignores(self, name: str) -> bool:
-        """Whether the setting ``name`` has no effect, as far as names tell: a user's model may read any."""
+        """Whether the setting ``name`` has no effect, as far as names show: a user's model may read any."""
         if name in SAMPLING_SETTINGS:
             return self.mode == "full"
         if name in OPTIMIZER_SETTINGS:
@@ -180,7 +180,7 @@ class Task:
         data = dict(data)
         given = data.pop("given", None)
         reject_unknown(data, f"task {data.get('name') or data.get('model', 'gcn')!r}")
-        if data.get("mode") != "sampled":  # nothing reads them, and given they would ask for it
+        if data.get("mode") != "sampled":  # nothing reads them, and setting them would select it
             data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if given is not None:
             data = {name: value for name, value in data.items() if name in given or name not in model_settings()}

@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write and read them: ``"24GiB"``, ``"1.4 GiB"``, ``"0.94 ms"``."""
+"""Parse and format bytes and seconds: ``"24GiB"``, ``"1.4 GiB"``, ``"0.94 ms"``."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The one place that says which Weft this is."""
+"""The version of Weft."""
 
 __version__ = "0.1.0"

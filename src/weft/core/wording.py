@@ -1,4 +1,4 @@
-"""What an option is called where the reader gave it: ``out=`` in Python, ``--out`` in the shell."""
+"""Name an option as the user gave it: ``out=`` in Python, ``--out`` in the shell."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where the brain meets the hands: resolve a task, plan it, run it, save it, and tell."""
+"""Planner and runtime applied to the machine at hand: plan, run, save and report."""

@@ -1,4 +1,4 @@
-"""``weft.run``: a task in, a :class:`Result` out; a sweep in, a :class:`SweepResult` out; a plan of either as well."""
+"""``weft.run``: train a task, a sweep or a plan; returns a :class:`Result` or a :class:`SweepResult`."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def run(
     compile: bool | None = None,
     ranks: int = 1,
 ) -> Result | SweepResult:
-    """Train a task, or all tasks of a sweep (or of a list) together, and return what came of it.
+    """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
     The answer of :func:`weft.plan`, or one read from a file with :func:`weft.read_plan`, is trained exactly as planned:
     its groups, stacks, joins, row orders and choices of compiling and replaying. It is refused, before anything is
     trained, on another graph or kind of device, with other weights, or where its groups do not fit.
 
-    ``device``: ``"auto"`` (the GPU where there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
+    ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
     refused, unless ``resume=True`` continues from its checkpoints or ``overwrite=True`` deletes it.
     ``progress``: show a live line or table (``"auto"``: on a terminal). ``on_event`` is called with every
@@ -154,7 +154,7 @@ def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
 
 
 def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
-    """The bytes to keep to: the plan's, or fewer; what a plan has decided cannot be asked for again."""
+    """The bytes to keep to: the plan's, or fewer; a plan's own choices cannot be given again."""
     for name, choice in choices.items():
         if choice is not None:
             raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")

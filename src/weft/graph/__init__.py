@@ -1,4 +1,4 @@
-"""Graphs: building, checking, reading, storing and generating them."""
+"""Graphs: build, check, read, store and generate them."""
 
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures

@@ -1,1 +1,1 @@
-"""The brain: pure functions from tasks, statistics and machines to plans. No torch here."""
+"""Planning: pure functions from tasks, statistics and machines to plans. No torch here."""

@@ -1,4 +1,4 @@
-"""Named machines to plan for without being on one, and where each of their numbers is from.
+"""Named machines to plan for without access to one, with the source of every number.
 
 The GPU of ``h200`` is what ``weft probe`` measured on one; ``cpu`` is the two-core machine of the CPU benchmarks. The
 other GPUs are data sheets: capacity, cache, multiprocessors, bandwidth and peak rates are the vendor's, and what no

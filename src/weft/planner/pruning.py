@@ -1,8 +1,8 @@
-"""Pruning: which members of a sweep are not worth training on.
+"""Pruning: decide which members of a sweep to stop early.
 
 A policy is a callable ``policy(epoch, scores, running) -> names``. ``scores`` has the validation metric (higher is
 better) of every member that has begun on the same graph, one value an evaluated epoch up to ``epoch``; members that
-ended earlier keep what they had. ``running`` are the names that may be returned. It is asked every ``policy.every``
+ended earlier keep what they had. ``running`` are the names that may be returned. It is called every ``policy.every``
 epochs.
 """
 
@@ -50,7 +50,7 @@ def _others(best: Mapping[str, float], name: str) -> list[float]:
 
 
 def policy_for(prune: Any) -> Policy | None:
-    """What ``prune=`` asks for: None, ``"median"``, or a policy of one's own."""
+    """The policy of ``prune=``: None, ``"median"``, or a user's policy."""
     if prune is None or prune is False:
         return None
     if prune == "median":

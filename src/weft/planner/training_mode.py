@@ -1,4 +1,4 @@
-"""Whether a task trains on the whole graph or on sampled batches, and what follows from it."""
+"""Describe full and sampled training for a plan: steps per epoch, stages, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def steps_per_epoch(task: Task, stats: GraphStats) -> int:
 
 def why_this_mode(task: Task, stats: GraphStats) -> str:
     """The sentence that a plan says about a sampled task."""
-    given = "mode='sampled' was asked for" if task.mode == "sampled" else "the task says how to sample"
+    given = "mode='sampled' is set" if task.mode == "sampled" else "the task says how to sample"
     fanout = ", ".join("all" if k < 0 else str(k) for k in task.fanouts)
     return (
         f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "

@@ -1,1 +1,1 @@
-"""Deciding which queued tasks share a device: policies, admission, and a simulator to compare them. No torch."""
+"""Decide which queued tasks share a device: policies, admission, and a simulator to compare them. No torch."""

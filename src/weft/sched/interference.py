@@ -1,4 +1,4 @@
-"""How much groups on one device slow each other down, predicted from the shares of the device that they use."""
+"""Predict how much groups on one device slow each other down, from the share of the device each uses."""
 
 from __future__ import annotations
 

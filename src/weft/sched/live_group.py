@@ -1,4 +1,4 @@
-"""A group that runs in the simulator: how far it is, and when its next member ends."""
+"""A running group in the simulator: its progress, and when its next member ends."""
 
 from __future__ import annotations
 

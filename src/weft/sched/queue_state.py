@@ -229,7 +229,7 @@ class GroupStart:
 class Decision:
     """What to do now: groups to start, tasks that wait and why, tasks that can never run and why.
 
-    ``wait`` names the tasks that the policy looked at; every other queued task waits for the reason ``rest``.
+    ``wait`` names the tasks that the policy considered; every other queued task waits for the reason ``rest``.
     ``preempt`` names running groups to pause; no policy fills it yet.
     """
 

@@ -1,4 +1,4 @@
-"""What a simulated queue did: when each task and group ran, and the figures that policies are compared by."""
+"""The outcome of a simulated queue: when each task and group ran, and the figures that compare policies."""
 
 from __future__ import annotations
 

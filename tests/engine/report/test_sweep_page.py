@@ -90,7 +90,7 @@ def test_the_winner_and_why():
     assert "dropout made no clear difference" in page
     assert "task &#x27;hidden=16 lr=0.1 dropout=0.3 seed=0&#x27;: loss became nan at epoch 1" in page
     assert page.count('<tr data-i="') == 16
-    assert "No member got as far as an evaluation" in render_sweep_report(PAGES["all diverged"]())
+    assert "No member reached an evaluation" in render_sweep_report(PAGES["all diverged"]())
 
 
 # ---- in a browser ------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def test_runs_beside_each_other_leave_what_the_first_found(first_leaves_first):
         (FP32, TF32, "another precision"),
         (FP32, Needs(frozenset({"fp32", "tf32"}), "cpu"), "another precision"),
         (Needs(frozenset({"fp32"}), "cuda:0", capped=True), Needs(frozenset({"fp32"}), "cuda:0"), "a budget on cuda:0"),
-        (Needs(frozenset({"fp32"}), "cpu", draws=True), FP32, "models of one's own"),
+        (Needs(frozenset({"fp32"}), "cpu", draws=True), FP32, "users' modules"),
         (FP32, FP32, ""),
         (Needs(frozenset({"fp32"}), "cuda:0", capped=True), Needs(frozenset({"fp32"}), "cuda:1", capped=True), ""),
     ],

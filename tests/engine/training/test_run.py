@@ -343,7 +343,7 @@ class TestTrouble:
 
         monkeypatch.setattr(GroupRun, "advance", full)
         events = []
-        with pytest.raises(OutOfMemoryError, match="task 't': the memory of the device was not enough"):
+        with pytest.raises(OutOfMemoryError, match="task 't': the device ran out of memory"):
             run(make_task(), progress=False, on_event=events.append)
         assert (events[-1].kind, events[-1].data["status"]) == ("failed", "out of memory")
 

@@ -236,7 +236,7 @@ def test_rmat_is_more_skewed_than_a_uniform_graph():
         (lambda: citation(100, 600, 4, 2, density=0.9), "density=0.9"),
         (lambda: citation(100, 600, 4, 2, relations=-1), "relations=-1"),
         (lambda: citation(100, 600, 4, 2, split="half"), "split='half'"),
-        (lambda: citation(100, 600, 4, 2, split=(80, 30, 10)), "asks for 120 of 100"),
+        (lambda: citation(100, 600, 4, 2, split=(80, 30, 10)), "needs 120 of 100"),
         (lambda: sbm([], 0.1, 0.1), "block_sizes"),
         (lambda: sbm([5, 5], 1.1, 0.1), "p_in=1.1"),
         (lambda: rmat(10, 60), "num_edges=60 must lie in 0..45"),

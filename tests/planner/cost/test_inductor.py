@@ -87,12 +87,12 @@ def test_the_sentence_gives_both_sides_of_the_bargain():
     compiled, why = whether_to_compile(None, bargain, 5000, "cuda", "solo")
     assert compiled
     assert why == (
-        "compiled by Inductor: about 10 ms of 20 ms an epoch are passes that it fuses or results that do not change, "
+        "compiled by Inductor: about 10 ms of 20 ms per epoch are passes that it fuses or results that do not change, "
         "50 s over 5,000 epochs; it takes about 10 s",
     )
     compiled, why = whether_to_compile(None, bargain, 100, "cuda", "solo")
     assert not compiled
-    assert why[0].startswith("not compiled: Inductor would save about 10 ms of 20 ms an epoch, 1 s over 100 epochs")
+    assert why[0].startswith("not compiled: Inductor would save about 10 ms of 20 ms per epoch, 1 s over 100 epochs")
 
 
 def test_what_was_asked_for_is_done_but_a_woven_step_has_kernels_of_its_own():

@@ -25,15 +25,15 @@ def tasks(count: int = 1, **settings) -> list[Task]:
 @pytest.mark.parametrize(
     ("count", "settings", "stats", "yes", "reason"),
     [
-        (1, {}, PRODUCTS, True, "do not stay (627 MB in a cache of 52 MB)"),
-        (1, {"epochs": 2000}, ARXIV, False, "stay in any order (43 MB"),
+        (1, {}, PRODUCTS, True, "do not stay in the cache (627 MB in a cache of 52 MB)"),
+        (1, {"epochs": 2000}, ARXIV, False, "stay in the cache in any order (43 MB"),
         (1, {"epochs": 2000, "hidden": 128}, ARXIV, True, "87 MB"),
         (1, {"epochs": 2000, "hidden": 128, "precision": "bf16"}, ARXIV, False, "43 MB"),
         (4, {"epochs": 2000}, ARXIV, True, "4 members"),
-        (4, {"epochs": 100}, ARXIV, False, "100 epochs would win 0.015 s by clusters, too little"),
+        (4, {"epochs": 100}, ARXIV, False, "100 epochs would save 0.015 s by clusters, less"),
         (3, {"epochs": 2000}, ARXIV, False, "43 MB"),
         (16, {}, PUBMED, False, "88,648 edges"),
-        (1, {"epochs": 10}, PRODUCTS, False, "10 epochs would win"),
+        (1, {"epochs": 10}, PRODUCTS, False, "10 epochs would save"),
         (16, {"epochs": 10}, PRODUCTS, True, "do not stay"),
         (16, {}, replace(PRODUCTS, num_nodes=(1 << 24) + 1), False, "16,777,217 nodes"),
     ],
@@ -65,7 +65,7 @@ def test_one_member_in_many_may_be_wide_or_long():
 def test_plans_say_so(plan_of):
     plan = plan_of(tasks(16, epochs=1000), ARXIV, "cuda")
     assert plan.row_order == "clustered"
-    assert any("16 members walk the graph" in reason for reason in plan.why)
+    assert any("16 members traverse the graph" in reason for reason in plan.why)
     assert Plan.from_dict(plan.to_dict()) == plan
     assert plan.halves()[0].row_order == "clustered"
     assert plan_of(tasks(16, epochs=1000), ARXIV, "cpu").row_order == "by_length"

@@ -47,7 +47,7 @@ def test_parts_reasons_and_doubts_are_there():
         "activations 2.00 GiB, graph 1.00 GiB",
         "the allocator keeps another 1.00 GiB idle",
         "aggregation 75%, products 25%",
-        "2.00 ms, 1.00 ms a task; 200 epochs 400 ms",
+        "2.00 ms, 1.00 ms per task; 200 epochs 400 ms",
         "at the peak: 2.00 GiB activation",
         "to lower it: less",
         "- because",

@@ -1,4 +1,4 @@
-"""Device: an accelerator of a machine, with what it costs to use it."""
+"""Device: an accelerator of a machine, with its memory, rates and launch costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host: the CPUs and the memory of a machine. On a machine without a GPU it is what trains."""
+"""Host: the CPUs and the memory of a machine; it trains if there is no GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Host(Processor):
     kind: ClassVar[str] = "cpu"
     must_be_above_0: ClassVar[tuple[str, ...]] = ("cores", "one_thread")
 
-    # What a device has and a host has not, so that either can be asked.
+    # Fields that only a device has, so that both can be read alike.
     context_bytes: ClassVar[int] = 0
     workspace_bytes: ClassVar[int] = 0
     matmul_share: ClassVar[float] = 1.0

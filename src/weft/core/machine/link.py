@@ -1,4 +1,4 @@
-"""Link: a way for bytes between two parts of a machine, or out of it."""
+"""Link: a connection between two parts of a machine, with its bandwidth and latency."""
 
 from __future__ import annotations
 

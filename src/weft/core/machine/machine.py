@@ -21,7 +21,7 @@ class Machine:
     """The numbers that memory and time are worked out from.
 
     ``host``: CPUs and memory. ``devices``: GPUs; on a machine without any the host trains. ``links``: how fast bytes
-    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured`` tells a probe from data sheets.
+    go between them (``"host"``, ``"gpu:0"``, ``"disk"``). ``measured``: probed, not from data sheets.
 
     What trains is :attr:`primary`, the first device or else the host. Its numbers are also those of the machine:
     ``machine.memory_bytes`` is ``machine.primary.memory_bytes``.
@@ -41,7 +41,7 @@ class Machine:
 
     @property
     def primary(self) -> Device | Host:
-        """What trains: the first device, or the host where there is none."""
+        """What trains: the first device, or the host if there is none."""
         return self.devices[0] if self.devices else self.host
 
     @property
@@ -50,7 +50,7 @@ class Machine:
         return self.primary.kind
 
     def link(self, kind: str, origin: str, target: str) -> Link | None:
-        """The link of that kind between two parts; None where there is none, or none is known."""
+        """The link of that kind between two parts; None if there is none, or none is known."""
         found = (one for one in self.links if (one.kind, one.origin, one.target) == (kind, origin, target))
         return next(found, None)
 

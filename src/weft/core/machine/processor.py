@@ -1,4 +1,4 @@
-"""Processor: memory and rates of something that computes. A :class:`Device` and a :class:`Host` are both one."""
+"""Processor: memory and rates that a :class:`Device` and a :class:`Host` have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule: what a field of a task may hold, and the sentence that says so when it does not."""
+"""Rule: check a field of a task and say what it may hold."""
 
 from __future__ import annotations
 

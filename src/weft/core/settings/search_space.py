@@ -1,4 +1,4 @@
-"""Ranges to draw settings from, for random search. A draw is a pure function of a number in [0, 1)."""
+"""Ranges to draw settings from in a random search; a draw is a pure function of a number in [0, 1)."""
 
 from __future__ import annotations
 

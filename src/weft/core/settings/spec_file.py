@@ -1,4 +1,4 @@
-"""Spec files: a task or a sweep written as TOML, with ``section.key=value`` overrides on top.
+"""Read tasks and sweeps from TOML files, with ``section.key=value`` overrides.
 
     graph = "cora"
     seed = [0, 1, 2]

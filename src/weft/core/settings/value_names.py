@@ -1,4 +1,4 @@
-"""Labels: short words for the values of settings, that differ where the values differ, as far as they stay short."""
+"""Short, distinct labels for setting values (distinct unless that would make them long)."""
 
 from __future__ import annotations
 

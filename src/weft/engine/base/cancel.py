@@ -1,4 +1,4 @@
-"""Cancel: a handle to end members of a run from outside, by calling it."""
+"""Cancel: end members of a run from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control: a handle to pause, resume, cancel or preempt a run from outside: another thread, a listener, a signal."""
+"""Control: pause, resume, cancel or preempt a run from outside: another thread, a listener, a signal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Control:
         self._known: frozenset[str] | None = None
         self.signal: int | None = None  # the signal that interrupted the run
 
-    # ---- for whoever wants something of the run --------------------------------------------------------
+    # ---- for callers outside the run -------------------------------------------------------------------
 
     def pause(self) -> None:
         """Train no further until :meth:`resume`."""
@@ -42,7 +42,7 @@ class Control:
         self._set(preempt=True)
 
     def cancel(self, *names: str) -> None:
-        """End the members called ``names``, or all of them; :class:`SpecError` for a name nobody has.
+        """End the members called ``names``, or all of them; :class:`SpecError` for a name that no member has.
 
         Before a run has begun, names cannot be checked: the run does it when it takes the handle.
         """
@@ -54,7 +54,7 @@ class Control:
 
     @property
     def paused(self) -> bool:
-        """Whether a pause is asked for."""
+        """Whether a pause is requested."""
         return self._pause
 
     def _set(self, **flags: bool) -> None:
@@ -66,28 +66,28 @@ class Control:
     # ---- for the run ---------------------------------------------------------------------------------
 
     def expect(self, names: Iterable[str]) -> None:
-        """A run of members called ``names`` begins: refuse what was asked for and is not among them."""
+        """A run of members called ``names`` begins: refuse requests for others."""
         with self._changed:
             self._known, self.signal = frozenset(names), None
             _check(self._names, self._known)
 
     def interrupt(self, number: int) -> None:
-        """Signal ``number`` asks for the end of the run. Called by a signal handler, so it takes no lock."""
+        """Signal ``number`` requests the end of the run. Called by a signal handler, so it takes no lock."""
         self.signal = number
 
     def requests(self) -> Requests:
-        """Everything that is asked for now."""
+        """All current requests."""
         with self._changed:
             flags = {"pause": self._pause, "preempt": self._preempt, "interrupt": self.signal is not None}
             return Requests(frozenset(self._names), self._all, **flags)
 
     def wanted(self, names: Iterable[str]) -> set[str]:
-        """Those of ``names`` that were asked to end."""
+        """Those of ``names`` that are to be cancelled."""
         asked = self.requests()
         return {name for name in names if asked.cancelled(name)}
 
     def wait_while_paused(self, known: Requests) -> None:
-        """Return once something else than ``known`` is asked for: to go on, to end members, or to leave."""
+        """Return once the requests differ from ``known``: to resume, to end members, or to leave."""
         with self._changed:
             while self._pause and self.requests() == known:
                 self._changed.wait(POLL_SECONDS)

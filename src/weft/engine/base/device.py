@@ -1,4 +1,4 @@
-"""Which device a run gets, and what the run's environment is."""
+"""Choose the device of a run, and describe its environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.engine.base.home import machine_name
 
 
 def choose_device(wanted: str | torch.device = "auto") -> torch.device:
-    """``"auto"`` is the GPU where there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
+    """``"auto"`` is the GPU if there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
     if str(wanted) == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""The graphs of a plan or a run: summaries until they are trained on, then on the device as long as they are needed."""
+"""Keep the graphs of a plan or a run: summaries until they are trained on, then on the device while they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Weft keeps what it has learned of a machine: its probe, its calibration and its group sizes.
+"""The folder with what Weft has learned about machines: probes, calibrations and stack sizes.
 
 ``$WEFT_HOME``, else ``$XDG_CACHE_HOME/weft``, else ``~/.cache/weft``; in it ``machines/NAME/``.
 """

@@ -1,4 +1,4 @@
-"""Which machine a plan or a run is for, and what is known of it.
+"""Find the machine of a plan or a run, with its probe and calibration.
 
 A plan is for a name, a file, or the machine at hand, found without starting CUDA; a run is for the device it trains on.
 The machine at hand has one name, whether it was probed or not; under it are kept its probe, what runs taught of it and
@@ -109,7 +109,7 @@ def _this_cpu(name: str) -> Machine:
 
 
 def _by_properties(name: str, device: torch.device) -> Machine:
-    """A GPU that nobody has described: what it says of itself, and rates scaled from those of one that is known."""
+    """A GPU without a profile: its own properties, and rates scaled from a known GPU's."""
     said = torch.cuda.get_device_properties(device)
     ghz = getattr(said, "clock_rate", 1.5e6) / 1e6
     width, clock = getattr(said, "memory_bus_width", 384), getattr(said, "memory_clock_rate", 8e6)
@@ -137,7 +137,7 @@ def keep_probe(machine: Machine) -> Path:
 
 
 def load_calibration(machine: Machine) -> Calibration | None:
-    """What earlier runs on ``machine`` taught; None where there were none, or none that can be read.
+    """What earlier runs on ``machine`` taught; None if there were none, or none that can be read.
 
     Factors say by how much predictions were off, so they hold only for predictions made from the same rates.
     """
@@ -151,7 +151,7 @@ def load_calibration(machine: Machine) -> Calibration | None:
 
 
 def basis_of(machine: Machine) -> str:
-    """What predictions for ``machine`` are made from, in short: its rates, and the version that reckons with them."""
+    """What predictions for ``machine`` are made from, in short: its rates, and the version that uses them."""
     own = {**machine.primary.to_dict(), "cores": machine.cores, "one_thread": machine.one_thread}
     rates = {key: value for key, value in own.items() if key not in NO_RATES}
     digest = hashlib.sha256(json.dumps(rates, sort_keys=True).encode()).hexdigest()
@@ -166,7 +166,7 @@ def keep_calibration(machine: Machine, calibration: Calibration) -> Path:
 
 
 def load_throughput(machine: str) -> Throughput:
-    """The group sizes measured on the machine of that name; an empty table where there is none that can be read."""
+    """The group sizes measured on the machine of that name; an empty table if there is none that can be read."""
     try:
         text = (machine_folder(machine) / THROUGHPUT).read_text(encoding="utf-8")
         return replace(Throughput.from_dict(json.loads(text)), machine=machine)

@@ -1,4 +1,4 @@
-"""How many bytes a run may take (what is free where it trains, a budget as a wall around it), and how many it took."""
+"""Find how many bytes a run may take, cap the device's memory at a budget, and measure the peak."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def watch_memory(device: torch.device) -> None:
 
 
 def memory_taken(device: torch.device) -> dict[str, int]:
-    """The peaks since :func:`watch_memory`; nobody counts those of a CPU."""
+    """The peaks since :func:`watch_memory`; those of a CPU are not counted."""
     if device.type != "cuda":
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Memory that was not enough, in one sentence."""
+"""Turn out-of-memory exceptions into one-line errors."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def _message(names: Sequence[str], device: torch.device) -> str:
         place += f", {total / 2**30:.1f} GiB of which {free / 2**30:.1f} GiB are free"
     who = f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"
     return (
-        f"{who}: the memory of the device was not enough ({place}); "
+        f"{who}: the device ran out of memory ({place}); "
         "try a smaller hidden or fewer layers, precision='bf16', or another device"
     )

@@ -1,4 +1,4 @@
-"""The merger of steps for plans that ask for one; nothing else imports ``weft.weave``."""
+"""Import ``weft.weave`` for plans with woven groups; nothing else imports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user's own module raised, in one sentence that names its file and line."""
+"""Turn exceptions of users' modules into one sentence with file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be handed to ``weft.run`` beside the work: checked before anything is read or written."""
+"""Check the arguments of ``weft.run`` before anything is read or written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_options(*, out: Any, resume: Any, overwrite: Any, on_event: Any, check
 
 
 def check_handles(control: Any, cancel: Any) -> Control | None:
-    """The handle that a run is given to be steered by, under whichever name; None where there is none."""
+    """The handle that a run is given to be steered by, under whichever name; None if there is none."""
     if cancel is not None and not isinstance(cancel, Cancel):
         raise SpecError(f"cancel={cancel!r} must be a weft.Cancel()")
     if control is not None and not isinstance(control, Control):

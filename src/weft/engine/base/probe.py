@@ -2,7 +2,7 @@
 how fast bytes go between them and from the disk.
 
 Gathers are measured with Weft's own SpMM on a random graph of equal degrees, from memory and from the cache, since
-that is the kernel whose time they have to tell. Every figure is the first quartile of repeated calls after a warm one:
+that is the kernel whose time they predict. Every figure is the first quartile of repeated calls after a warm one:
 what the machine does when nothing else disturbs it. Nothing takes longer than about a second, on a CPU included. On a
 machine with a GPU both are measured in one run: what is best done where depends on both.
 """
@@ -34,7 +34,7 @@ from weft.runtime.device.threads import cpu_threads
 MIB = 2**20
 ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
-REPLAYS = 5  # of a call in one recording
+REPLAYS = 5  # of a call in one captured graph
 CPU_CACHE = 8 * MIB  # where the system does not say
 DISK_BYTES, PAGE = 64 * MIB, 4096
 
@@ -149,7 +149,7 @@ def seconds_of(call: Callable[[], Any], device: torch.device, budget: float = 0.
 
 
 def device_seconds(call: Callable[[], Any], device: torch.device, budget: float) -> float:
-    """Seconds of the device alone: on a GPU ``call`` is recorded and replayed, so that no launch is waited for."""
+    """Seconds of the device alone: on a GPU ``call`` is captured and replayed, so that no launch is waited for."""
     if device.type != "cuda":
         return seconds_of(call, device, budget)
     return seconds_of(_recorded(call, device, REPLAYS).replay, device, budget) / REPLAYS
@@ -160,7 +160,7 @@ def _recorded(call: Callable[[], Any], device: torch.device, times: int) -> torc
     side = recording_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
-        for _ in range(2):  # kernels are compiled and libraries set up outside of the recording
+        for _ in range(2):  # kernels are compiled and libraries set up outside of the capture
             call()
     torch.cuda.current_stream(device).wait_stream(side)
     torch.cuda.synchronize(device)
@@ -196,7 +196,7 @@ def copy_bandwidth(device: torch.device, sizes: Sizes) -> float:
 
 
 def gather_rates(device: torch.device, table_bytes: int, budget: float) -> Rates:
-    """Bytes of rows a second that SpMM fetches from a table of ``table_bytes``, by the width of a row."""
+    """Bytes of rows per second that SpMM fetches from a table of ``table_bytes``, by the width of a row."""
     return tuple((width, _gather_rate(device, table_bytes, width, budget)) for width in ROW_BYTES)
 
 
@@ -307,7 +307,7 @@ def launch_seconds(device: torch.device, count: int = 500) -> float:
 
 
 def replay_seconds(device: torch.device, count: int = 100) -> float:
-    """Seconds of a kernel of a recorded graph that has hardly anything to do and waits for the one before.
+    """Seconds of a kernel of a captured graph that has hardly anything to do and waits for the one before.
 
     Taken from kernels of three kinds as a step on a small graph has them: SpMM, a product, an element-wise one.
     """
@@ -404,7 +404,7 @@ def host_bytes() -> int:
 
 
 def cpu_cache_bytes() -> int:
-    """Bytes of the last cache before memory, as Linux tells them."""
+    """Bytes of the last cache before memory, as Linux reports them."""
     sizes = []
     for level in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = level.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""A live table of a sweep on a terminal, fed by Events alone: members by their best validation metric.
+"""Show a sweep as a live table on a terminal, from Events alone: members by their best validation metric.
 
 Members on different graphs are ranked apart, since their scores do not compare.
 """

@@ -1,4 +1,4 @@
-"""A live line on a terminal, fed by Events alone."""
+"""Show a training as a live line on a terminal, from Events alone."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LiveDisplay:
 
 
 def display_for(progress: bool | str, several: bool = False) -> LiveDisplay | LiveTable | None:
-    """What ``progress`` (True, False or ``"auto"``: only on a terminal) asks for; a table for ``several`` tasks."""
+    """What ``progress`` (True, False or ``"auto"``: only on a terminal) selects; a table for ``several`` tasks."""
     if progress not in (True, False, "auto"):
         raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
     console = Console(stderr=True)

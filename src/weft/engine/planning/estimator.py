@@ -1,4 +1,4 @@
-"""Estimator: memory and time of tasks and groups, each structure captured once; and the groups that fit a budget."""
+"""Estimator: predict memory and time of groups with one dry run per structure; find groups within a budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from weft.runtime.weight_shapes import weight_digests
 
 NONE = PlanOptions()
 ATTEMPTS = 4  # at groups that fit
-LESS = 0.99  # of the room that would be right, were memory proportional to the members
+LESS = 0.99  # of the budget that would be right if memory were proportional to the members
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Estimator:
         return (group_key(task, self.stats(task).multilabel), tuple(stack_key(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
-        """Equal for stacks of the same size as wide as each other: narrower members are padded, whoever they are."""
+        """Equal for stacks of the same size as wide as each other: narrower members are padded."""
         widest = max(tasks, key=width)
         kinds = tuple(sorted({_switches(task) for task in tasks}))
         longest = max(task.epochs for task in tasks)
@@ -138,7 +138,7 @@ class Estimator:
     def group_bytes(self, tasks: Sequence[Task]) -> float:
         """Bytes of ``tasks`` as one group, one stack for every structure, worked out from the steps of two.
 
-        Grouping asks this of many sets of tasks, so nothing is captured for it.
+        Grouping calls this for many sets of tasks, so it makes no dry run.
         """
         if len(tasks) == 1:
             return float(self.alone(tasks[0]).cost.total_bytes)
@@ -170,7 +170,7 @@ class Estimator:
         return Estimate(cost, held, steps.step, steps.parameters, steps.weights)
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
-        """What Inductor would make of a group that ``plan`` describes; None where its own step was not followed."""
+        """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
         if not estimate.parameters:
             return None
         mode = _run_mode(estimate.program, task, plan, self.stats(task))
@@ -191,7 +191,7 @@ def _switches(task: Task) -> tuple[bool, ...]:
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
-    """The step of ``tasks``; a model that cannot be followed is the user's to hear of, in a sentence."""
+    """The step of ``tasks``; a model that cannot be dry-run raises an InputError with the reason."""
     try:
         found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
     except WeftError:
@@ -235,7 +235,7 @@ def groups_within_budget(
 ) -> list[tuple[Plan, Estimate]]:
     """Groups within ``room`` bytes and what they take, which is also their ``cost``.
 
-    They are made smaller where a captured group takes more than grouping had reckoned with; a task that does not fit
+    They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
     budget, by_name = room, {task.label: task for task in tasks}

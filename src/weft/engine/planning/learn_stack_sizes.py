@@ -1,9 +1,9 @@
-"""The table of group sizes of a machine, filled by a short measured search.
+"""Measure the best stack sizes of a machine in a short search, and keep them.
 
 ``search`` trains copies of one task in groups of growing size for a moment each, and
 ``weft.planner.grouping.stack_size_table`` decides
-which sizes to try and where the peak is. While a group trains, the driver is asked how busy the GPU is (NVML,
-through ``pynvml`` where it is installed); without it the table has times alone.
+which sizes to try and where the peak is. While a group trains, the GPU's utilisation is read from the driver (NVML,
+through ``pynvml`` if it is installed); without it the table has times alone.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _epoch_ms(run: GroupRun, device: torch.device, seconds: float) -> float:
 
 
 class Busy:
-    """How busy the GPU is between entering and leaving: ``share`` in [0, 1], None where nobody can tell."""
+    """How busy the GPU is between entering and leaving: ``share`` in [0, 1], None if it is not known."""
 
     def __init__(self, device: torch.device) -> None:
         self._read = _reader(device)
@@ -166,7 +166,7 @@ class Busy:
 
 
 def _reader(device: torch.device) -> Callable[[], float] | None:
-    """A function that reads the utilisation of ``device``; None without a GPU, NVML or the right to ask."""
+    """A function that reads the utilisation of ``device``; None without a GPU, NVML or permission."""
     if device.type != "cuda":
         return None
     with suppress(Exception):  # NVML reports what it cannot do by many kinds of errors; none of them matters here

@@ -1,4 +1,4 @@
-"""Learning from runs: what was measured, beside what would have been predicted, kept for the machine it ran on."""
+"""Learn from runs: keep measured times beside predicted ones, per machine."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float,
 
 
 def observation_of(results: Sequence[Mapping[str, Any]], estimator: Estimator, label: str) -> Observation:
-    """The run of a group, one ``result.json`` a member; raises where it cannot teach."""
+    """The run of a group, one ``result.json`` per member; raises if nothing can be learned from it."""
     plan = Plan.from_dict(results[0]["plan"])
     if plan.device != estimator.machine.device:
         raise ValueError(f"ran on {plan.device}, not on {estimator.machine.device}")

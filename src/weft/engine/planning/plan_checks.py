@@ -1,4 +1,4 @@
-"""Whether a plan that was made before can be run here as it is; if not, the reason in one sentence."""
+"""Check whether a saved plan can be run here as it is, and say why not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_here(plans: Sequence[Plan], graphs: Graphs, planner: RunPlanner) -> No
         if need > room:
             raise DoesNotFitError(
                 f"group {place} of the plan ({_named(plan)}) needs {show_bytes(need)}, but only {show_bytes(room)} "
-                f"may be taken on this device; make room, or plan again with a budget of {int(room)} bytes"
+                f"may be taken on this device; free some memory, or plan again with a budget of {int(room)} bytes"
             )
     for plan in plans:
         _check_own_models(plan, planner)

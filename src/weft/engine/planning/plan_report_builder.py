@@ -1,4 +1,4 @@
-"""``weft.plan``: what a task or a sweep will take, before anything is allocated. Starts no GPU and needs none."""
+"""``weft.plan``: predict what a task or a sweep will take, before anything is allocated. Needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunPlanner: what a run is planned with before anything is on the device, and what it teaches once it is over.
+"""RunPlanner: plan a run before anything is on the device, and learn from it when it is over.
 
 The same estimator as ``weft.plan``'s, for the device at hand and the bytes that are free on it, so that a run groups
 its tasks as a plan says it will.
@@ -66,8 +66,8 @@ class RunPlanner:
             return self._estimator.alone(task).weights
 
     def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
-        """Groups within the room there is, with what each will take; by rule of thumb where that cannot be told."""
-        with seeded(tasks[0].seed, self._device):  # a user's model may draw while it is looked at
+        """Groups within the budget, with predicted costs; by rule of thumb if there is no dry run."""
+        with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             known, unknown = self._followed(tasks)
             plans = self._estimated(known, throughput) if known else []
         for reason in dict.fromkeys(unknown.values()):
@@ -76,13 +76,13 @@ class RunPlanner:
         return sorted(plans, key=lambda plan: place[plan.members[0]])
 
     def _followed(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
-        """The tasks whose steps can be followed; of the others, what went wrong."""
+        """The tasks whose steps can be dry-run; of the others, what went wrong."""
         wrong: dict[str, str] = {}
         for task in tasks:
             if task.traits is None:
                 try:
                     self._estimator.alone(task)
-                except Exception as error:  # what cannot be foreseen may well train
+                except Exception as error:  # a model that cannot be estimated may still train
                     wrong[task.label] = _in_words(error)
         return [task for task in tasks if task.label not in wrong], wrong
 
@@ -107,9 +107,9 @@ class RunPlanner:
         return found
 
     def learn(self, plan: Plan, folder: Path | None) -> None:
-        """Keep what a group took beside what was foreseen, for the plans to come; failing that is no harm.
+        """Keep measured beside predicted costs of a group for later plans; a failure to do so is ignored.
 
-        Stacks that overlap take less than the sum of them that was foreseen, and what was compiled takes less than its
+        Stacks that overlap take less than their predicted sum, and what was compiled takes less than its
         operators: nothing is learnt from those.
         """
         taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS

@@ -1,4 +1,4 @@
-"""Which groups of a plan get a dry run, and which are extrapolated from others: a dry run takes time.
+"""Choose which groups of a plan get a dry run; extrapolate the others: a dry run takes time.
 
 Of up to :data:`MAX_TASKS_TO_DRY_RUN` tasks every group gets a dry run. Of more, the largest group of every kind comes
 first, then the others by size, until :data:`MAX_DRY_RUNS` members have been dry-run. The cost of the rest is that of a
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_TASKS_TO_DRY_RUN = 1024  # with more tasks, some groups are extrapolated
 MAX_DRY_RUNS = 384  # members of groups of so many: following more would make a plan of thousands take minutes
-MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that are followed alone, of so many
+MAX_SOLO_DRY_RUNS = 12  # tasks of different structures that get a dry run alone, of so many
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _surely_fits(group: RoughEstimate, room: int) -> bool:
 
 
 def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapping[int, Estimate]) -> Estimate:
-    """What a followed group takes, made as large as ``group`` is: the nearest of its kind, or of all."""
+    """The estimate of a dry-run group, made as large as ``group`` is: the nearest of its kind, or of all."""
     alike = [place for place in found if groups[place].kind == group.kind] or list(found)
     place = min(alike, key=lambda place: abs(groups[place].bytes - group.bytes))
     other, estimate = groups[place], found[place]

@@ -1,4 +1,4 @@
-"""The scaffold of every chart: a frame with margins, scales, grid lines with their numbers, labels. Inline SVG."""
+"""The scaffold of every chart, as inline SVG: a frame with margins, scales, grid lines and labels."""
 
 from __future__ import annotations
 

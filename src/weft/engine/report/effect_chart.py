@@ -1,4 +1,4 @@
-"""The effect of one setting on the score as inline SVG: a dot a member, a mean a value."""
+"""Draw the effect of one setting on the score as inline SVG: one dot per member, one mean per value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages of reports share: looks, light and dark, and plain elements. Every value is escaped."""
+"""Shared parts of report pages: style, light and dark, and plain elements. Every value is escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning curves of a sweep's members as inline SVG."""
+"""Draw the learning curves of a sweep's members as inline SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of a step over its operators as a stacked area chart: a self-contained SVG, or a page around it."""
+"""Draw the memory of a step over its operators as a stacked area chart: a self-contained SVG or page."""
 
 from __future__ import annotations
 

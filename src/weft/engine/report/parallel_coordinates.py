@@ -1,4 +1,4 @@
-"""Parallel coordinates of a sweep as inline SVG: an axis a setting, a line a member."""
+"""Draw parallel coordinates of a sweep as inline SVG: one axis per setting, one line per member."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Axis:
 
 
 def parallel(result: SweepResult, best: Collection[int]) -> str:
-    """An SVG with an axis for every setting that varies and one for the score; a line a member."""
+    """An SVG with an axis for every setting that varies and one for the score; one line per member."""
     settings = chosen_settings(result)
     if not settings:
         return ""

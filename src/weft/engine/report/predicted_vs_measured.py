@@ -1,4 +1,4 @@
-"""What a group was foreseen to take, beside what it took: a small table for the reports."""
+"""Predicted and measured time and memory of a group, as a small table for the reports."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ROWS = {
 }
 
 
-def foreseen_and_measured(plan: Plan) -> str:
-    """A row for everything that is known from one side at least; nothing where there is none."""
+def predicted_and_measured(plan: Plan) -> str:
+    """A row for everything that is known from one side at least; nothing if there is none."""
     rows = [(words, _shown(plan.cost, *how), _shown(plan.measured, *how)) for words, how in ROWS.items()]
     cells = "".join(
-        f"<tr><td>{text(words)}</td><td>{text(foreseen or '–')}</td><td>{text(measured or '–')}</td></tr>"
-        for words, foreseen, measured in rows
-        if foreseen or measured
+        f"<tr><td>{text(words)}</td><td>{text(predicted or '–')}</td><td>{text(measured or '–')}</td></tr>"
+        for words, predicted, measured in rows
+        if predicted or measured
     )
-    head = "<tr><td></td><td>foreseen</td><td>measured</td></tr>"
+    head = "<tr><td></td><td>predicted</td><td>measured</td></tr>"
     return f"<table>{head}{cells}</table>" if cells else ""
 
 

@@ -1,4 +1,4 @@
-"""Standings: which settings of a sweep won, by how much, how sure that is, and what each setting does, in numbers."""
+"""Rank the settings of a sweep: by how much they differ, how certain that is, and the effect of each setting."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Effect:
 
 
 def score_of(result: Result, metric: str) -> float | None:
-    """The member's score, None where it has none."""
+    """The member's score, None if it has none."""
     value = result.metrics.get(metric)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
@@ -125,7 +125,7 @@ def _standing(
 
 
 def _mean(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and its standard error, each None where there are too few values."""
+    """Mean and its standard error, each None if there are too few values."""
     if not values:
         return None, None
     return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
@@ -191,13 +191,13 @@ def _clear(first: int, second: int) -> float:
 
 
 def lead(first: Standing, second: Standing) -> tuple[float, float | None]:
-    """How far ``first`` is ahead, and the standard error of that difference where seeds tell."""
+    """How far ``first`` is ahead, and the standard error of that difference if there are seeds."""
     if first.error is None or second.error is None:
         return first.score - second.score, None
     return first.score - second.score, math.hypot(first.error, second.error)
 
 
 def within(first: Standing, other: Standing) -> bool:
-    """Whether ``other`` is level with ``first``: as far as seeds can tell, not behind."""
+    """Whether ``other`` is level with ``first``: as far as seeds show, not behind."""
     ahead, error = lead(first, other)
     return error is not None and ahead <= _clear(len(first.members), len(other.members)) * error

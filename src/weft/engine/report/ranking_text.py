@@ -1,4 +1,4 @@
-"""Verdicts: what the standings of a sweep mean, in sentences that do not say more than the numbers do."""
+"""Put the ranking of a sweep into sentences that claim no more than the numbers show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def verdict(result: SweepResult, ranked: Sequence[Standing]) -> str:
 
 
 def _same_nodes(result: SweepResult, score: float) -> str:
-    """What more seeds do not tell."""
+    """What more seeds do not show."""
     known = _known_to(result, score)
     return (
         f"All were measured on the same {known[0]:,} nodes (a share of them is known to ± {known[1]:.4f})."

@@ -1,4 +1,4 @@
-"""What the charts of a sweep share: the colour of a member by its score, and scales.
+"""Scales of a sweep's charts, and the colour of a member by its score.
 
 Every line and dot of a member carries ``data-i``, its position in the sweep, which the page's script uses to light
 up the same member everywhere, and ``--s``, its place between the worst and the best score, which colours it.

@@ -20,7 +20,7 @@ from weft.engine.report.effect_chart import effect_chart
 from weft.engine.report.html import bullets, head, package_file, table, text
 from weft.engine.report.learning_curves import curves
 from weft.engine.report.parallel_coordinates import parallel
-from weft.engine.report.predicted_vs_measured import foreseen_and_measured
+from weft.engine.report.predicted_vs_measured import predicted_and_measured
 from weft.engine.report.ranking import Standing, chosen_settings, effects, labels_of, score_of, standings
 from weft.engine.report.ranking_text import in_common, verdict, what_mattered
 from weft.engine.report.scales import Span, rank_key, scores_of, span_of
@@ -88,7 +88,7 @@ def _overview(parts: Mapping[str, SweepResult]) -> str:
     for place, (name, part) in enumerate(parts.items()):
         first = next(iter(standings(part)), None)
         link = f'<a href="#graph-{place}">{text(name)}</a>'
-        best = "no member got as far as an evaluation" if first is None else first.name
+        best = "no member reached an evaluation" if first is None else first.name
         score = "–" if first is None else f"{part.metric.replace('_', ' ')} {first.score:.4f}"
         rows.append(f"<tr><td>{link}</td><td>{len(part)}</td><td>{text(best)}</td><td>{text(score)}</td></tr>")
     heads = "<tr><th>graph</th><th>trainings</th><th>best settings</th><th>score</th></tr>"
@@ -103,7 +103,7 @@ def _count(number: int, word: str) -> str:
 def _sentence(result: SweepResult) -> str:
     ends = ", ".join(f"{count} {ENDS.get(status, status)}" for status, count in result.statuses.items())
     epochs = sum(member.metrics.get("epochs_run", 0) for member in result.tasks)
-    speed = f" ({epochs / result.seconds:,.0f} epochs a second, all together)" if result.seconds > 0 else ""
+    speed = f" ({epochs / result.seconds:,.0f} epochs per second, all together)" if result.seconds > 0 else ""
     groups = _count(len(result.plan), "group")
     return f"{ends}; {epochs:,} epochs in {result.seconds:.1f} s{speed}, trained in {groups}."
 
@@ -113,7 +113,7 @@ def _sentence(result: SweepResult) -> str:
 
 def _winner(result: SweepResult, ranked: Sequence[Standing]) -> str:
     if not ranked:
-        return '<div class="card winner"><h2>No winner</h2>No member got as far as an evaluation.</div>'
+        return '<div class="card winner"><h2>No winner</h2>No member reached an evaluation.</div>'
     first = ranked[0]
     common = in_common(result)
     said = ([common] if common else []) + what_mattered(effects(result))
@@ -179,7 +179,7 @@ def _effects(result: SweepResult, best: Collection[int]) -> str:
     cards = [_card("", effect.setting, "", effect_chart(result, effect, span, best)) for effect in effects(result)]
     if not cards:
         return ""
-    words = "a dot a member, the square the mean of its value, the bar one standard deviation"
+    words = "one dot per member; the square is the mean per value, the bar one standard deviation"
     return (
         f'<h2 class="above">Effect of each setting on {text(result.metric.replace("_", " "))} '
         f'<span class="small">{words}</span></h2><div class="row small-multiples">{"".join(cards)}</div>'
@@ -254,7 +254,7 @@ def _trouble(result: SweepResult) -> str:
 def _plan(plans: Sequence[Plan]) -> str:
     shown = [
         f"<details{' open' if len(plans) == 1 else ''}><summary>{text(_group_words(plan))}</summary>"
-        f"{bullets(plan.why)}{foreseen_and_measured(plan)}</details>"
+        f"{bullets(plan.why)}{predicted_and_measured(plan)}</details>"
         for plan in plans
     ]
     return f'<div class="card"><h2>How it ran, and why</h2>{"".join(shown)}</div>'

@@ -9,7 +9,7 @@ from weft.core.files import write_text
 from weft.core.task import Task
 from weft.engine.report.html import bullets, head, table, text
 from weft.engine.report.line_chart import Curve, chart
-from weft.engine.report.predicted_vs_measured import foreseen_and_measured
+from weft.engine.report.predicted_vs_measured import predicted_and_measured
 from weft.engine.results.result import Result
 
 SPLIT_NAMES = {"test": "test", "val": "validation", "train": "training"}
@@ -33,7 +33,7 @@ def render_report(result: Result) -> str:
 <div class="card"><h2>Settings</h2>{_settings(task)}</div>
 <div class="card"><h2>At the best epoch</h2>{table(result.metrics)}</div>
 <div><div class="card" style="margin-bottom:16px"><h2>Why it ran this way</h2>{bullets(result.plan.why)}
-{foreseen_and_measured(result.plan)}</div>
+{predicted_and_measured(result.plan)}</div>
 <div class="card"><h2>Environment</h2>{table(result.environment)}</div></div>
 </div></body></html>
 """

@@ -1,4 +1,4 @@
-"""Result: what a training left behind, in memory and on disk."""
+"""Result: the outcome of one training, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
     ``metrics``: loss and metric of every split at the best epoch (``train_accuracy``, ``val_accuracy``,
     ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
     and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
-    ``model``: the module with its best weights, in evaluation mode, None where training could not begin.
+    ``model``: the module with its best weights, in evaluation mode, None if training could not begin.
     ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did.
     """
 

@@ -1,4 +1,4 @@
-"""SweepResult: what the members of a sweep left behind, in memory and on disk."""
+"""SweepResult: the outcome of a sweep, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SweepResult:
 
     @property
     def graph(self) -> dict[str, Any]:
-        """Name and size of the graph; empty where there are several."""
+        """Name and size of the graph; empty if there are several."""
         return next(iter(self.graphs.values())) if len(self.graphs) == 1 else {}
 
     def on(self, graph: Any) -> SweepResult:
@@ -111,7 +111,7 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """What members are compared by: the validation metric, or the training one where there are no such nodes."""
+        """What members are compared by: the validation metric, or the training one if there are no such nodes."""
         names = [result.metrics["metric"] for result in self.tasks if "metric" in result.metrics]
         name = names[0] if names else "accuracy"
         measured = any(f"val_{name}" in result.history or f"val_{name}" in result.metrics for result in self.tasks)
@@ -120,7 +120,7 @@ class SweepResult:
     def best(self, metric: str | None = None, graph: Any = None) -> Result:
         """The member with the highest ``metric`` (the validation metric where left out), or the lowest loss.
 
-        Metrics are those of a member's own best epoch, so that ``best("test_accuracy")`` looks at test nodes. Where
+        Metrics are those of a member's own best epoch, so that ``best("test_accuracy")`` is over test nodes. Where
         there are several graphs, ``graph`` says on which.
         """
         return self.tasks[self.ranking(metric, graph)[0]]
@@ -151,7 +151,7 @@ class SweepResult:
         return sorted(values, key=lambda index: (sign * values[index], index))
 
     def _ranked(self) -> list[int]:
-        """The ranking on one graph, empty where nobody has a score."""
+        """The ranking on one graph, empty if no member has a score."""
         metric = self.metric
         return self._ranking(metric) if any(_is_number(r.metrics.get(metric)) for r in self.tasks) else []
 
@@ -226,7 +226,7 @@ def folder_names(names: Sequence[str]) -> list[str]:
     result = []
     for index, name in enumerate(names):
         plain = re.sub(r"[^\w=.+-]+", "_", name, flags=re.ASCII).strip("_.")[:LONGEST_FOLDER] or "task"
-        if plain.lower() in taken:  # some file systems do not tell A from a
+        if plain.lower() in taken:  # some file systems ignore case
             plain = f"{plain}-{index}"
         taken.add(plain.lower())
         result.append(plain)

@@ -1,4 +1,4 @@
-"""Driver: decides for one group, from updates alone. It reads no clock and no device, and imports no torch.
+"""Driver: decide for one group from its updates alone. Reads no clock and no device; imports no torch.
 
 The same updates and requests give the same decisions, wherever the driver runs.
 """
@@ -15,7 +15,7 @@ from weft.core.errors import SpecError
 from weft.planner.grouping.repacking import LEAVE_EVERY, Pace, pays_to_leave
 from weft.planner.pruning import Policy, every
 
-LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that a GPU never waits for the host
+LOOK_SECONDS = 0.2  # often enough to feel live; rare enough that the GPU never idles
 CHECKPOINT_SECONDS = 30.0
 GROWTH = 8  # how many times longer the next period may be than the last: the first epochs are no measure
 NOTHING = Requests()
@@ -93,7 +93,7 @@ class Driver:
         self._unsaved_seconds, self._paused = 0.0, False
 
     def decide(self, updates: Sequence[Update], requests: Requests = NOTHING) -> Decision:
-        """What to do after ``updates``, given what was asked from outside."""
+        """What to do after ``updates``, given the requests from outside."""
         trained = self._take(updates)
         stops = self._cancelled(requests) + (self._pruned() if trained else [])
         drop = self._leaving()
@@ -143,7 +143,7 @@ class Driver:
         ]
 
     def _pruned(self) -> list[Stop]:
-        """Asked at fixed epochs, so that what is decided does not depend on how often updates come."""
+        """Called at fixed epochs, so that decisions do not depend on how often updates come."""
         policy, running = self._options.policy, {member.name: member for member in self._running()}
         if policy is None or self._epoch % every(policy) or not running:
             return []
@@ -162,8 +162,8 @@ class Driver:
     @property
     def _leaves_by_epoch(self) -> bool:
         """Whether members leave at fixed epochs: a smaller step may round differently, and numbers on a CPU are to be
-        the same bits however fast it is and wherever it was interrupted. There a new step costs next to nothing, unless
-        it is compiled: from such a one nobody leaves."""
+        the same bits however fast it is and wherever it was interrupted. Rebuilding the step is cheap on a CPU, except
+        when compiled; members never leave a compiled step."""
         return self._group.device == "cpu"
 
     def _leaving(self) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ class Driver:
         return due
 
     def _epochs_to_train(self) -> int:
-        """Epochs to the next update: never past one at which a policy is asked or members may leave."""
+        """Epochs to the next update: never past one at which a policy is called or members may leave."""
         ends, policy = [self._period], self._options.policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
@@ -214,7 +214,7 @@ class Driver:
 
 
 def _checked(answer: Any, running: Mapping[str, Any] | Collection[str]) -> list[str]:
-    """The names that a policy answered; None is nobody."""
+    """The names that a policy answered; None: no member."""
     if answer is not None and (isinstance(answer, str) or not isinstance(answer, Iterable)):
         raise SpecError(f"prune returned {answer!r}; expected a list of names of running members")
     names = list(answer or ())

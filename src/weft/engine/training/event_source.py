@@ -1,4 +1,4 @@
-"""EventSource: what happens to a run, as Events. One task speaks for itself; a sweep sums up its members."""
+"""EventSource: emit what happens to a run as Events, for one task or summed up over a sweep."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class TaskEvents:
             self.event("progress", **first, epochs_per_second=rate, **standing)
 
     def ended(self, track: MemberProgress) -> None:
-        """The engine tells the end of a task once its files are written."""
+        """The engine emits the end of a task once its files are written."""
 
     def never_begun(self, result: Result) -> None:
-        """The engine tells this as well."""
+        """The engine emits this as well."""
 
     def checkpoint(self, path: Path, epoch: int) -> None:
         self.event("checkpoint", path=str(path), epoch=epoch)
@@ -211,7 +211,7 @@ class Broadcast:
             return
         try:
             self._on_event(event)
-        except BrokenPipeError:  # nobody reads what a command prints: that is for the command to deal with
+        except BrokenPipeError:  # stdout is closed: the command handles that
             raise
         except Exception as error:
             self._report(error, event)

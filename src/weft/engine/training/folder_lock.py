@@ -1,4 +1,4 @@
-"""FolderLock: one run at a time writes into a folder. The system lets go of it however the run ends."""
+"""FolderLock: one run at a time writes into a folder. The system releases it however the run ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.core.wording import option
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody is kept out
+except ImportError:  # Windows: no lock
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
@@ -29,7 +29,7 @@ class FolderLock:
         if fcntl is None or self._handle is not None:
             return
         while not self._try():
-            pass  # whoever had it has just removed the file: a lock on that would keep nobody out
+            pass  # its holder has just removed the file: a lock on that would exclude no other run
 
     def refuse_if_taken(self) -> None:
         """:class:`SpecError` where another run is at it; leaves everything as it is."""
@@ -38,7 +38,7 @@ class FolderLock:
             self.release()
 
     def _try(self) -> bool:
-        """Lock the file; False where it is not there any more."""
+        """Lock the file; False if it no longer exists."""
         handle = os.open(self._folder / FILE, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once."""
+"""Handle Ctrl-C and SIGTERM: finish the epochs under way, save, then leave. A second Ctrl-C leaves at once."""
 
 from __future__ import annotations
 

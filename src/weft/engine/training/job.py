@@ -1,4 +1,4 @@
-"""Job: tasks in training, group by group; a group that fails is halved until only what is at fault is lost."""
+"""Job: train tasks group by group; halve a group that fails until only the members at fault are lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from weft.runtime.weight_shapes import weight_digests
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How to go about it: what decides, what is asked from outside, bytes to keep to, and wishes."""
+    """Options of a job: the driver's, the control, the byte budget, the planner's, and a plan to run."""
 
     driver: DriverOptions = field(default_factory=DriverOptions)
     control: Control = field(default_factory=Control)
@@ -57,7 +57,7 @@ class JobOptions:
 
 
 class Job:
-    """``tasks`` on ``device``; told through ``telling``, kept in ``folder``.
+    """``tasks`` on ``device``; emits to ``events``, saves to ``folder``.
 
     Trains the groups of ``options.report``, or plans them. ``groups`` are the plans as they were carried out, each with
     the key of its checkpoint.
@@ -144,7 +144,7 @@ class Job:
         return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
-        """Whether everybody in the group was cancelled before it began; a former run may have begun it."""
+        """Whether every member of the group was cancelled before it began; a former run may have begun it."""
         if len(self._options.control.wanted(plan.members)) < len(plan.members):
             return False
         if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
@@ -297,7 +297,7 @@ class Job:
         return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
 
     def _save_lost(self) -> None:
-        """Members without weights leave a file as well, once it is known that somebody began."""
+        """Members without weights leave a file as well, once a member has begun."""
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)

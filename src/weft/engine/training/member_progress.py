@@ -1,4 +1,4 @@
-"""MemberProgress: one member of a group as the host knows it: its history so far, how it stands, how it ended.
+"""MemberProgress: the host's record of one member: history, status, and how it ended.
 
 Columns of a history: the training loss, losses of the splits, metrics of the splits.
 """
@@ -72,14 +72,14 @@ class MemberProgress:
             self.status = "finished" if self.end >= self.task.epochs else "stopped"
 
     def charge(self, seconds: float, epochs: int, steady: bool) -> None:
-        """Count ``seconds`` for ``epochs``; set-up and the first look are not ``steady``."""
+        """Count ``seconds`` for ``epochs``; set-up and the first poll are not ``steady``."""
         self.seconds += seconds
         if steady:
             self.steady_seconds += seconds
             self.steady_epochs += epochs
 
     def stop(self, status: str, message: str) -> None:
-        """End here, by somebody's decision."""
+        """End here, by a decision."""
         self.status, self.message, self.end = status, message, self.epoch
 
     def _notice_divergence(self, progress: MemberUpdate) -> bool:
@@ -103,10 +103,10 @@ class MemberProgress:
             f"{kept}; try a lower lr than {self.task.lr:g}"
         )
 
-    # ---- telling -------------------------------------------------------------------------------------
+    # ---- reporting -----------------------------------------------------------------------------------
 
     def update(self, first: int, **of_the_group: Any) -> Update:
-        """What a driver is told: the rows from epoch ``first`` (counted from 0) on, and how it stands."""
+        """The update for a driver: the rows from epoch ``first`` (counted from 0) on, and how it stands."""
         return Update(
             self.name,
             first,
@@ -154,7 +154,7 @@ class MemberProgress:
 
     @property
     def seconds_per_epoch(self) -> float:
-        """Mean seconds of an epoch, set-up and the first look left out where there were others."""
+        """Mean seconds of an epoch, without set-up and the first poll if there were others."""
         if self.steady_epochs:
             return self.steady_seconds / self.steady_epochs
         return self.seconds / max(self.epoch, 1)
@@ -167,7 +167,7 @@ class MemberProgress:
     # ---- saving --------------------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint has to say of this member beside its tensors."""
+        """What a checkpoint holds of this member besides its tensors."""
         return {"status": self.status, "message": self.message, "seconds": self.seconds, "epoch": self.epoch}
 
     def resume(self, about: dict[str, Any], progress: MemberUpdate) -> None:

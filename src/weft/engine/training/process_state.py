@@ -1,8 +1,8 @@
-"""What torch and Python keep once per process: entered by a run, and left as it was found.
+"""Enter and leave state that torch and Python keep once per process.
 
 Matmul precision, torch's generators and garbage collection are one each per process, the cap on a GPU's memory one per
 process and device, the number of CPU threads one per thread. Runs inside each other, in one thread, nest: each restores
-what it found. Runs beside each other, in several threads, share them: the first one in remembers, the last one out
+what it found. Concurrent runs, in several threads, share them: the first one in remembers, the last one out
 restores, and a run that would need them otherwise than one that is under way is refused.
 """
 
@@ -42,13 +42,13 @@ class Needs:
         return cls(precisions, str(device), budget is not None and device.type == "cuda", own_models)
 
     def conflict(self, other: Needs) -> str:
-        """Why this run cannot go beside ``other`` in one process; empty if it can."""
+        """Why this run and ``other`` cannot be concurrent in one process; empty if they can."""
         if len(self.precisions | other.precisions) > 1:
             return "another precision, and torch has one setting for all products of a process"
         if self.device == other.device and (self.capped or other.capped):
             return f"a budget on {self.device}, and torch has one cap per process and device"
         if self.draws or other.draws:
-            return "models of one's own, which may draw from torch's generator, and a process has one"
+            return "users' modules, which may draw from torch's generator, and a process has one"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""RunFolder and SweepFolder: what a run writes on disk, and how it finds it again.
+"""RunFolder and SweepFolder: read and write the folder of a run.
 
 events.jsonl              the journal, one Event a line
 checkpoint.safetensors    the state to resume from
@@ -195,7 +195,7 @@ class RunFolder:
             write_report(result, self.path / REPORT)
 
     def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
-        """Refuse a checkpoint of another graph, as far as sizes, splits and degrees tell."""
+        """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
         before, now = checkpoint.about.get("graph"), _summary(graph)
         # What only one of two versions of Weft wrote down says nothing of the graph.
         if before is not None and any(before[name] != now[name] for name in before.keys() & now.keys()):
@@ -213,12 +213,12 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise TrainingError(
-                f"cannot write to {self.path}: {reason}; every file there is whole: make room, then {switch('resume')}"
+                f"cannot write to {self.path}: {reason}; every file there is whole: free space, then {switch('resume')}"
             ) from error
 
 
 def _summary(graph: Graph) -> dict[str, Any]:
-    """What tells a graph from another without reading all of it, as JSON gives it back."""
+    """A graph's fingerprint without reading all of it, as JSON returns it."""
     summary: dict[str, Any] = json.loads(json.dumps(graph.stats().to_dict()))
     return summary
 

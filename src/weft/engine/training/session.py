@@ -25,10 +25,10 @@ Save = Callable[[GroupRun, dict[str, Any]], Path]
 
 
 class Session:
-    """One group, the progress of its members, and where it is saved and told.
+    """One group, the progress of its members, and where it is saved and reported.
 
-    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless somebody else
-    does, who calls :meth:`advance` and :meth:`apply` only; ``control`` has what is asked from outside. ``left`` says
+    ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless the caller
+    does, who then calls :meth:`advance` and :meth:`apply` only; ``control`` has requests from outside. ``left`` says
     why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``.
     """
 
@@ -60,7 +60,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds of an epoch of the whole group, and over how many it was measured; empty where none was."""
+        """Seconds of an epoch of the whole group, and over how many it was measured; empty if none was."""
         if not self._whole_epochs:
             return {}
         return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs}
@@ -100,7 +100,7 @@ class Session:
         return [self._update(track, first, **about) for track, first in zip(self._running, before, strict=True)]
 
     def standing(self) -> list[Update]:
-        """Where every member stands, from its first epoch on: what a driver that has just come needs to know."""
+        """Where every member stands, from its first epoch on: what a new driver needs to know."""
         return [self._update(track, 0) for track in self.tracks]
 
     def _update(self, track: MemberProgress, first: int, **measured: float) -> Update:
@@ -141,7 +141,7 @@ class Session:
     # ---- decide --------------------------------------------------------------------------------------
 
     def decide(self, updates: Sequence[Update]) -> Decision:
-        """What this session's own driver decides after ``updates``; while paused, not before something is asked for."""
+        """What this session's own driver decides after ``updates``; while paused, wait for a request."""
         if self.paused:
             self._control.wait_while_paused(self._acted_on)
         self._acted_on = self._control.requests()
@@ -150,7 +150,7 @@ class Session:
     # ---- apply ---------------------------------------------------------------------------------------
 
     def apply(self, decision: Decision) -> None:
-        """Do what was decided: end members, take them out of the step, tell, save, and note how far to train."""
+        """Do what was decided: end members, take them out of the step, emit events, save, and set how far to train."""
         self._check(decision)
         for stop in decision.stop:
             self.tracks[self._places[stop.member]].stop(stop.status, stop.message)
@@ -200,7 +200,7 @@ class Session:
             for track in running:
                 track.stop("preempted", f"task {track.name!r}: preempted after epoch {track.epoch}")
 
-    # ---- telling and saving --------------------------------------------------------------------------
+    # ---- emitting and saving -------------------------------------------------------------------------
 
     def _tell(self) -> None:
         for note in self.group.notes[self._told_notes :]:
@@ -223,7 +223,7 @@ class Session:
         return self.checkpoint
 
     def _save_or_warn(self) -> None:
-        """A checkpoint on the way that cannot be written is no reason to lose the training: the next one may do."""
+        """A checkpoint that cannot be written does not end the training: the next one may succeed."""
         try:
             self.save()
         except TrainingError as error:
@@ -231,7 +231,7 @@ class Session:
 
 
 def outline_of(group: GroupRun) -> GroupOutline:
-    """What a driver has to know of ``group``."""
+    """What a driver needs to know about ``group``."""
     members = []
     for task, member in zip(group.tasks, group.members, strict=True):
         watched, columns = f"val_{member.stack.metric}", member.stack.columns

@@ -1,4 +1,4 @@
-"""Public datasets, fetched on first use and kept: Planetoid and PyG's through PyG, OGB's directly.
+"""Download public datasets on first use: Planetoid and PyG's through PyG, OGB's directly.
 
 Without a network every loader fails within seconds, with one error that says what to use instead.
 """
@@ -166,7 +166,7 @@ def _instead(what: str) -> str:
 
 
 def _from_dataset(dataset: Any, name: str) -> Graph:
-    """The first graph of a PyG dataset, sparse features kept sparse, split where it is not."""
+    """The first graph of a PyG dataset, sparse features kept sparse, split if it is not."""
     try:
         graph = Graph.from_pyg(dataset[0], name=name)
     except (TypeError, IndexError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""One name for every graph: ``load("demo")``, ``load("shape:reddit?scale=0.1")``, ``load("my/folder")``.
+"""Load any graph by name: ``load("demo")``, ``load("shape:reddit?scale=0.1")``, ``load("my/folder")``.
 
 | name                                             | what it is                                                |
 |--------------------------------------------------|-----------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""The summary of a shape, from its table alone: nothing is generated, so that a plan for it takes no time."""
+"""Summarise a named shape from its table alone, without generating it."""
 
 from __future__ import annotations
 

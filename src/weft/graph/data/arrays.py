@@ -1,4 +1,4 @@
-"""Whatever array a user holds, as a tensor of the type a graph keeps.
+"""Convert users' arrays to tensors of the types a graph keeps.
 
 Arrays that already have that type are shared, never copied, so a memory-mapped feature file stays one.
 """

@@ -1,4 +1,4 @@
-"""Graphs of other libraries as the arguments of ``Graph.from_edges``, and back to PyG.
+"""Convert graphs of other libraries to the arguments of ``Graph.from_edges``, and back to PyG.
 
 Other libraries' objects are recognised by what they can do, so none of them is imported to read one.
 """

@@ -1,4 +1,4 @@
-"""From a list of edges to CSR by destination, in torch operators alone: the same on CPU and GPU.
+"""Sort a list of edges into CSR by destination, with torch operators alone: the same on CPU and GPU.
 
 One int64 key per edge, ``dst * N + src``, carries the whole order: sorting it sorts rows and columns at
 once, and row offsets are found in it by binary search.
@@ -49,7 +49,7 @@ def edge_keys(src: Tensor, dst: Tensor, num_cols: int) -> Tensor:
 
 
 def sort_keys(keys: Tensor, *, need_order: bool) -> tuple[Tensor, Tensor | None]:
-    """Keys ascending, and where each came from (None: not asked for, or they already ascended)."""
+    """Keys ascending, and where each came from (None: not requested, or they already ascended)."""
     if bool((keys[1:] >= keys[:-1]).all()):
         return keys, None
     ordered, order = torch.sort(keys, stable=need_order)
@@ -67,7 +67,7 @@ def undirected(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Every joined pair once in each direction, self loops once.
 
-    All given edges between the same two nodes (and of the same relation, where there are relations) become
+    All given edges between the same two nodes (and of the same relation, if there are relations) become
     one; its weight is the mean of theirs, so a list that already holds both directions keeps its weights.
     """
     low, high = torch.minimum(src, dst), torch.maximum(src, dst)

@@ -1,4 +1,4 @@
-"""Edge arrays as a user gives them, checked and turned into an adjacency.
+"""Check users' edge arrays and turn them into an adjacency.
 
 Shapes: N nodes, E edges.
 """

@@ -158,7 +158,7 @@ class Graph:
     def from_pyg(cls, data: Any, split: int = 0, name: str = "graph") -> Graph:
         """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_type and the masks.
 
-        A one-column ``edge_attr`` is a weight where there is no ``edge_weight``; wider ones are left out.
+        A one-column ``edge_attr`` is a weight if there is no ``edge_weight``; wider ones are left out.
         ``split`` is the column of masks that hold several splits.
         """
         return cls.from_edges(**convert.pyg_fields(data, split), name=name)

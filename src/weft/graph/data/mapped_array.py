@@ -1,4 +1,4 @@
-"""One tensor in one .npy file: written in blocks, mapped back without reading it."""
+"""Store one tensor in one .npy file: written in blocks, memory-mapped on reading."""
 
 from __future__ import annotations
 
@@ -117,6 +117,6 @@ def _map_private(path: Path) -> mmap.mmap:
         if sys.platform != "linux":
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         # Linux counts a private writable mapping against free memory and refuses one larger than that,
-        # unless told that no page of it needs a reserve. The constant has its name from Python 3.13 on.
+        # unless a flag says that no page of it needs a reserve. The constant has its name from Python 3.13 on.
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
         return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)

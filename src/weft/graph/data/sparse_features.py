@@ -1,4 +1,4 @@
-"""SparseFeatures: a node feature matrix that is mostly zeros, kept as one.
+"""SparseFeatures: a node feature matrix that is mostly zeros, stored sparse.
 
 Shapes: N nodes, F features, Z stored values.
 """

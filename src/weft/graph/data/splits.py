@@ -55,7 +55,7 @@ def random_split(nodes: Tensor, train: float, val: float, test: float | None, se
     sizes.append(total - sum(sizes) if test is None else _size(test, total, "test"))
     if sum(sizes) > total or min(sizes) < 0:
         raise GraphError(
-            f"train={train}, val={val}, test={test} ask for more nodes than the {total} labelled ones; lower them"
+            f"train={train}, val={val}, test={test} are more nodes than the {total} labelled ones; lower them"
         )
     # Shuffled on the CPU whatever the device, so that a seed means the same split everywhere.
     shuffled = torch.randperm(total, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""What a graph is, in a line for people and in GraphStats for plans."""
+"""Summarise a graph: a line for people, GraphStats for plans."""
 
 from __future__ import annotations
 

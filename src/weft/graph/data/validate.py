@@ -1,4 +1,4 @@
-"""Checks on the arrays of a graph. Each raises one GraphError: the value, its position, what to do.
+"""Check the arrays of a graph. Each check raises one GraphError: the value, its position, what to do.
 
 Large arrays are scanned in blocks, so a check never holds a mask as large as the array.
 Shapes: N nodes, E edges.

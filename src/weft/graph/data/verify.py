@@ -1,4 +1,4 @@
-"""Every check on every value of a finished graph, for one that was mapped or built without them."""
+"""Check every value of a finished graph, for one that was mapped or built without checks."""
 
 from __future__ import annotations
 

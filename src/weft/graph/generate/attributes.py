@@ -1,4 +1,4 @@
-"""Node features that tell something, but not everything, of the class.
+"""Generate node features that are partly informative of the class.
 
 Dense: a random centre per class plus noise. Sparse: a bag of words, some of them of the class's topic.
 Noise is a sum of uniform integers, not a logarithm or a cosine, so that every device rounds alike.
@@ -72,7 +72,7 @@ def bag_of_words(
     """``x [N, F]`` of ones and zeros: ``density * F`` words per node on average, between half and one and a half.
 
     Word j belongs to topic ``j % C`` and a topic's words are Zipf distributed. A share ``signal`` of a node's
-    words is of its class's topic, the rest of any topic: 0 tells nothing of the class, 1 everything.
+    words is of its class's topic, the rest of any topic: 0 is uninformative, 1 fully informative.
     """
     if not 0.0 < density <= 0.5:
         raise GraphError(f"density={density} must lie in (0, 0.5]; leave it out for dense features")

@@ -1,4 +1,4 @@
-"""The citation-like graph: power-law degrees, planted classes, features that hint at the class."""
+"""Generate a citation-like graph: power-law degrees, planted classes, features that hint at the class."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def citation(
 
     ``num_edges`` counts stored entries: an undirected graph stores both directions, so an odd number loses
     one. The count is exact, there are no self loops and no edge is stored twice. No node is isolated where
-    there are enough edges for that (undirected: two entries a node; directed: one, counting in-edges).
+    there are enough edges for that (undirected: two entries per node; directed: one, counting in-edges).
 
     - ``exponent``, ``max_degree``: tail of the degrees and the largest of them, at most 3/4 of the nodes.
       In-degrees of a directed graph follow it exactly, its out-degrees are milder; the degrees of an
@@ -107,7 +107,7 @@ def _check(num_nodes: int, num_edges: int, num_features: int, directed: bool, la
 
 
 def degree_limit(num_nodes: int, num_edges: int, max_degree: int | None) -> int:
-    """The largest degree to aim for: the one asked for, by default about ``10 * sqrt(E)``, at most 3/4 N."""
+    """The largest degree to aim for: the given one, by default about ``10 * sqrt(E)``, at most 3/4 N."""
     limit = 3 * (num_nodes - 1) // 4
     mean = -(-num_edges // num_nodes)
     wanted = max_degree if max_degree is not None else max(8, 2 * mean, round(10 * num_edges**0.5))

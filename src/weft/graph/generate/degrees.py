@@ -1,4 +1,4 @@
-"""Power-law degree sequences with an exact sum.
+"""Generate power-law degree sequences with an exact sum.
 
 The node of rank r has degree ``max_degree * (1 + r / r0) ^ (-1 / (exponent - 1))``, at least ``low``: its
 tail falls as ``degree ^ -exponent``. ``r0`` is solved for so that the degrees add up to the number of edges.

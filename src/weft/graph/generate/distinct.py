@@ -1,6 +1,6 @@
-"""Drawing distinct pairs: propose, keep the new ones, propose again for what is still missing.
+"""Draw distinct pairs: propose, keep the new ones, propose again for those still missing.
 
-A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) asks for a
+A pair is an int64 key, so "distinct" is a sort. Every owner (a row, a block, the whole graph) requests a
 number of pairs; the draw of its j-th missing pair in round k hashes (k, slot of j). What is accepted depends
 on the set of keys alone, so the outcome is the same on every device and for every chunking by owners.
 """
@@ -31,10 +31,10 @@ def distinct_keys(
 ) -> Tensor:
     """Sorted keys ``[sum(need)]``: ``need[o]`` distinct ones for every owner o.
 
-    ``propose(owners, slots, round)`` returns candidate keys (fewer than asked for where it rejects some);
-    ``owner_of(keys)`` tells whose they are. The lowest ``tag_bits`` bits of a key do not count as identity:
-    of two keys equal but for the tag, the smaller one stays. After ``pass_on`` rounds what an owner still misses
-    is asked of the next one: in a dense graph an owner may have no free place left.
+    ``propose(owners, slots, round)`` returns candidate keys (fewer than requested if it rejects some);
+    ``owner_of(keys)`` gives their owners. The lowest ``tag_bits`` bits of a key do not count as identity:
+    of two keys equal except for the tag, the smaller one stays. After ``pass_on`` rounds what an owner still misses
+    is drawn by the next one: in a dense graph an owner may have no free place left.
     """
     total = wanted = int(need.sum())
     found: list[Tensor] = []
@@ -53,7 +53,7 @@ def distinct_keys(
             need = need.roll(1) if attempt >= pass_on else need
     if wanted:
         raise GraphError(
-            f"{wanted} of {total} edges found no free place in {MAX_ROUNDS} rounds: the graph asked for is too "
+            f"{wanted} of {total} edges found no free place in {MAX_ROUNDS} rounds: the requested graph is too "
             f"dense for distinct edges; ask for fewer edges, more nodes or a lower max_degree"
         )
     if len(found) == 1:

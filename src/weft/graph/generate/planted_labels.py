@@ -1,4 +1,4 @@
-"""Planted classes, what is observed of them, and the nodes to train and test on.
+"""Plant classes, observe some of them, and choose the nodes to train and test on.
 
 Shapes: N nodes, C classes (or, for several labels per node, C binary tasks).
 """
@@ -100,7 +100,7 @@ def split_sizes(split: tuple[float, float, float], num_nodes: int) -> list[int]:
     """Nodes in train, val and test for three shares (floats) or three numbers of nodes (ints)."""
     sizes = [part if isinstance(part, int) else int(part * num_nodes + 1e-6) for part in split]
     if min(sizes) < 0 or sum(sizes) > num_nodes:
-        raise GraphError(f"split={split} asks for {sum(sizes)} of {num_nodes} nodes; lower it")
+        raise GraphError(f"split={split} needs {sum(sizes)} of {num_nodes} nodes; lower it")
     if not any(isinstance(part, int) for part in split) and abs(sum(split) - 1.0) < 1e-9:
         sizes[2] = num_nodes - sizes[0] - sizes[1]
     return sizes

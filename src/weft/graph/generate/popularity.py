@@ -1,4 +1,4 @@
-"""Drawing an item in proportion to its weight, from one class or from all the others."""
+"""Draw an item in proportion to its weight, from one class or from all others."""
 
 from __future__ import annotations
 

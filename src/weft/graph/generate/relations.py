@@ -1,4 +1,4 @@
-"""Relation numbers on edges, skewed as they are in knowledge graphs: a few relations hold most edges."""
+"""Draw relation numbers for edges, skewed as in knowledge graphs: a few relations hold most edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From degrees, classes and popularity to CSR: distinct sources per row, directed or undirected.
+"""Wire degrees, classes and popularity into CSR: distinct sources per row, directed or undirected.
 
 Shapes: N rows, M columns, E stored entries, C classes.
 """
@@ -87,7 +87,7 @@ def row_chunks(indptr: Tensor, chunk: int) -> Iterator[tuple[int, int]]:
 def undirected_csr(owned: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
     """``indptr``, ``indices`` of a symmetric graph of ``2 * sum(owned)`` entries without loops.
 
-    Node i draws ``owned[i]`` partners; all pairs are distinct, whoever drew them. Holds all pairs at once:
+    Node i draws ``owned[i]`` partners; all pairs are distinct. Holds all pairs at once:
     about 60 bytes per stored entry at the peak.
     """
     num_nodes = owned.numel()

@@ -1,4 +1,4 @@
-"""Graphs from files: ``read(path)`` recognises what lies there.
+"""Read graphs from files: ``read(path)`` recognises the format.
 
 | what                       | recognised by                         | options                 |
 |----------------------------|---------------------------------------|-------------------------|

@@ -1,4 +1,4 @@
-"""Which columns of a table of edges are which."""
+"""Find the columns of a table that are sources, destinations, weights and relations of edges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RELATIONS = ("relation", "rel", "edge_type", "etype")
 
 @dataclass(frozen=True)
 class EdgeColumns:
-    """Positions of the columns; None where a table has no such column."""
+    """Positions of the columns; None if a table has no such column."""
 
     src: int
     dst: int

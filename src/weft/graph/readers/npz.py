@@ -1,4 +1,4 @@
-"""A graph in one numpy archive (.npz, no pickles).
+"""Read a graph from one numpy archive (.npz, no pickles).
 
 Keys: ``src``, ``dst`` (or ``edge_index [2, E]``); optional ``num_nodes``, ``edge_weight``, ``relation``,
 ``y``, ``train``, ``val``, ``test``, and the features as ``x [N, F]`` or as CSR: ``x_indptr``, ``x_indices``,

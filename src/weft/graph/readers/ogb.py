@@ -1,4 +1,4 @@
-"""OGB's folder of a node-property dataset, as its archives unpack.
+"""Read OGB's folder of a node-property dataset, as its archives unpack.
 
     raw/edge.csv.gz, num-node-list.csv.gz, node-feat.csv.gz, node-label.csv.gz     the text layout
     raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           the binary layout
@@ -30,7 +30,7 @@ def read_ogb(
 ) -> Graph:
     """The graph of an OGB folder.
 
-    ``split`` names the scheme where there are several. ``directed=None`` is what OGB's own loader does: the
+    ``split`` names the scheme if there are several. ``directed=None`` is what OGB's own loader does: the
     reverse edges are added for products and proteins, other graphs are taken as stored.
     """
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Edge lists in Parquet, through pyarrow."""
+"""Read edge lists in Parquet, through pyarrow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph as a folder of arrays that are mapped, not read: a 100 GB graph opens at once.
+"""Save a graph as a folder of arrays and open it memory-mapped: a 100 GB graph opens at once.
 
     <folder>/meta.json      format, version, sizes, flags, summary, dtype and shape of every array
     <folder>/<array>.npy    little-endian, C order: indptr, indices, weight, relation, x (or x_indptr,

@@ -1,4 +1,4 @@
-"""Tables of numbers in text, gzipped or not."""
+"""Read tables of numbers in text, gzipped or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge lists in text: CSV, TSV or blanks, gzipped or not.
+"""Read edge lists in text: CSV, TSV or blanks, gzipped or not.
 
 A line per edge: source, destination, and maybe a weight; a first line of names may say which column is
 which. What follows a # is a comment; in a file that begins with %, what follows a %. Ids are integers.

@@ -3,19 +3,19 @@
 A block belongs to the stream it was allocated on, until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
-* a recorded run first warms up on the stream that it is recorded on, :data:`WARMUPS` times; what the first time builds
+* a captured run first warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds
   for good stays in that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever
   asked for;
 * then the cache is emptied: segments with nothing in them go back to the device;
-* the recording fills a private pool, which is kept for the replays.
+* the capture fills a private pool, which is kept for the replays.
 
-A run that is not to be recorded does everything in one pool. One that turns out to be impossible to record has warmed
+A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
 up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
 
 A woven step runs on several streams, each with a share of the pool to itself.
 
 cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one beside
-the main thread's. The warm-up leaves them in its stream's pool, and the recording, on the same stream, finds them
+the main thread's. The warm-up leaves them in its stream's pool, and the capture, on the same stream, finds them
 there: none is in the private pool. The default stream has its own where the set-up multiplies. cuBLASLt has one more
 wherever it is called. They stay for as long as the process lives, and streams are the same for every run of a process:
 a later run shares what an earlier one left, so that these estimates, which are for a process of its own, are an upper
@@ -31,9 +31,9 @@ from weft.planner.cost.caching_allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
-EAGER = 2  # steps after which the allocator has all that it will ask for
+EAGER = 2  # steps after which the allocator has all that it will request
 DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
-GENERATOR = 2  # numbers on the device, seed and offset, that a recording reads torch's generator from
+GENERATOR = 2  # numbers on the device, seed and offset, that a captured graph reads torch's generator from
 LT_WORKSPACE = 1 << 20  # of cuBLASLt, as torch 2.11 sets it; later versions share cuBLAS's
 
 
@@ -42,7 +42,7 @@ class PeakBytes:
     """Most bytes at any time of a run: that were allocated, and that the allocator held.
 
     ``needed``: what the device must have at least, since the allocator gives back idle segments before it gives up,
-    save those of a recording.
+    except those of a capture.
     ``library``: bytes of the workspaces that libraries keep, all in all.
     """
 
@@ -57,7 +57,7 @@ def replay_allocations(
 ) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
 
-    ``replay``: the run is to be recorded; ``recorded``: that will work.
+    ``replay``: the run is to be captured; ``recorded``: that will work.
     """
     run = _Run(workspace)
     default = run.pool(DEFAULT)
@@ -94,7 +94,7 @@ class _Run:
         self.allocated = self.reserved = self.needed = self.library = 0
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
-        """A new one, for what is asked for on ``stream``; one of a recording's own keeps what it has."""
+        """A new one, for allocations on ``stream``; a capture's own pool keeps what it has."""
         self._pools.append(Allocator())
         self._streams.append(stream)
         self._private.append(private)

@@ -1,4 +1,4 @@
-"""The caching allocator of torch on a GPU, as a model: which bytes it counts as allocated, and which it holds.
+"""A model of torch's caching allocator on a GPU: bytes allocated and bytes reserved.
 
 Requests are rounded to 512 bytes. Those of up to 1 MiB are served from segments of 2 MiB, those of up to 10 MiB from
 segments of 20 MiB, larger ones from a segment of their own, rounded to 2 MiB. A request takes the smallest free block
@@ -24,7 +24,7 @@ def rounded(size: int) -> int:
 
 
 def segment_size(size: int) -> int:
-    """What is asked of the device for a rounded request."""
+    """Bytes requested from the device for a rounded request."""
     if size <= SMALL:
         return SMALL_SEGMENT
     if size < MEDIUM:

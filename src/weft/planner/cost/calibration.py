@@ -1,9 +1,9 @@
-"""Calibration: factors by which a machine's operators take longer than the roofline says, learned from runs.
+"""Fit correction factors per family of operator for a machine's roofline, from measured runs.
 
 An observation is one run: the seconds an epoch was predicted to take, by family of operator and uncorrected, and the
 seconds it took. The factors ``f`` are those for which ``sum_k f_k s_ik`` comes nearest to ``t_i`` in ratio, not in
 difference (a millisecond matters to a short epoch and not to a long one), with a limit on what one odd run can do
-(Huber), and held near one common factor where the runs do not tell the families apart.
+(Huber), and held near one common factor if the runs do not separate the families.
 """
 
 from __future__ import annotations

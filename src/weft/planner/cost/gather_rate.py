@@ -1,7 +1,7 @@
-"""How fast rows are fetched by index: by their width, and by how many of the fetches find them in the cache.
+"""Predict how fast rows are gathered by index, from their width and the share of cache hits.
 
-A kernel walks the features of all rows in tiles, so what has to stay in the cache is a tile of every row, not the whole
-matrix. Where even that is too much, a skewed graph still keeps its busiest rows there: with the degrees of
+A kernel processes the features of all rows in tiles, so a tile of every row has to stay in the cache, not the
+whole matrix. Where even that is too much, a skewed graph still keeps its busiest rows there: with the degrees of
 ogbn-products a few per cent of the rows are most of the fetches.
 """
 
@@ -18,7 +18,7 @@ VECTOR_BYTES = 16  # what one lane loads at once, if rows begin at multiples of 
 # count double; those of the other shapes come out right.
 UNALIGNED = 2.0
 # A table this small stays in the first-level cache of every multiprocessor: weights that sparse features pick among.
-# The epochs of the pubmed shape (benchmarks/results/estimates.json) ask for about this factor.
+# The epochs of the pubmed shape (benchmarks/results/estimates.json) fit about this factor.
 NEAR_BYTES = 192 << 10
 NEARER = 2.5
 

@@ -1,9 +1,9 @@
-"""Whether a step goes through Inductor: what it would save an epoch against what compiling takes, once.
+"""Decide whether to compile a step with Inductor: seconds saved per epoch against seconds of compiling.
 
 Inductor fuses torch's own element-wise passes, reductions and gathers, so what lies between them is neither written nor
 read again. Weft's operators it leaves as they are: of a built-in model next to nothing is left to fuse. What follows
-from the graph alone is computed once before. A step that was held up by the host, because it asked its data for sizes,
-can be recorded after that.
+from the graph alone is computed once before. A step that waited for the host, because it read sizes from its data,
+can be captured after that.
 """
 
 from __future__ import annotations
@@ -65,24 +65,24 @@ def compiling(program: Program, costs: OperatorSeconds, waiting: float = 0.0) ->
 def whether_to_compile(
     asked: bool | None, found: Compiling | None, epochs: int, device: str, join: str
 ) -> tuple[bool, tuple[str, ...]]:
-    """The choice and a sentence for it, none where there is nothing to say.
+    """The choice and a sentence for it, none if there is nothing to say.
 
-    ``asked``: what the user wants, if anything; ``found`` is None where a step could not be followed.
+    ``asked``: the user's choice, if any; ``found`` is None if a step had no dry run.
     """
     if join == "woven":
         return False, ("not compiled: the merged step has kernels of its own",) if asked else ()
     if asked is not None:
-        return asked, ("compiled by Inductor: asked for" if asked else "not compiled: asked not to",)
+        return asked, ("compiled by Inductor: requested" if asked else "not compiled: as requested",)
     if device == "cpu" or found is None:
         return False, ()
     if found.pays(epochs):
         return True, (
-            f"compiled by Inductor: about {_ms(found.saved)} of {_ms(found.epoch)} an epoch are passes that it fuses "
+            f"compiled by Inductor: about {_ms(found.saved)} of {_ms(found.epoch)} per epoch are passes that it fuses "
             f"or results that do not change, {found.saved * epochs:,.3g} s over {epochs:,} epochs; it takes about "
             f"{found.seconds:.0f} s",
         )
     return False, (
-        f"not compiled: Inductor would save about {_ms(found.saved)} of {_ms(found.epoch)} an epoch, "
+        f"not compiled: Inductor would save about {_ms(found.saved)} of {_ms(found.epoch)} per epoch, "
         f"{found.saved * epochs:,.2g} s over {epochs:,} epochs, and take about {found.seconds:.0f} s",
     )
 

@@ -1,6 +1,6 @@
-"""Memory of a Program on a machine: its peak, what it is made of, when it is reached, and what would lower it.
+"""Predict the peak memory of a Program on a machine, what it consists of, when it is reached, and what would lower it.
 
-The operators are walked in the order in which they run. Every Value is allocated by the operator that makes it and
+The operators are replayed in the order in which they run. Every Value is allocated by the operator that makes it and
 freed where the step lets go of it. On a GPU that goes through a model of the allocator (``allocator.py``), with the
 pools that the phases of a run use (``pools.py``), so that rounding, splitting and segments count as they do there.
 """
@@ -90,7 +90,7 @@ def memory(
 ) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
-    ``replay``: whether the step is to be recorded as a CUDA graph; ``recorded``: whether that will work, else it runs
+    ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
     as it is after the attempt. ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)
@@ -158,7 +158,7 @@ def largest(program: Program, position: int) -> tuple[LiveValue, ...]:
 
 
 def _plain(preparation: Program | None, most: int) -> PeakBytes:
-    """What is held where memory is handed out as it is asked for: on a CPU."""
+    """What is held if memory is allocated exactly as requested: on a CPU."""
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
     return PeakBytes(*[max(most, before)] * 3)
 

@@ -1,8 +1,8 @@
-"""Programs of several tasks, worked out from the programs of few: larger stacks, and stacks one after another.
+"""Extrapolate Programs of several tasks from those of few: larger stacks, and stacks in turn.
 
 A stack of T tasks has the operators of a stack of two on tensors with a leading T instead: the same kernels, T / 2
 times the bytes and the arithmetic, and the graph, the features and whatever else is shared once. A captured step of T
-tasks says the same, and takes longer to get. (From a single task it cannot be told: what two tasks share may have to
+tasks says the same, and takes longer to get. (A single task does not show it: what two tasks share may have to
 be written out for each of them.)
 """
 
@@ -84,7 +84,7 @@ def _place(
     shared: dict[tuple[object, ...], int],
     met: dict[tuple[object, ...], int],
 ) -> int:
-    """Where ``value`` is among ``values``: the n-th shared thing of a kind and shape is everybody's n-th."""
+    """Where ``value`` is among ``values``: the n-th shared thing of a kind and shape is the n-th of every program."""
     if not (stays and value.kind in SHARED):
         values.append(value)
         return len(values) - 1

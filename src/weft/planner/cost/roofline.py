@@ -1,9 +1,9 @@
-"""Seconds of an epoch: a roofline over a Program with a Machine's rates.
+"""Predict the seconds of an epoch: a roofline over a Program with a Machine's rates.
 
 An operator takes as long as the slowest of what it does: its traffic in order at the rate of a copy, its rows fetched
 by index at the rate of a gather (``weft.planner.cost.gather_rate``), its arithmetic at the rate of a product; and
 every kernel
-has a fixed cost on top. In a recorded graph on a GPU that is all. An eager step also takes the host's time, which hides
+has a fixed cost on top. In a captured CUDA graph that is all. An eager step also takes the host's time, which hides
 behind the device's where that is longer. On a CPU the host is the device, and every operator costs its call.
 """
 
@@ -67,7 +67,7 @@ def seconds(
 ) -> Cost:
     """Seconds of one epoch of ``program`` on ``machine``, by resource, by family and by phase.
 
-    ``stats`` tells how skewed the degrees are. The evaluation counts once in ``eval_every`` epochs; a program
+    ``stats`` has the skew of the degrees. The evaluation counts once in ``eval_every`` epochs; a program
     without one is taken to evaluate by another forward pass.
     """
     mode = mode or RunMode()
@@ -103,7 +103,7 @@ class OperatorSeconds:
         self.waiting = self._clock.waiting
 
     def work(self, op: Operator) -> float:
-        """What an operator takes in an epoch, but for its launches."""
+        """Seconds of an operator per epoch, without its launches."""
         return self._clock.work_of(op) * self._share(op)
 
     def fixed(self, op: Operator) -> float:
@@ -163,7 +163,7 @@ class _Clock:
             self.host += self._call(op) * self.calibration.factor("launch") * share
 
     def work_of(self, op: Operator) -> float:
-        """Seconds of one call but for its launches, corrected."""
+        """Seconds of one call without its launches, corrected."""
         return self._work(op) * self.calibration.factor(family(op))
 
     def fixed_of(self, op: Operator) -> float:
@@ -201,15 +201,15 @@ class _Clock:
         width = head_width(op, self.program, self.stats) if name == "attention" else 0
         if not width:
             return factor
-        # What attention adds to its fetches is arithmetic: half precision does not halve it, and lanes beyond the width
-        # of a head compute for nobody.
+        # What attention adds to its fetches is arithmetic: half precision does not halve it, and padding lanes
+        # do no useful work.
         size = 2 if self._low(op) else 4
         padded = 2.0 ** math.ceil(math.log2(width)) / width
         fetched = UNALIGNED if width * size % VECTOR_BYTES else 1.0
         return fetched + (factor - 1.0) * padded * 4 / size
 
     def _first_touch(self, op: Operator) -> float:
-        """Before rows can come from the cache they come from memory, once: it tells where a node has few neighbours."""
+        """Rows come from memory once before they come from the cache, which matters if nodes have few neighbours."""
         return table_bytes(op, self.program) / self.machine.copy_bandwidth
 
     def _rows(self, op: Operator) -> float:
@@ -243,7 +243,7 @@ class _Clock:
         precision = "bf16" if low else self.mode.precision
         rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
         if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
-            # Weft's own products in float32 are three TF32 products a term.
+            # Weft's own products in float32 are three TF32 products per term.
             rate = max(rate, self.machine.matmul_rate("tf32") / 3)
         return rate
 

@@ -1,6 +1,6 @@
-"""How much one epoch of a task is, roughly: bytes, multiply-adds and kernel launches from the task alone.
+"""Estimate one epoch of a task roughly, from its settings alone: bytes, multiply-adds and kernel launches.
 
-Good to a factor of about two, which is enough to weigh padding against launches; the real estimate walks a
+Good to a factor of about two, which is enough to weigh padding against launches; the real estimate reads a
 captured program. Shapes: N nodes, E edges, F features in, H hidden, C classes.
 """
 
@@ -16,7 +16,7 @@ from weft.core.models import BUILT_IN, ModelTraits
 from weft.core.task import Task
 
 LAUNCHES_AROUND = 10  # loss, update, evaluation, book-keeping
-ROWS_TOUCHED = 6  # passes over a layer's [N, H] that are not part of a walk
+ROWS_TOUCHED = 6  # passes over a layer's [N, H] that are not part of an aggregation
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
 
 # Memory by rule of thumb, from 5 % below to 70 % above the captured estimate for 1 and 8 tasks of 3 to 7 layers, all
@@ -75,15 +75,13 @@ def rates_of(device: str, machine: Machine | None, precision: str) -> Rates:
 
 def widths(task: Task, stats: GraphStats, hidden: int | None = None) -> list[int]:
     """Widths from the features to the classes, with ``hidden`` instead of the task's own where given."""
-    layers = (
-        task.layers if task.traits is not None else 2
-    )  # a model of one's own: two layers are as good a guess as any
+    layers = task.layers if task.traits is not None else 2  # a user's model: two layers are a guess
     inner = task.hidden if hidden is None else hidden
     return [stats.num_features, *[inner] * (layers - 1), max(stats.num_classes, 1)]
 
 
 def walked(stats: GraphStats) -> int:
-    """Edges that one walk over the graph meets, a self loop of every node with them."""
+    """Edges that one pass over the graph visits, including a self loop per node."""
     return stats.num_edges + stats.num_nodes
 
 
@@ -104,7 +102,7 @@ def forward_multiply_adds(tasks: Sequence[Task], stats: GraphStats) -> int:
 
 
 def _traits(task: Task) -> ModelTraits:
-    """The row of the model; a model of one's own counts as a GCN."""
+    """The row of the model; a user's model counts as a GCN."""
     return task.traits or BUILT_IN["gcn"]
 
 

@@ -1,10 +1,10 @@
-"""Which tasks of a sweep train together, and how: stacked, padded, woven or alone, with a reason for each choice.
+"""Decide which tasks of a sweep train together, and how: stacked, padded, woven or alone, with a reason per choice.
 
 1. Tasks share a group only if they share the graph and its treatment (features, precision, objective, metric).
-2. Equal structures are one stack. Structures equal but for widths are one stack, padded with zeros, where the
+2. Equal structures are one stack. Structures equal except for widths are one stack, padded with zeros, where the
    waste costs less than the launches it saves.
 3. A stack is cut where its throughput peaks (measured, else by rule) and where memory ends.
-4. On a GPU, stacks that do not fill it train beside each other (or, where asked for, are woven into one step, the most
+4. On a GPU, stacks that do not fill it train concurrently (or, on request, are woven into one step, the most
    similar first), within the same limits.
 
 A group of one goes through the same steps.
@@ -48,7 +48,7 @@ def group(
     ``stats``: of the one graph, or a function of the task. ``device``: ``"cpu"`` or ``"cuda"``. ``memory_of(tasks)``:
     peak bytes of a group (None: a rule of thumb). ``throughput``: what was measured on this machine. ``budget``:
     bytes that a group may take (None: 95 % of ``machine``'s, no limit without one). ``weave``: whether stacks of
-    different structure are merged into one step; None: they train beside each other on a GPU, False: each is a group
+    different structure are merged into one step; None: they train concurrently on a GPU, False: each is a group
     of its own.
     """
     listed = list(tasks)
@@ -65,9 +65,9 @@ def group(
 def plan_as_one_group(
     tasks: Iterable[Task], stats: GraphStats, device: str, machine: Machine | None = None, *, weave: bool = True
 ) -> Plan:
-    """One plan for all ``tasks`` as one group, whatever their number and similarity: for those who insist.
+    """One plan for all ``tasks`` as one group, whatever their number and similarity: if that is required.
 
-    Stacks of different structure are woven, or without ``weave`` train beside each other.
+    Stacks of different structure are woven, or without ``weave`` train concurrently.
     """
     listed = list(tasks)
     _check_names(listed)
@@ -142,4 +142,4 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
 def _too_large(tasks: list[Task], limits: Limits) -> list[str]:
     if len(tasks) > 1 or limits.room is None or limits.fits(tasks):
         return []
-    return [f"it does not fit: {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}, alone as it is"]
+    return [f"it does not fit even alone: {size_in_words(limits.bytes(tasks))} of {size_in_words(limits.room)}"]

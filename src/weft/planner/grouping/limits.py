@@ -1,4 +1,4 @@
-"""Limits: the device, its rates and its memory, which groups have to keep to."""
+"""Limits: the device, its rates and its memory budget, which groups must stay within."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MemoryOf = Callable[[Sequence[Task]], float]
 
 @dataclass(frozen=True)
 class Limits:
-    """What groups have to keep to: the device and its rates, bytes, and what was measured before."""
+    """Limits of groups: the device and its rates, bytes, and earlier measurements."""
 
     stats: GraphStats
     device: str
@@ -39,17 +39,17 @@ class Limits:
 
     @property
     def room(self) -> float | None:
-        """Bytes that a group may take; None: nobody set a limit."""
+        """Bytes that a group may take; None: no limit."""
         if self.budget is not None or self.machine is None:
             return self.budget
         return USABLE * self.machine.available_bytes
 
     def fits(self, tasks: Sequence[Task]) -> bool:
-        """Whether a group of ``tasks`` keeps within the room there is."""
+        """Whether a group of ``tasks`` fits into the budget."""
         return self.room is None or self._surely_fits(tasks) or self.bytes(tasks) <= self.room
 
     def _surely_fits(self, tasks: Sequence[Task]) -> bool:
-        """Whether there is room for several times what the rule of thumb says, so that nothing has to be captured."""
+        """Whether several times the rule of thumb fits into the budget, so that no dry run is needed."""
         assert self.room is not None
         known = all(task.traits is not None for task in tasks)
         most = SURELY * memory(list(tasks), self.stats, self.device) + attention_bytes(list(tasks), self.stats)

@@ -1,7 +1,7 @@
-"""Fusion periods: how long a group trains as it is before members that have ended are taken out of its step.
+"""Decide when members that have ended are taken out of a group's step.
 
-Members leave at the boundary of a period: their rows are taken out and the step is laid out and recorded anew. That
-costs about what preparing the first step cost, and wins their share of every epoch that is left. On a device that is
+Members leave at the boundary of a period: their rows are taken out and the step is rebuilt and captured again. That
+costs about as much as preparing the first step, and saves their share of every remaining epoch. On a device that is
 not full an epoch of eight members costs little more than one of four, so the share is learned from what epochs of
 different sizes took.
 
@@ -49,8 +49,8 @@ class Pace:
 def pays_to_leave(ended: int, members: int, epochs_left: int, pace: Pace, prepare_seconds: float) -> bool:
     """Whether to take ``ended`` of ``members`` out of a step that has ``epochs_left`` epochs to go.
 
-    ``prepare_seconds`` is what laying out and recording the step anew takes. A group of which nobody is left does not
-    have to be packed again: it is over.
+    ``prepare_seconds`` is what rebuilding and capturing the step takes. A group without
+    members is not repacked: it is over.
     """
     if not 0 < ended < members:
         return False

@@ -1,4 +1,4 @@
-"""Stacks that share a device: which train beside each other, or are woven into one step, and why."""
+"""Decide which stacks share a device: concurrent on streams, woven into one step, or in turn, and why."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ALIKE = 0.4  # similarity from which on stacks may be woven
 
 
 def shared_groups(bundles: list[StackDraft], limits: Limits) -> list[tuple[list[StackDraft], list[str]]]:
-    """Bundles in groups: the fullest first, each joined to the first (or, to be woven, most similar) that has room."""
+    """Put bundles into groups, largest load first, each into the first (for weaving: most similar) that it fits."""
     if len(bundles) == 1:
         return [(bundles, [])]
     if not (limits.device == "cuda" if limits.weave is None else limits.weave):
-        where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "each was to have its own group"
+        where = "on a CPU one operator runs at a time" if limits.device == "cpu" else "weave=False"
         return [([bundle], [f"stacks one after another: {where}"]) for bundle in bundles]
     groups: list[tuple[list[StackDraft], list[str]]] = []
     features = (
@@ -40,9 +40,9 @@ def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[
     for joined, why in groups:
         if _trains_alone(joined[0], limits):
             continue
-        obstacle = _no_room(bundle, joined, limits, "concurrent")
+        obstacle = _no_room(bundle, joined, limits, "concurrent with")
         if obstacle is None:
-            why.append(f"{_called(bundle)} beside {_called(joined[0])}: neither fills the device")
+            why.append(f"{_called(bundle)} concurrent with {_called(joined[0])}: neither fills the device")
             joined.append(bundle)
             return
         refused.append(obstacle)
@@ -50,9 +50,9 @@ def _place_beside(bundle: StackDraft, groups: list[tuple[list[StackDraft], list[
 
 
 def _trains_alone(bundle: StackDraft, limits: Limits) -> str | None:
-    """Why no other stack trains beside this one, whatever the room; None where one may."""
+    """Why no other stack may train concurrently with this one, whatever fits; None if one may."""
     if bundle.tasks[0].traits is None:
-        return f"{bundle.tasks[0].model_name} in a group of its own: what its operators do to a device is not known"
+        return f"{bundle.tasks[0].model_name} in a group of its own: the load of its operators is not known"
     if limits.stats.num_edges >= FILLS_DEVICE:
         return (
             f"stacks one after another: every kernel over {limits.stats.num_edges:,} edges fills the device by itself"
@@ -96,7 +96,7 @@ def _candidates(
 
 
 def _obstacle(score: float, words: str, bundle: StackDraft, joined: list[StackDraft], limits: Limits) -> str | None:
-    """Why ``bundle`` is not woven into a group; None where it may."""
+    """Why ``bundle`` is not woven into a group; None if it may."""
     if score < ALIKE:
         name, other = _called(bundle), _called(joined[0])
         return f"{name} not woven with {other}: similarity {score:.2f} is below {ALIKE} ({words})"
@@ -104,7 +104,7 @@ def _obstacle(score: float, words: str, bundle: StackDraft, joined: list[StackDr
 
 
 def _no_room(bundle: StackDraft, joined: list[StackDraft], limits: Limits, how: str) -> str | None:
-    """Why a group has no room for ``bundle``, on the device or in its memory; None where it has."""
+    """Why ``bundle`` does not fit into a group, by load or by memory; None if it does."""
     apart = f"{_called(bundle)} not {how} {_called(joined[0])}"
     load = bundle.load + sum(b.load for b in joined)
     if load > 1.0:

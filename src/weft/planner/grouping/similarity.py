@@ -1,6 +1,6 @@
-"""How alike two training steps are: the share of their operators that find a partner, in [0, 1], and in words.
+"""Similarity of two training steps: the share of their operators that can be matched, in [0, 1], and in words.
 
-Weaving pays by running matched operators as one; so the measure counts operators by kind and asks how many could
+Weaving pays by running matched operators as one; so the measure counts operators by kind and how many of them could
 be matched, and how near their widths and depths are. It reads the settings of a named model.
 """
 
@@ -28,7 +28,7 @@ class Features:
 
 
 def features_of_task(task: Task, stats: GraphStats) -> Features | None:
-    """Counted from the settings of a named model; None for a model of one's own, which must be captured first."""
+    """Counted from the settings of a named model; None for a user's model, which must be captured first."""
     if task.traits is None:
         return None
     layer = Counter(task.traits.operators)

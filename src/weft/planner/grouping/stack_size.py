@@ -1,4 +1,4 @@
-"""How many tasks of one kind fill a device: from measurements where there are any, else by rule."""
+"""Decide how many tasks of one kind fill a device: from measurements if there are any, else by rule."""
 
 from __future__ import annotations
 

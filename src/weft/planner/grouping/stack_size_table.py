@@ -1,4 +1,4 @@
-"""How many tasks a group should have: where the time per task and epoch is lowest, measured or by rule.
+"""Choose the number of tasks in a group: the lowest time per task and epoch, measured or by rule.
 
 ``find_group_size`` is the search, free of any device; ``Throughput`` is what such searches found on one
 machine, by class of graph, model and width.
@@ -79,7 +79,7 @@ def key_of(task: Task, stats: GraphStats) -> str:
 class Throughput:
     """What was measured on ``machine``: key (:func:`key_of`) -> T -> milliseconds per task and epoch.
 
-    ``busy``: key -> T -> the share of the time that the device was at work, where the driver tells (NVML).
+    ``busy``: key -> T -> the share of the time that the device was busy, if the driver reports it (NVML).
     """
 
     machine: str
@@ -87,7 +87,7 @@ class Throughput:
     busy: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def group_size(self, task: Task, stats: GraphStats) -> int | None:
-        """Where the throughput of such tasks peaks; None where nothing was measured."""
+        """Where the throughput of such tasks peaks; None if nothing was measured."""
         measured = {size: ms for size, ms in self.table.get(key_of(task, stats), {}).items() if math.isfinite(ms)}
         return best_size(measured) if measured else None
 

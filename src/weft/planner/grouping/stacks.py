@@ -1,4 +1,4 @@
-"""Tasks of one structure as stacks: widths padded or apart, then cut where throughput peaks and where memory ends."""
+"""Make stacks of tasks of one structure: pad or separate widths, then cut by throughput and by memory."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def padding_reason(tasks: list[Task], limits: Limits) -> list[str]:
     more = "1 more stack" if len(counts) == 2 else f"{len(counts) - 1} more stacks"
     return [
         f"widths {_listed(counts)} padded with zeros to {max(counts)}: {waste(counts, cost):.0%} of the work is zeros, "
-        f"about {extra * 1e6:,.0f} us an epoch against {saved * 1e6:,.0f} us for the launches of {more}"
+        f"about {extra * 1e6:,.0f} us per epoch against {saved * 1e6:,.0f} us for the launches of {more}"
     ]
 
 
 def _cut(tasks: list[Task], places: list[int], why: list[str], limits: Limits) -> list[StackDraft]:
-    """One stack, or as many equal ones as its limits ask for; wide tasks stay together, so that less is padded."""
+    """One stack, or as many equal ones as its limits require; wide tasks stay together, so that less is padded."""
     order = sorted(places, key=lambda place: (-width(tasks[place]), place))
     sample = tasks[order[0]]
     size = fitting_size(sample, limits.stats, limits.device, limits.rates(sample), limits.throughput)
@@ -124,7 +124,7 @@ def _stacks_of(most: int) -> str:
 
 
 def _most_that_fit(tasks: list[Task], limits: Limits) -> tuple[int, str]:
-    """How many of ``tasks`` (widest first) fit into the room together; at least one."""
+    """How many of ``tasks`` (widest first) fit into the budget together; at least one."""
     if limits.fits(tasks):
         return len(tasks), ""
     low, high = 1, len(tasks)  # low fits or is alone, high does not
@@ -151,7 +151,7 @@ def _stack_reason(tasks: list[Task]) -> list[str]:
     if len(tasks) < 2:
         return []
     varied = [name for name in _numbers() if len({getattr(task, name) for task in tasks}) > 1]
-    what = f"they differ in {', '.join(varied)} alone" if varied else "they are equal"
+    what = f"they differ only in {', '.join(varied)}" if varied else "they are equal"
     return [f"{tasks[0].model_name}: {len(tasks)} tasks stacked, {what}"]
 
 

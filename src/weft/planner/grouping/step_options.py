@@ -1,4 +1,4 @@
-"""Decisions about the step of a group, one task or many: what to compute once, what to record, how many threads.
+"""Decide about a group's step: what is computed once, whether it is captured, the row order, how many threads.
 
 Each function returns the choice and the sentence that explains it.
 """
@@ -23,10 +23,10 @@ WORK_FOR_THREADS = 1 << 25
 # nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
 # products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and
 # some seconds the first time on a machine, when a kernel is compiled for it.
-MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes a node
+MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes per node
 MEMBERS_TO_CLUSTER = 4
 GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
-GATHERED = 7e12  # bytes a second, from the L2
+GATHERED = 7e12  # bytes per second, from the L2
 CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
 REPAID = 2.0  # how far the seconds won must exceed those spent
 USUAL_L2 = 50 << 20
@@ -41,30 +41,30 @@ def first_layer(tasks: Sequence[Task], stats: GraphStats) -> tuple[bool, str]:
 def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
     traits = task.traits
     if traits is not None and traits.first_layer:
-        return False, f"first layer every step: {task.model}'s {traits.first_layer}"
+        return False, f"first layer per step: {task.model}'s {traits.first_layer}"
     if traits is not None and "aggregator" in traits.shaping and task.aggregator == "max" and stats.sparse_features:
-        return False, "first layer every step: a maximum over sparse features would be dense"
+        return False, "first layer per step: a maximum over sparse features would be dense"
     if traits is not None and task.input_dropout:
-        return False, f"first layer every step: input_dropout={task.input_dropout:g} changes the input"
+        return False, f"first layer per step: input_dropout={task.input_dropout:g} changes the input"
     if stats.sparse_features:
-        return False, "first layer every step: the features are sparse, and their aggregate would be dense"
+        return False, "first layer per step: the features are sparse, and their aggregate would be dense"
     megabytes = stats.num_nodes * stats.num_features * 4 / 1e6
     if traits is None:
         return True, "first layer once if the model offers first_aggregate: the features do not change"
-    return True, f"first layer's aggregation once ({megabytes:,.1f} MB kept): the features do not change"
+    return True, f"first layer's aggregation computed once ({megabytes:,.1f} MB kept): the features do not change"
 
 
 def replay(device: str) -> tuple[bool, str]:
-    """Whether the step is recorded as a CUDA graph."""
+    """Whether the step is captured as a CUDA graph."""
     if device == "cuda":
-        return True, "the step is recorded as a CUDA graph and replayed: every shape in it is fixed"
+        return True, "the step is captured as a CUDA graph and replayed: all its shapes are fixed"
     return False, "the step runs eagerly: a CPU has no kernel launches to save"
 
 
 def row_order(
     tasks: Sequence[Task], stats: GraphStats, device: str, machine: Machine | None = None
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether rows of the graph are walked cluster by cluster: not for CPUs, which go by themselves."""
+    """Whether rows of the graph are traversed by cluster; on a GPU only."""
     if device != "cuda":
         return False, ()
     yes, why = _clustered(tasks, stats, (machine.l2_bytes if machine is not None else 0) or USUAL_L2)
@@ -80,14 +80,14 @@ def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bo
     widest = max(stats.num_nodes * task.hidden * BYTES[task.precision] for task in tasks)
     sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
     if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
-        return False, f"hidden rows of all nodes stay in any order ({sizes})"
+        return False, f"hidden rows of all nodes stay in the cache in any order ({sizes})"
     seconds = gathered_bytes(tasks, stats) / GATHERED
     won = epochs * seconds * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
     if won < REPAID * (CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges):
-        return False, f"{epochs:,} epochs would win {won:.2g} s by clusters, too little for finding them"
+        return False, f"{epochs:,} epochs would save {won:.2g} s by clusters, less than finding them takes"
     if widest > cache:
-        return True, f"hidden rows of all nodes do not stay ({sizes}), those that a cluster gathers do"
-    return True, f"{len(tasks)} members walk the graph, and a cluster gathers the same rows again and again"
+        return True, f"hidden rows of all nodes do not stay in the cache ({sizes}), those that a cluster gathers do"
+    return True, f"{len(tasks)} members traverse the graph, and rows of a cluster gather the same neighbours"
 
 
 def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int | None, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Which widths train together, padded with zeros to the widest: where the waste costs less than a step of its own.
+"""Decide which widths share a stack, padded with zeros: if the zeros cost less than a separate step.
 
 Tasks that differ in width alone can share one stack, or be several. A stack costs its launches once; every
 member of it costs what the widest costs. The best way to cut the sorted widths into neighbouring runs is

@@ -1,4 +1,4 @@
-"""PlanReport: everything a plan has to say about a sweep on a machine, as data. ``str()`` of it is what is printed.
+"""PlanReport: a plan for a sweep on a machine, as data; ``str()`` of it is what is printed.
 
 It is also what runs: ``weft.run(report)`` carries it out group by group, here or, through a file, in another process.
 """
@@ -32,7 +32,7 @@ _TASK_KEYS = ("name", "model", "graph", "epochs", "parameters", "group")
 class TaskEstimate:
     """One task: what it would take alone, and in which group it trains (counted from 0).
 
-    ``parameters`` and ``cost`` are None where that was not looked into: of thousands of tasks with many structures.
+    ``parameters`` and ``cost`` are None if not predicted: for thousands of tasks with many structures.
     """
 
     name: str
@@ -69,7 +69,7 @@ class GroupEstimate:
     ``timeline``: live bytes after every operator, by kind of value; ``phases`` the phase of each operator: for charts,
     and not part of the plain data.
     ``at_peak``: the largest things alive at the peak, in words; ``advice``: what would lower it.
-    ``unknown``: operators whose cost nobody knows. ``extrapolated``: worked out by size from another group.
+    ``unknown``: operators without a known cost. ``extrapolated``: worked out by size from another group.
     """
 
     plan: Plan

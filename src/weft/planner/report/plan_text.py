@@ -1,4 +1,4 @@
-"""A PlanReport in words: the answer first, then what it is made of, then why."""
+"""Format a PlanReport as text: the verdict first, then its parts, then the reasons."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _group(alike: list[int], report: PlanReport) -> list[str]:
     group = report.groups[alike[0]]
     plan, cost = group.plan, group.cost
     members = len(plan.members)
-    each = f", {show_seconds(cost.epoch_seconds / members)} a task" if members > 1 else ""
+    each = f", {show_seconds(cost.epoch_seconds / members)} per task" if members > 1 else ""
     verdict = "" if group.fits else f" - does not fit into {show_bytes(report.budget)}"
     lines = [
         f"{_heading(alike)}: {_plural(members, 'task')}, {plan.join}, on {plan.device}",

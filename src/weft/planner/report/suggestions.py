@@ -1,8 +1,8 @@
-"""What to change when a task does not fit: the nearest plan that does, by what it gives up.
+"""Suggest the nearest change that makes a task fit, by what it gives up.
 
 Tried in this order, each with what the ones before could not do: lower precision (where the machine has units for
-it), narrower layers, both. Fewer tasks
-in a group is not among them: groups are cut to the budget before anybody is asked (``weft.planner.grouping.groups``).
+it), narrower layers, both. Fewer tasks in a group is not among them: groups are cut to the budget before suggestions
+are made (``weft.planner.grouping.groups``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CostOf = Callable[[Task], Cost]
 
 
 def nearest(task: Task, cost_of: CostOf, budget: int, bf16: bool = True) -> Suggestion | None:
-    """The smallest change of ``task`` that fits into ``budget`` bytes, None where none of those tried does."""
+    """The smallest change of ``task`` that fits into ``budget`` bytes, None if none of those tried does."""
     for changes in candidates(task, bf16):
         cost = cost_of(task.with_values(**changes))
         if cost.total_bytes <= budget:

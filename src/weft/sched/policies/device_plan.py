@@ -1,4 +1,4 @@
-"""What one device can still take while a decision is being made: workers, bytes, latency targets, a reservation."""
+"""Track what one device can still take during a decision: workers, bytes, latency targets, a reservation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CoGNN's three policies share: pack the next task group in a given order, start it when the last one is done."""
+"""Common to CoGNN's three policies: pack the next task group in a given order, start it when the last one is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fused group in the making: what it would take, updated member by member."""
+"""A fused group being formed: its cost, updated per member."""
 
 from __future__ import annotations
 

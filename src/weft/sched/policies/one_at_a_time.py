@@ -1,4 +1,4 @@
-"""Starting one task per device at a time, which the sequential and the temporal baseline do."""
+"""Start one task per device at a time: common to the sequential and the temporal baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduling policy is: one method from the state of the queue to a decision."""
+"""The interface of a scheduling policy: one method from the state of the queue to a decision."""
 
 from __future__ import annotations
 
