@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.serve.queue_file import open_file, transaction
+from weft.serve.queue_groups import Group, change_group, put_group, read_groups
 from weft.serve.task_states import (
     ENDED,
     STATES,
@@ -136,6 +137,12 @@ class QueueDB:
         with transaction(self._db):
             return self._claim(self.get(task), worker, lease_seconds)
 
+    def claim_all(self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group) -> list[QueueTask]:
+        """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well."""
+        with transaction(self._db) as db:
+            put_group(db, group)
+            return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
+
     def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
         lease, attempt = self._clock() + lease_seconds, task.attempts + 1
         return self._change(task, "running", worker=worker, lease_until=lease, attempts=attempt)
@@ -157,6 +164,39 @@ class QueueDB:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left."""
         with transaction(self._db):
             return self._lost(self._held(task, worker, attempt), error, retry)
+
+    def release(self, task: str, reason: str) -> QueueTask:
+        """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
+        with transaction(self._db):
+            found = self.get(task)
+            return self._change(found, "queued", error=reason, max_attempts=found.max_attempts + 1, **_NO_WORKER)
+
+    def refuse(self, task: str, error: str) -> QueueTask:
+        """Fail a task that waits and can never run."""
+        with transaction(self._db):
+            return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
+
+    def replan(self, task: str, plan: Mapping[str, Any]) -> None:
+        """Replace the plan of a task without changing its state: what is known of it was corrected."""
+        with transaction(self._db) as db:
+            db.execute("UPDATE tasks SET plan = ? WHERE id = ?", (_json(plan), self.get(task).id))
+
+    def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+        """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
+        with transaction(self._db):
+            for task, kind, data in events:
+                if kind in STATES:
+                    raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
+                self._emit(task, kind, self._clock(), data)
+
+    def end_group(self, group: str, state: str, note: str = "") -> None:
+        """Note that a group no longer runs: ``ended``, ``dissolved`` or ``preempted`` (it may go on)."""
+        with transaction(self._db) as db:
+            change_group(db, group, state, self._clock(), note)
+
+    def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
+        """The groups that started last, newest first."""
+        return read_groups(self._db, state, limit)
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
@@ -257,6 +297,16 @@ class QueueDB:
         where = " AND ".join(condition for condition, _ in wanted)
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
         return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
+
+    def count_of(self, user: str, states: Sequence[str]) -> int:
+        """How many tasks of ``user`` are in one of ``states``."""
+        marks = ", ".join("?" for _ in states)
+        query = f"SELECT count(*) FROM tasks WHERE user = ? AND state IN ({marks})"
+        return int(self._db.execute(query, (user, *states)).fetchone()[0])
+
+    def last_seq(self) -> int:
+        """The sequence number of the last event."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
