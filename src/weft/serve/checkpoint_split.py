@@ -30,12 +30,26 @@ def split_off(group: Path, member: str, into: Path) -> bool:
     return False
 
 
+def drop_damaged(folder: Path) -> list[Path]:
+    """Remove the checkpoints in a run's folder that cannot be read, so that their groups begin anew; returns them."""
+    dropped = []
+    for place in (folder / FILE, *sorted(folder.glob(f"groups/*/{FILE}"))):
+        try:
+            read_checkpoint(place.parent)
+        except SpecError as error:
+            print(f"{error}; starting afresh", flush=True)
+            place.unlink()
+            dropped.append(place)
+    return dropped
+
+
 def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
     names = [task.get("name") for task in saved.about.get("tasks", [])]
     if name not in names:
         return None
     index = names.index(name)
-    if not bool(saved.tensors["present"][index]):
+    running = saved.about["members"][index].get("status", "running") == "running"
+    if not running or not bool(saved.tensors["present"][index]):
         return None  # it has left the group: what is saved of it is not at the group's epoch
     prefix = f"{index}."
     tensors = {f"0.{key.removeprefix(prefix)}": t for key, t in saved.tensors.items() if key.startswith(prefix)}

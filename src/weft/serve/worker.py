@@ -127,7 +127,7 @@ class Worker:
         from weft.serve.estimates import estimate_of
 
         try:
-            return {"plan": estimate_of(Task.from_dict(message["task"]), self.device)}
+            return {"plan": estimate_of(Task.from_dict(message["task"]), message.get("device", self.device))}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at
@@ -159,9 +159,10 @@ class Worker:
         from weft.engine.results.result import Result
         from weft.engine.results.sweep_result import folder_names
         from weft.engine.run import run
-        from weft.serve.checkpoint_split import split_off
+        from weft.serve.checkpoint_split import drop_damaged, split_off
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
+        drop_damaged(folder)
         for one in message.get("split", ()):
             split_off(Path(one["from"]), one["member"], Path(one["into"]))
         control = self._controls[message["group"]]

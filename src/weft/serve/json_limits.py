@@ -1,0 +1,86 @@
+"""Read JSON from strangers: bounded in size and depth, finite numbers, text that can be stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from weft.core.errors import InputError
+
+MOST_BYTES = 4 << 20
+MOST_DEPTH = 32
+LARGEST = 2**63 - 1
+
+
+class BadRequestError(InputError):
+    """What was sent cannot be used; ``status`` is the HTTP status to answer with."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
+    """The value in ``body``; a :class:`BadRequestError` for anything that is too large, too deep or no JSON."""
+    if len(body) > most_bytes:
+        raise BadRequestError(f"the body has {len(body):,} bytes; at most {most_bytes:,} are read", 413)
+    check_depth(body)
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body is not JSON ({str(error)[:200]})") from None
+    check_values(value)
+    return value
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse brackets nested too deep, before a parser goes down into them."""
+    depth, in_text, escaped = 0, False, False
+    for byte in body:
+        if in_text:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_text = False
+        elif byte == 0x22:
+            in_text = True
+        elif byte in (0x5B, 0x7B):
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
+        elif byte in (0x5D, 0x7D):
+            depth -= 1
+
+
+def check_values(value: Any) -> None:
+    """Refuse numbers and text that the queue cannot hold."""
+    if isinstance(value, str):
+        if "\x00" in value or not _encodable(value):
+            raise BadRequestError(f"the text {value[:40]!r} has characters that cannot be stored")
+    elif isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            raise BadRequestError("a number is too large")
+    elif isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise BadRequestError("a number is too large")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_values(key)
+            check_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            check_values(item)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
