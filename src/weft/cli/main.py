@@ -18,6 +18,7 @@ from weft.cli.plan import plan
 from weft.cli.probe import probe
 from weft.cli.queue import app as queue
 from weft.cli.run import run
+from weft.cli.serve import serve
 from weft.core.errors import WeftError
 from weft.core.version import __version__
 from weft.core.wording import shell_words
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(probe)
+app.command()(serve)
 app.add_typer(data, name="data")
 app.add_typer(queue, name="queue")
 

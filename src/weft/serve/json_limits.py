@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from weft.core.errors import InputError
@@ -10,6 +11,7 @@ from weft.core.errors import InputError
 MOST_BYTES = 4 << 20
 MOST_DEPTH = 32
 LARGEST = 2**63 - 1
+TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 class BadRequestError(InputError):
@@ -35,23 +37,12 @@ def read_json(body: bytes, most_bytes: int = MOST_BYTES) -> Any:
 
 def check_depth(body: bytes) -> None:
     """Refuse brackets nested too deep, before a parser goes down into them."""
-    depth, in_text, escaped = 0, False, False
-    for byte in body:
-        if in_text:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_text = False
-        elif byte == 0x22:
-            in_text = True
-        elif byte in (0x5B, 0x7B):
-            depth += 1
-            if depth > MOST_DEPTH:
-                raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
-        elif byte in (0x5D, 0x7D):
-            depth -= 1
+    depth = 0
+    for token in TEXT_OR_BRACKET.finditer(body):
+        first = body[token.start()]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > MOST_DEPTH:
+            raise BadRequestError(f"the body nests more than {MOST_DEPTH} levels deep")
 
 
 def check_values(value: Any) -> None:
