@@ -98,6 +98,7 @@ def test_the_brain_needs_the_standard_library_alone(layer):
 
 
 STANDS_IN = PACKAGE / "ops" / "launch" / "triton_lang.py"  # uses Triton if installed
+HTTP_APP = PACKAGE / "serve" / "app.py"  # imported late, by `weft serve` alone
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -106,4 +107,11 @@ def test_extras_are_imported_where_they_are_used(path):
         root = name.split(".")[0]
         if path == STANDS_IN and root == "triton":
             continue
+        if path == HTTP_APP and root in ("fastapi", "starlette"):
+            continue
         assert root == "weft" or root in REQUIRED or root in sys.stdlib_module_names, f"{name} at import"
+
+
+def test_nothing_imports_the_http_app_at_its_own_import():
+    for path in FILES:
+        assert "weft.serve.app" not in imports(path, top_level_only=True), path.name

@@ -24,14 +24,18 @@ def serve(
         typer.Option(metavar="FILE", help="Lines of 'USER TOKEN'.", show_default="FILE.token, made beside the queue"),
     ] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no token; on loopback only.")] = False,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="What starts when: see `weft queue simulate`.")] = "backfill",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="What starts when: see `weft queue simulate`.")
+    ] = "backfill",
     budget: Annotated[
         str | None,
         typer.Option(metavar="BYTES", help="Memory per device for all tasks.", show_default="what is free"),
     ] = None,
     allow_model: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODULE:CALLABLE", help="A model of your own that tasks may name; MODULE:* for all; repeat."),
+        typer.Option(
+            metavar="MODULE:CALLABLE", help="A model of your own that tasks may name; MODULE:* for all; repeat."
+        ),
     ] = None,
     graphs: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Graphs that tasks may name by path.")] = None,
     allow_downloads: Annotated[
@@ -39,7 +43,9 @@ def serve(
     ] = False,
     quota: Annotated[int, typer.Option(metavar="N", help="Tasks per user that have not ended.")] = 10_000,
     checkpoint_seconds: Annotated[float, typer.Option(metavar="S", help="Between two checkpoints of a group.")] = 30.0,
-    hang_seconds: Annotated[float, typer.Option(metavar="S", help="Without progress, after which a worker is ended.")] = 900.0,
+    hang_seconds: Annotated[
+        float, typer.Option(metavar="S", help="Without progress, after which a worker is ended.")
+    ] = 900.0,
     drain_seconds: Annotated[float, typer.Option(metavar="S", help="For running groups to save at the end.")] = 60.0,
     keep_days: Annotated[
         float | None, typer.Option(metavar="D", help="Forget tasks that ended so long ago.", show_default="never")

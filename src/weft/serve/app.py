@@ -210,12 +210,10 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
 
 def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> None:
     @app.get("/api/tasks", summary="List tasks")
-    async def listed(
-        state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
-    ) -> Response:
+    async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
         if not 0 <= beyond < 2**62:
             raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
-        return await _json(service.reads, service.list, state, user, limit, beyond)
+        return await _json(service.reads, service.page, state, user, limit, beyond)
 
     @app.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:

@@ -35,7 +35,10 @@ def _devices(view: Mapping[str, Any]) -> Iterator[str]:
     devices = view.get("devices", ())
     rows = {
         "weft_device_budget_bytes": ("Bytes that tasks may take.", {one["name"]: one["budget"] for one in devices}),
-        "weft_device_held_bytes": ("Bytes held by running groups.", {d["name"]: held.get(d["name"], 0) for d in devices}),
+        "weft_device_held_bytes": (
+            "Bytes held by running groups.",
+            {d["name"]: held.get(d["name"], 0) for d in devices},
+        ),
         "weft_device_estimated_bytes": (
             "Bytes set aside for running groups.",
             {d["name"]: estimated.get(d["name"], 0) for d in devices},

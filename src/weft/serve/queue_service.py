@@ -29,7 +29,6 @@ class QueueService:
         self.options, self.supervisor = options, supervisor
         self._registry = Registry.of(options)
         self._local = threading.local()
-        self._opened: list[QueueDB] = []
         self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
 
@@ -58,7 +57,9 @@ class QueueService:
         there = self._db.count_of(user, OPEN)
         if there + len(new) > self.options.quota:
             known = f"{there} of {self.options.quota} tasks are queued or running"
-            raise BadRequestError(f"user {user!r}: {known}, and {len(new)} more are too many; wait, or cancel some", 429)
+            raise BadRequestError(
+                f"user {user!r}: {known}, and {len(new)} more are too many; wait, or cancel some", 429
+            )
         for needed in dict.fromkeys(name for one in new for name in one.after):
             self._task(needed)
         tasks = self._db.submit_many(new)
@@ -96,7 +97,7 @@ class QueueService:
         found = self._task(task)
         return {**self._shown(found), "estimate": found.plan, "result": found.result}
 
-    def list(self, state: str | None, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
+    def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
         """Tasks in order of submission, a page at a time."""
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")

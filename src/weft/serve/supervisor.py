@@ -66,8 +66,13 @@ class Active:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The ids of its tasks."""
-        return self.group.members
+        """The tasks that it trains: the group's, less those that had left before it went on."""
+        return tuple(self.attempts)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is a group of several, with a folder of its own."""
+        return len(self.group.members) > 1
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
@@ -75,7 +80,7 @@ class Active:
         return RunningGroup(
             id=one.id,
             device=one.device,
-            members=one.members,
+            members=self.members,
             bytes=one.bytes,
             utilisation=self.utilisation,
             started=one.started,
@@ -421,7 +426,7 @@ class Supervisor:
             return
         everyone = {task.id: task for task in (*claimed, *cancelled)}
         self._active[group.id] = Active(
-            group=replace(group, members=tuple(task.id for task in claimed)),
+            group=group,
             worker=worker,
             attempts={task.id: task.attempts for task in claimed},
             users={task.id: task.user for task in claimed},
@@ -460,7 +465,7 @@ class Supervisor:
         taken: set[str] = set()
         for group in list(self._resumable.values()):
             members = [self._db.get(name) for name in group.members]
-            ours = [task for task in members if not task.state == "paused" and "from" not in (task.plan or {})]
+            ours = [task for task in members if task.state != "paused" and "from" not in (task.plan or {})]
             present = [task for task in ours if task.state not in ENDED]
             if not present:
                 self._db.end_group(group.id, "ended", "no member is left")
@@ -497,7 +502,7 @@ class Supervisor:
         paused = [name for name in lost if self._db.get(name).state in ("paused", "queued", "planned")]
         if paused and not active.leaving:
             self._preempt(active)
-        if len(active.members) > 1:
+        if active.fused:
             for name in paused:
                 if name not in active.split:
                     active.split.add(name)
@@ -532,8 +537,7 @@ class Supervisor:
         left = False
         for name in active.members:
             left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
-        fused = len(active.group.members) > 1
-        state = "preempted" if left and fused else "dissolved" if left else "ended"
+        state = "preempted" if left and active.fused else "dissolved" if left else "ended"
         self._db.end_group(active.group.id, state)
         if state == "preempted":
             self._resumable[active.group.id] = next(g for g in self._db.groups("preempted") if g.id == active.group.id)
@@ -567,7 +571,7 @@ class Supervisor:
 
     def _group_failed(self, active: Active, kind: str, error: str) -> None:
         """The run as a whole failed: members of a group are tried once more alone, a task alone has failed."""
-        fused = len(active.members) > 1
+        fused = active.fused
         if kind == "preempted":
             for name in active.members:
                 self._lost(active, name, error)
@@ -594,7 +598,7 @@ class Supervisor:
         task = self._db.get(name)
         plan = dict(task.plan or {})
         plan["failures"] = int(plan.get("failures", 0)) + 1
-        if len(active.group.members) > 1:
+        if active.fused:
             plan |= {"alone": True, "from": active.group.folder}
         self._db.replan(name, plan)
         self._db.fail(name, self._claimant(active.worker), active.attempts[name], reason, retry=True)
@@ -608,7 +612,7 @@ class Supervisor:
         first = not plan.get("memory_errors")
         wanted = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
         plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": wanted}
-        if len(active.group.members) > 1:
+        if active.fused:
             plan["from"] = active.group.folder
         self._db.replan(name, plan)
         told = f"{reason}; the estimate is now {show_bytes(wanted)}" if first else reason

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import queue
@@ -35,6 +36,7 @@ from weft.engine.base.control import Control
 
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
+WARM_UP_AFTER = 0.2
 LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
 
 
@@ -74,8 +76,18 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
+        self._warm_up()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
+
+    def _warm_up(self) -> None:
+        """Train one epoch of something small, so that kernels are there before the first task, unless one waits."""
+        from weft.engine.run import run
+
+        time.sleep(WARM_UP_AFTER)
+        if self._work.empty():
+            with suppress(Exception):  # the first task will say what is wrong
+                run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
 
     # ---- in a thread of its own: what comes in while the main thread trains -----------------------------
 
@@ -252,8 +264,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")  # models may print: fd 1 is not for messages any more
     os.dup2(2, 1)
-    import weft.engine.run  # the imports that take seconds
-
+    importlib.import_module("weft.engine.run")  # what takes seconds to load
     Worker(given.device, Channel(out), iter(sys.stdin.readline, "")).serve()
 
 

@@ -20,7 +20,8 @@ def room_for_tasks(device: str) -> int:
 def held_bytes(device: str) -> int:
     """Bytes that this process holds: reserved on a GPU, resident on a CPU."""
     if device.startswith("cuda"):
-        return int(torch.cuda.memory_reserved(device)) if torch.cuda.is_initialized() else 0
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_reserved(device)) if begun else 0
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except (OSError, ValueError, IndexError):
