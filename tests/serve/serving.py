@@ -43,7 +43,7 @@ class Queue:
 
     def __init__(self, folder: Path, **more) -> None:
         settings = {"devices": ("cpu",), "models": (f"{FAULTY}:*",), "environment": environment(folder)}
-        settings |= {"checkpoint_seconds": 0.05, "overrun_bytes": 600 * MIB, "hang_seconds": 60.0}
+        settings |= {"checkpoint_seconds": 0.1, "overrun_bytes": 600 * MIB, "hang_seconds": 60.0}
         self.options = ServeOptions(folder / "queue.db", **{**settings, **more})
         self.supervisor = Supervisor(self.options)
         self.db = QueueDB(self.options.db)

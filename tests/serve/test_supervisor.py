@@ -14,7 +14,7 @@ from tests.serve.serving import FAULTY, TASK, Queue, history_of
 from weft.serve.queue_retention import problems
 from weft.serve.task_states import ENDED
 
-LONG = {"epochs": 400}
+LONG = {"epochs": 250}
 KILLS = 4
 
 
@@ -105,7 +105,7 @@ def test_a_task_over_its_own_budget_is_refused(queue):
     queue.supervisor.wake()
     [task] = queue.wait([task.id])
     assert (task.state, task.attempts) == ("failed", 0)
-    assert "more than its budget of 1000 B" in task.error
+    assert "more than its budget of 0.98 KiB" in task.error
 
 
 def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):
@@ -188,10 +188,10 @@ def test_a_task_starts_after_what_it_depends_on(queue):
 def test_killed_workers_cost_nothing_but_time(queue):
     """A task alone goes on from its checkpoint, bit for bit; the queue keeps every promise."""
     draw = random.Random(0)
-    [name] = queue.submit({"hidden": 24, "epochs": 800}, max_attempts=KILLS + 2)
+    [name] = queue.submit({"hidden": 24, "epochs": 500}, max_attempts=KILLS + 2)
     queue.until(lambda: queue.epoch(name) > 0)
     for _ in range(KILLS):
-        target = queue.epoch(name) + draw.randrange(1, 120)
+        target = queue.epoch(name) + draw.randrange(1, 80)
         queue.until(lambda target=target: queue.epoch(name) >= target or queue.db.get(name).state in ENDED)
         if queue.db.get(name).state in ENDED:
             break
@@ -201,7 +201,7 @@ def test_killed_workers_cost_nothing_but_time(queue):
     [task] = queue.wait([name])
     assert task.state == "done"
     assert task.attempts > 1
-    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 24, "epochs": 800}))["gcn"])
+    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 24, "epochs": 500}))["gcn"])
     assert problems(queue.db) == []
 
 
@@ -241,10 +241,10 @@ def test_the_queue_kept_every_promise(queue):
 
 
 def test_a_model_that_hangs_is_ended(tmp_path):
-    queue = Queue(tmp_path, hang_seconds=6.0)
+    queue = Queue(tmp_path, hang_seconds=3.0)
     try:
         [task] = queue.wait(submit_own(queue, own("Hangs"), max_attempts=1))
         assert task.state == "failed"
-        assert "made no progress for 6 s" in task.error
+        assert "made no progress for 3 s" in task.error
     finally:
         queue.close()

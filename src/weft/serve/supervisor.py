@@ -36,7 +36,7 @@ from weft.serve.queue_groups import Group
 from weft.serve.queue_retention import delete_ended
 from weft.serve.run_events import Record, records_of
 from weft.serve.task_states import ENDED, LostClaimError, QueueError, QueueTask
-from weft.serve.worker_process import Inbox, WorkerProcess
+from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
 
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS = 0.1, 2.0, 0.5
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
@@ -128,6 +128,7 @@ class Supervisor:
         self._draining, self._drained_by = False, 0.0
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._mps: MPS | None = None
+        self._spawner = Spawner(options.runs / "workers.log", options.environment)
         self._session = uuid.uuid4().hex[:6]
 
     # ---- for the server --------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ class Supervisor:
         finally:
             for worker in self._workers.values():
                 worker.stop(5.0)
+            self._spawner.stop()
             if self._mps is not None:
                 self._mps.stop()
 
@@ -190,11 +192,8 @@ class Supervisor:
         self._resumable = {group.id: group for group in self._db.groups("preempted", limit=1_000_000)}
 
     def _start_worker(self, name: str, device: str, planner: bool = False) -> None:
-        environment = {**self.options.environment, **(self._mps.environment if self._mps and not planner else {})}
-        if planner:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        log = self.options.runs / "workers.log"
-        self._workers[name] = WorkerProcess(name, "cpu" if planner else device, self._inbox, log, environment)
+        environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
+        self._workers[name] = WorkerProcess(name, "cpu" if planner else device, self._inbox, self._spawner, environment)
 
     def _finished(self) -> bool:
         if not self._draining:

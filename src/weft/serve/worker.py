@@ -60,8 +60,8 @@ class Channel:
 class Worker:
     """Takes messages and carries them out."""
 
-    def __init__(self, device: str, channel: Channel, messages: Iterator[str]) -> None:
-        self.device, self._channel, self._messages = device, channel, messages
+    def __init__(self, device: str, channel: Channel, messages: Iterator[str], warm: bool = False) -> None:
+        self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
         self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._controls: dict[str, Control] = {}
         self._group = ""
@@ -76,7 +76,8 @@ class Worker:
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
-        self._warm_up()
+        if not self._warm:
+            self._warm_up()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
 
@@ -253,6 +254,15 @@ def end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def work_on(device: str, messages: IO[str], out: int, warm: bool = False) -> None:
+    """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
+    os.dup2(2, 1)  # models may print: fd 1 is not for messages
+    importlib.import_module("weft.engine.run")  # what takes seconds to load
+    Worker(device, channel, iter(messages.readline, ""), warm).serve()
+
+
 def main() -> None:
     """Run a worker on stdin and stdout."""
     parser = argparse.ArgumentParser(description="A worker of `weft serve`; started by it.")
@@ -261,11 +271,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.parent:
         end_with_parent(given.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")  # models may print: fd 1 is not for messages any more
-    os.dup2(2, 1)
-    importlib.import_module("weft.engine.run")  # what takes seconds to load
-    Worker(given.device, Channel(out), iter(sys.stdin.readline, "")).serve()
+    work_on(given.device, sys.stdin, os.dup(1))
 
 
 if __name__ == "__main__":
