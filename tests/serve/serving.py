@@ -85,7 +85,9 @@ class Queue:
 
     def history(self, name: str) -> dict:
         """The numbers of a task that is done."""
-        return json.loads((self.options.runs / self.db.get(name).result["folder"] / "result.json").read_text())["history"]
+        return json.loads((self.options.runs / self.db.get(name).result["folder"] / "result.json").read_text())[
+            "history"
+        ]
 
     def close(self) -> None:
         """End it."""
