@@ -314,7 +314,7 @@ def test_sigterm_drains_and_the_next_server_goes_on(tmp_path):
     """A group that runs saves its state; the next server resumes it, with the numbers of an uninterrupted run."""
     server = ServeProcess(tmp_path, "--no-auth").start()
     client = weft.Client(server.url)
-    tasks = [weft.Task(**{**TASK, "epochs": 400}, seed=seed) for seed in range(2)]
+    tasks = [weft.Task(**{**TASK, "epochs": 200}, seed=seed) for seed in range(2)]
     submitted = client.submit(tasks, user="anna")
     while not any(event["kind"] == "start" for event in _events(server)):
         time.sleep(0.05)

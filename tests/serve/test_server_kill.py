@@ -14,19 +14,19 @@ from weft.core.errors import WeftError
 from weft.serve.queue_db import QueueDB
 from weft.serve.queue_retention import problems
 
-ROUNDS = int(os.environ.get("WEFT_KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
 
 
 def test_killed_servers_lose_nothing(tmp_path):
     draw = random.Random(1)
     server = ServeProcess(tmp_path, "--no-auth", "--checkpoint-seconds", "0.1").start()
     client = weft.Client(server.url)
-    fused = [weft.Task(**{**TASK, "epochs": 300}, seed=seed) for seed in range(3)]
-    alone = [weft.Task(**{**TASK, "epochs": 300, "model": "sage", "layers": 3})]
+    fused = [weft.Task(**{**TASK, "epochs": 150}, seed=seed) for seed in range(3)]
+    alone = [weft.Task(**{**TASK, "epochs": 150, "model": "sage", "layers": 3})]
     acknowledged = {"fused": client.submit(fused, key="fused"), "alone": client.submit(alone, key="alone")}
     _wait_for_start(server)
     for round_ in range(ROUNDS):
-        time.sleep(draw.random() * (1.5 if round_ % 2 else 6.0))
+        time.sleep(draw.random() * (1.0 if round_ % 2 else 7.0))
         server.kill()
         server.start()
         with suppress(WeftError):  # a submission that is cut off is repeated with its key

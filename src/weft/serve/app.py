@@ -213,7 +213,8 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
         if not 0 <= beyond < 2**62:
             raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
-        return await _json(service.reads, service.page, state, user, limit, beyond)
+        text = await _in(service.reads, service.page, state, user, limit, beyond)
+        return Response(text, media_type="application/json")
 
     @app.get("/api/tasks/{task}", summary="Show a task")
     async def show(task: str) -> Response:

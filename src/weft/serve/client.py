@@ -101,7 +101,7 @@ class Client:
             asked = {"state": state, "user": user, "limit": 5000, "beyond": beyond}
             query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
             page = self._json("GET", f"/api/tasks?{query}")
-            found += page["tasks"]
+            found += [{**task, "why": _why(task, page["why"])} for task in page["tasks"]]
             beyond = page["next"]
         return found
 
@@ -191,6 +191,12 @@ class Client:
             raise _refused(error) from None
         except urllib.error.URLError as error:
             raise ServerError(f"{self.server} cannot be reached ({error.reason}); is `weft serve` running?") from None
+
+
+def _why(task: dict[str, Any], reasons: dict[str, str]) -> str:
+    if task["state"] not in ("queued", "planned"):
+        return ""
+    return reasons.get(task["id"], "waits to be planned" if task["state"] == "queued" else "")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

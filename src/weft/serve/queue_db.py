@@ -126,6 +126,14 @@ class QueueDB:
         with transaction(self._db):
             return self._change(self.get(task), "planned", plan=_json(plan))
 
+    def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
+        with transaction(self._db):
+            for task, plan in plans:
+                found = self.get(task)
+                if found.state == "queued":
+                    self._change(found, "planned", plan=_json(plan))
+
     def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
         """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
         with transaction(self._db):
@@ -298,6 +306,21 @@ class QueueDB:
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
         return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
 
+    def rows_as_json(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> tuple[list[str], int]:
+        """Tasks as JSON texts without their plans and results, and the last position: for long lists.
+
+        SQLite makes the texts: 10,000 tasks through Python objects take three times as long.
+        """
+        conditions = [("position > ?", beyond), ("state = ?", state), ("user = ?", user)]
+        wanted = [(text, value) for text, value in conditions if value is not None]
+        where = " AND ".join(text for text, _ in wanted)
+        values = (*(value for _, value in wanted), limit)
+        query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        rows = self._db.execute(query, values).fetchall()
+        return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
+
     def count_of(self, user: str, states: Sequence[str]) -> int:
         """How many tasks of ``user`` are in one of ``states``."""
         marks = ", ".join("?" for _ in states)
@@ -327,6 +350,15 @@ class QueueDB:
         return self._db
 
 
+_METRIC = "json_extract(result, '$.metrics.metric')"
+_LISTED = f"""json_object(
+    'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
+    'user', user, 'priority', priority, 'after', json(after), 'attempts', attempts,
+    'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
+    'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
+    'metric', {_METRIC},
+    'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
+)"""
 _NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -97,15 +98,16 @@ class QueueService:
         found = self._task(task)
         return {**self._shown(found), "estimate": found.plan, "result": found.result}
 
-    def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> dict[str, Any]:
-        """Tasks in order of submission, a page at a time."""
+    def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
+        """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait."""
         if state is not None and state not in STATES:
             raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
         if not 1 <= limit <= MOST_LISTED:
             raise BadRequestError(f"limit={limit} must be from 1 to {MOST_LISTED:,}")
-        found = self._db.tasks(state=state, user=user, limit=limit, beyond=beyond)
-        last = found[-1].position if len(found) == limit else None
-        return {"tasks": [self._shown(task) for task in found], "next": last}
+        texts, last = self._db.rows_as_json(state, user, limit, beyond)
+        why = json.dumps(self.supervisor.view["why"])
+        following = last if len(texts) == limit else "null"
+        return f'{{"tasks": [{", ".join(texts)}], "next": {following}, "why": {why}}}'
 
     def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
         """Events after a sequence number."""

@@ -41,6 +41,9 @@ from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS = 0.1, 2.0, 0.5
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
 MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
+PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions need the file, too
+BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
 PLAN_TRIES, GROWTH, DISK_WAIT = 2, 1.5, 20.0
 SAMPLES = 1_800
@@ -124,6 +127,7 @@ class Supervisor:
         self._records: list[Record] = []
         self._why: dict[str, str] = {}
         self._dirty, self._looked, self._viewed, self._beat, self._cleaned = True, 0.0, 0.0, 0.0, 0.0
+        self._decided = 0.0
         self._stopping = threading.Event()
         self._draining, self._drained_by = False, 0.0
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -238,10 +242,12 @@ class Supervisor:
         self._end_silent(now)
         if now - self._looked > LOOK_SECONDS:
             self._dirty = True
-        if self._dirty and not self._draining:
+        if self._dirty and not self._draining and (self._any_idle() or now - self._looked > PASS_SECONDS):
             self._dirty, self._looked = False, now
             self._plan_queued()
-            self._schedule()
+            if self._any_idle() or now - self._decided > BUSY_SECONDS:
+                self._decided = now
+                self._schedule()
         elif self._draining:
             self._preempt_all()
         self._write_records()
@@ -296,19 +302,24 @@ class Supervisor:
     # ---- planning --------------------------------------------------------------------------------------
 
     def _plan_queued(self) -> None:
-        """Give every queued task an estimate: a known one at once, another from the planner, one at a time."""
-        for task in self._db.tasks(state="queued", limit=MOST_PLANNED):
+        """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
+        plans: list[tuple[str, Mapping[str, Any]]] = []
+        waiting = self._db.tasks(state="queued", limit=PLANNED_AT_ONCE)
+        for task in waiting:
             if task.plan is not None:
-                self._db.plan(task.id, task.plan)
+                plans.append((task.id, task.plan))
                 continue
             key = _estimate_key(task.spec["task"])
             known = self._estimates.get(key)
             if known is not None:
-                self._keep_plan(task, {**known, "epochs": task.spec["task"].get("epochs", known["epochs"])})
+                plans += self._within_limits(task, known)
             elif self._planning is None and self._workers[PLANNER].ready:
                 self._planning = (task.id, key)
                 device = self.options.device_names()[0]
                 self._workers[PLANNER].send("plan", id=task.id, task=self._settings(task), device=device)
+        if plans:
+            self._db.plan_many(plans)
+        self._dirty = self._dirty or len(plans) == PLANNED_AT_ONCE
 
     def _planned(self, _: WorkerProcess, message: Mapping[str, Any]) -> None:
         if self._planning is None or self._planning[0] != message["id"]:
@@ -323,17 +334,20 @@ class Supervisor:
         if len(self._estimates) > 10_000:
             self._estimates.clear()
         self._estimates[key] = message["plan"]
-        self._keep_plan(task, message["plan"])
+        self._db.plan_many(self._within_limits(task, message["plan"]))
 
-    def _keep_plan(self, task: QueueTask, plan: Mapping[str, Any]) -> None:
+    def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+        """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
         limit = task.spec.get("budget")
-        if limit is not None and plan["bytes"] > limit and not plan.get("alone"):
+        if limit is None:
+            return [(task.id, plan)]
+        if plan.get("alone"):  # a guess
+            return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
+        if plan["bytes"] > limit:
             needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"
             self._db.refuse(task.id, f"{needs}; raise the budget, or lower hidden or layers")
-            return
-        if limit is not None and plan.get("alone"):
-            plan = {**plan, "bytes": min(plan["bytes"], limit)}
-        self._db.plan(task.id, plan)
+            return []
+        return [(task.id, plan)]
 
     def _settings(self, task: QueueTask) -> dict[str, Any]:
         """A task as a worker gets it: named by its id, with the path of its graph."""
@@ -381,6 +395,9 @@ class Supervisor:
         if open_names:
             self._why[task.id] = f"waits for {', '.join(map(repr, open_names[:3]))} to be done"
         return bool(open_names)
+
+    def _any_idle(self) -> bool:
+        return any(worker.idle for name, worker in self._workers.items() if name != PLANNER)
 
     def _idle_worker(self, device: str) -> WorkerProcess | None:
         names = sorted(name for name, one in self._workers.items() if one.device == device and name != PLANNER)
