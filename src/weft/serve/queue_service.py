@@ -34,14 +34,14 @@ class QueueService:
         self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; a later call opens them again."""
         for pool in (self.writes, self.reads):
             pool.submit(self._close_here).result()
-            pool.shutdown()
 
     def _close_here(self) -> None:
         if hasattr(self._local, "db"):
             self._local.db.close()
+            del self._local.db
 
     @property
     def _db(self) -> QueueDB:
