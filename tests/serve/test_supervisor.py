@@ -12,6 +12,7 @@ import pytest
 
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue, history_of
+from weft.core.errors import WeftError
 from weft.serve.queue_retention import problems
 from weft.serve.task_states import ENDED
 
@@ -243,6 +244,24 @@ def test_a_torn_checkpoint_is_dropped(queue):
     [task] = queue.wait([name])
     assert task.state == "done"
     assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 36, **LONG}))["gcn"])
+
+
+def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
+    """As on a full disk: the lease runs out, the task is found again, and its finished run is read back."""
+    finish, refused = queue.supervisor._db.finish, []
+
+    def full(*arguments):
+        if not refused:
+            refused.append(arguments)
+            raise WeftError("the queue could not be written (database or disk is full); nothing was changed")
+        return finish(*arguments)
+
+    monkeypatch.setattr(queue.supervisor._db, "finish", full)
+    monkeypatch.setattr(queue.supervisor, "options", replace(queue.options, lease_seconds=1.5))
+    [name] = queue.submit({"seed": 9, "hidden": 6})
+    [task] = queue.wait([name])
+    assert (task.state, task.attempts, len(refused)) == ("done", 2, 1)
+    assert queue.supervisor.running
 
 
 def test_the_queue_kept_every_promise(queue):

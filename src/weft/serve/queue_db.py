@@ -321,6 +321,10 @@ class QueueDB:
         rows = self._db.execute(query, values).fetchall()
         return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
 
+    def has_key(self, key: str) -> bool:
+        """Whether a task was submitted with ``key``."""
+        return self._db.execute("SELECT 1 FROM tasks WHERE key = ?", (key,)).fetchone() is not None
+
     def count_of(self, user: str, states: Sequence[str]) -> int:
         """How many tasks of ``user`` are in one of ``states``."""
         marks = ", ".join("?" for _ in states)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -45,10 +46,14 @@ PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions need the file, too
 BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
-PLAN_TRIES, GROWTH, DISK_WAIT = 2, 1.5, 20.0
+PLAN_TRIES, GROWTH, DISK_WAIT, FULL_DISK_SECONDS = 2, 1.5, 20.0, 0.5
 SAMPLES = 1_800
 PLANNER = "planner"
 FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # settings that no estimate depends on
+
+
+class NoWorkersError(WeftError):
+    """Workers end before they are ready: the server cannot work here."""
 
 
 @dataclass
@@ -163,8 +168,7 @@ class Supervisor:
             with QueueDB(self.options.db) as self._db:
                 self._begin()
                 while not self._finished():
-                    self._take_messages()
-                    self._tick()
+                    self._work()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
@@ -174,6 +178,18 @@ class Supervisor:
             self._spawner.stop()
             if self._mps is not None:
                 self._mps.stop()
+
+    def _work(self) -> None:
+        """One round. A full disk is waited for: what could not be written is found again when its lease has run out."""
+        try:
+            self._take_messages()
+            self._tick()
+        except NoWorkersError:
+            raise
+        except WeftError as error:
+            print(f"weft: {error}; trying again", file=sys.stderr, flush=True)
+            self._dirty = True
+            time.sleep(FULL_DISK_SECONDS)
 
     def _begin(self) -> None:
         self.options.runs.mkdir(parents=True, exist_ok=True)
@@ -329,7 +345,7 @@ class Supervisor:
         if task.state != "queued":
             return
         if "error" in message:
-            self._db.refuse(name, str(message["error"]))
+            self._guarded(self._db.refuse, name, str(message["error"]))
             return
         if len(self._estimates) > 10_000:
             self._estimates.clear()
@@ -345,7 +361,7 @@ class Supervisor:
             return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
         if plan["bytes"] > limit:
             needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"
-            self._db.refuse(task.id, f"{needs}; raise the budget, or lower hidden or layers")
+            self._guarded(self._db.refuse, task.id, f"{needs}; raise the budget, or lower hidden or layers")
             return []
         return [(task.id, plan)]
 
@@ -367,7 +383,7 @@ class Supervisor:
         ready = [task for task in waiting if not self._held_back(task)]
         decision = self._decide(ready)
         for name, reason in decision.refuse.items():
-            self._db.refuse(name, reason)
+            self._guarded(self._db.refuse, name, reason)
         for start in decision.start:
             self._start(start, [known[name] for name in start.members])
         started = set(decision.started)
@@ -581,7 +597,7 @@ class Supervisor:
                 self._out_of_memory(active, name, told, None)
             else:
                 self._db.fail(name, worker, attempt, told or status)
-        except LostClaimError:
+        except (LostClaimError, QueueError):
             return False  # cancelled or paused meanwhile
         return False
 
@@ -590,7 +606,7 @@ class Supervisor:
         fused = active.fused
         if kind == "preempted":
             for name in active.members:
-                self._lost(active, name, error)
+                self._guarded(self._lost, active, name, error)
         for name in active.members if kind != "preempted" else ():
             if kind == "memory":
                 self._guarded(self._out_of_memory, active, name, error, None)
@@ -606,7 +622,7 @@ class Supervisor:
     def _guarded(self, action: Any, *arguments: Any) -> None:
         try:
             action(*arguments)
-        except LostClaimError:
+        except (LostClaimError, QueueError):
             return  # cancelled or paused meanwhile
 
     def _lost(self, active: Active, name: str, reason: str) -> None:
@@ -676,14 +692,14 @@ class Supervisor:
         (name, _), self._planning = self._planning, None
         self._plan_tries[name] = self._plan_tries.get(name, 0) + 1
         if self._plan_tries[name] >= PLAN_TRIES and self._db.get(name).state == "queued":
-            self._db.refuse(name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")
+            self._guarded(self._db.refuse, name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")
 
     def _replace(self, worker: WorkerProcess) -> None:
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
         self._failed_starts[worker.name] = failed
         worker.stop(0.1)
         if failed >= MOST_STARTS_FAILED:
-            raise WeftError(
+            raise NoWorkersError(
                 f"worker {worker.name!r} ended {failed} times before it was ready; see {self.options.runs}/workers.log"
             )
         if not self._draining:
