@@ -81,7 +81,7 @@ class Queue:
 
     def worker_pid(self) -> int:
         """The process that trains."""
-        return next(one["pid"] for one in self.supervisor.view["workers"] if one["name"] == "cpu/0")
+        return self.supervisor._workers["cpu/0"].pid
 
     def history(self, name: str) -> dict:
         """The numbers of a task that is done."""

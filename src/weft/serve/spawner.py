@@ -52,11 +52,11 @@ def spawn_until_closed(link: socket.socket) -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     link.sendall(b'{"ready": true}\n')
     while True:
-        readable, _, _ = select.select([link, wake_read], [], [])
+        readable, _, _ = select.select([link.fileno(), wake_read], [], [])
         if wake_read in readable:
             os.read(wake_read, 4096)
             _report_ended(link)
-        if link in readable:
+        if link.fileno() in readable:
             text, handles, _, _ = socket.recv_fds(link, 1 << 16, 2)
             if not text:
                 return
