@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from weft.graph.readers import read as open
     from weft.planner.pruning import MedianPruner
     from weft.planner.report.plan_report import PlanReport
+    from weft.serve.client import Client
 
 # Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
 # answer at once.
 _PLACES = {
     "Cancel": ("weft.engine.base.cancel", "Cancel"),
+    "Client": ("weft.serve.client", "Client"),
     "Control": ("weft.engine.base.control", "Control"),
     "DivergedError": ("weft.core.errors", "DivergedError"),
     "Event": ("weft.core.event", "Event"),
@@ -83,6 +85,7 @@ _PACKAGES = ("nn", "ops")
 
 __all__ = [
     "Cancel",
+    "Client",
     "Control",
     "DivergedError",
     "Event",

@@ -17,7 +17,9 @@ from weft.cli.data import app as data
 from weft.cli.plan import plan
 from weft.cli.probe import probe
 from weft.cli.queue import app as queue
+from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
+from weft.cli.serve import serve
 from weft.core.errors import WeftError
 from weft.core.version import __version__
 from weft.core.wording import shell_words
@@ -34,6 +36,11 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(probe)
+app.command()(serve)
+for command in (submit, watch, cancel, pause, resume, logs, fetch):
+    app.command()(command)
+queue.command("list")(list_tasks)
+queue.command("show")(show)
 app.add_typer(data, name="data")
 app.add_typer(queue, name="queue")
 

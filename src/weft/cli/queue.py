@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weft.sched.simulation import Simulation
 
 app = typer.Typer(
-    help="Simulate queues of tasks that share a device.",
+    help="Tasks that share a device: list those of a server, or simulate policies.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

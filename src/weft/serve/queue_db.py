@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.serve.queue_file import open_file, transaction
+from weft.serve.queue_groups import Group, change_group, put_group, read_groups
 from weft.serve.task_states import (
     ENDED,
     STATES,
@@ -125,6 +126,14 @@ class QueueDB:
         with transaction(self._db):
             return self._change(self.get(task), "planned", plan=_json(plan))
 
+    def plan_many(self, plans: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Attach plans to several queued tasks in one transaction; those that are no longer queued are left alone."""
+        with transaction(self._db):
+            for task, plan in plans:
+                found = self.get(task)
+                if found.state == "queued":
+                    self._change(found, "planned", plan=_json(plan))
+
     def claim(self, worker: str, lease_seconds: float, limit: int = 1) -> list[QueueTask]:
         """Up to ``limit`` planned tasks whose dependencies are done, now running on ``worker``."""
         with transaction(self._db):
@@ -135,6 +144,12 @@ class QueueDB:
         """One planned task by name, now running on ``worker``."""
         with transaction(self._db):
             return self._claim(self.get(task), worker, lease_seconds)
+
+    def claim_all(self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group) -> list[QueueTask]:
+        """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well."""
+        with transaction(self._db) as db:
+            put_group(db, group)
+            return [self._claim(self.get(task), worker, lease_seconds) for task in tasks]
 
     def _claim(self, task: QueueTask, worker: str, lease_seconds: float) -> QueueTask:
         lease, attempt = self._clock() + lease_seconds, task.attempts + 1
@@ -157,6 +172,39 @@ class QueueDB:
         """Report that an attempt failed: the task is queued again if ``retry`` and it has attempts left."""
         with transaction(self._db):
             return self._lost(self._held(task, worker, attempt), error, retry)
+
+    def release(self, task: str, reason: str) -> QueueTask:
+        """Queue a running task again through no fault of its own: it keeps the attempts that it has left."""
+        with transaction(self._db):
+            found = self.get(task)
+            return self._change(found, "queued", error=reason, max_attempts=found.max_attempts + 1, **_NO_WORKER)
+
+    def refuse(self, task: str, error: str) -> QueueTask:
+        """Fail a task that waits and can never run."""
+        with transaction(self._db):
+            return self._change(self.get(task), "failed", error=error, **_NO_WORKER)
+
+    def replan(self, task: str, plan: Mapping[str, Any]) -> None:
+        """Replace the plan of a task without changing its state: what is known of it was corrected."""
+        with transaction(self._db) as db:
+            db.execute("UPDATE tasks SET plan = ? WHERE id = ?", (_json(plan), self.get(task).id))
+
+    def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+        """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
+        with transaction(self._db):
+            for task, kind, data in events:
+                if kind in STATES:
+                    raise QueueError(f"event {kind!r} of task {task!r} is a change of state; use the method for it")
+                self._emit(task, kind, self._clock(), data)
+
+    def end_group(self, group: str, state: str, note: str = "") -> None:
+        """Note that a group no longer runs: ``ended``, ``dissolved`` or ``preempted`` (it may go on)."""
+        with transaction(self._db) as db:
+            change_group(db, group, state, self._clock(), note)
+
+    def groups(self, state: str | None = None, limit: int = 200) -> list[Group]:
+        """The groups that started last, newest first."""
+        return read_groups(self._db, state, limit)
 
     def requeue_expired(self) -> list[QueueTask]:
         """Take running tasks from workers whose lease has run out; returns them in their new state."""
@@ -258,6 +306,35 @@ class QueueDB:
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
         return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
 
+    def rows_as_json(
+        self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0
+    ) -> tuple[list[str], int]:
+        """Tasks as JSON texts without their plans and results, and the last position: for long lists.
+
+        SQLite makes the texts: 10,000 tasks through Python objects take three times as long.
+        """
+        conditions = [("position > ?", beyond), ("state = ?", state), ("user = ?", user)]
+        wanted = [(text, value) for text, value in conditions if value is not None]
+        where = " AND ".join(text for text, _ in wanted)
+        values = (*(value for _, value in wanted), limit)
+        query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
+        rows = self._db.execute(query, values).fetchall()
+        return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
+
+    def has_key(self, key: str) -> bool:
+        """Whether a task was submitted with ``key``."""
+        return self._db.execute("SELECT 1 FROM tasks WHERE key = ?", (key,)).fetchone() is not None
+
+    def count_of(self, user: str, states: Sequence[str]) -> int:
+        """How many tasks of ``user`` are in one of ``states``."""
+        marks = ", ".join("?" for _ in states)
+        query = f"SELECT count(*) FROM tasks WHERE user = ? AND state IN ({marks})"
+        return int(self._db.execute(query, (user, *states)).fetchone()[0])
+
+    def last_seq(self) -> int:
+        """The sequence number of the last event."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+
     def counts(self) -> dict[str, int]:
         """How many tasks are in each state."""
         found = {
@@ -277,6 +354,15 @@ class QueueDB:
         return self._db
 
 
+_METRIC = "json_extract(result, '$.metrics.metric')"
+_LISTED = f"""json_object(
+    'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
+    'user', user, 'priority', priority, 'after', json(after), 'attempts', attempts,
+    'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
+    'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,
+    'metric', {_METRIC},
+    'score', iif(result IS NULL, NULL, json_extract(result, '$.metrics.val_' || {_METRIC}))
+)"""
 _NO_WORKER: Mapping[str, Any] = {"worker": None, "lease_until": None}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from weft.core.errors import WeftError
 from weft.serve.task_states import QueueError
 
-VERSION = 1
+VERSION = 2
 BUSY_SECONDS = 30.0
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
@@ -51,6 +51,22 @@ CREATE TABLE IF NOT EXISTS events (
     data TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS events_by_task ON events (task, seq);
+CREATE TABLE IF NOT EXISTS groups (
+    id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    device TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    members TEXT NOT NULL,
+    folder TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    why TEXT NOT NULL,
+    started REAL NOT NULL,
+    ended REAL,
+    note TEXT
+);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, started);
+CREATE INDEX IF NOT EXISTS groups_by_start ON groups (started);
 """
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from weft.serve.queue_db import QueueDB
 from weft.serve.queue_file import transaction
-from weft.serve.task_states import ENDED, NEXT_STATES
+from weft.serve.task_states import ENDED, NEXT_STATES, STATES
 
 BATCH = 1000
 
@@ -45,6 +45,7 @@ def delete_ended(queue: QueueDB, before: float) -> int:
         db.executemany("DELETE FROM events WHERE task = ?", names)
         db.executemany("DELETE FROM dependencies WHERE task = ?", names)
         db.executemany("DELETE FROM tasks WHERE id = ?", names)
+        db.execute("DELETE FROM groups WHERE state IN ('ended', 'dissolved') AND ended < ?", (before,))
     return len(names)
 
 
@@ -59,7 +60,7 @@ def problems(queue: QueueDB) -> list[str]:
     while tasks := queue.tasks(limit=BATCH, beyond=last):
         last = tasks[-1].position
         for task in tasks:
-            path = [event.kind for event in queue.events(task=task.id, limit=1_000_000)]
+            path = [event.kind for event in queue.events(task=task.id, limit=1_000_000) if event.kind in STATES]
             found += [f"task {task.id!r}: {message}" for message in _path_problems(path, task.state)]
             if (task.worker is not None) != (task.state == "running"):
                 found.append(f"task {task.id!r} is {task.state} with worker={task.worker!r}")

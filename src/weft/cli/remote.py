@@ -1,0 +1,184 @@
+"""``weft submit``, ``watch``, ``cancel``, ``pause``, ``resume``, ``logs``, ``fetch``, ``queue list`` and ``show``."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.core.settings.spec_file import read_spec
+from weft.core.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from weft.serve.client import Client
+
+FAILED = 3  # exit code: a task that was waited for failed or was cancelled
+COLUMNS = ("id", "state", "name", "graph", "model", "user", "memory", "time", "score", "why")
+LONGEST = 60
+
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The server.", show_default="$WEFT_SERVER, else http://127.0.0.1:8787"),
+]
+Token = Annotated[str | None, typer.Option(metavar="FILE", help="File with the token.", show_default="$WEFT_TOKEN")]
+Ids = Annotated[list[str], typer.Argument(metavar="TASK...", help="Ids of tasks.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+
+
+def _client(server: str | None, token: str | None) -> Client:
+    from weft.serve.client import Client
+
+    return Client(server, token)
+
+
+def submit(
+    spec: Annotated[Path, typer.Argument(help="TOML file of a task or a sweep.", metavar="SPEC.toml")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The same key queues the same work only once.", show_default="none")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Higher is considered first.")] = 0,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="TASK", help="Start when this task is done; repeat.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Memory that each task may take.", show_default="its estimate")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Whose tasks they are, on a server without tokens.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended.")] = False,
+    json: Json = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Queue the task or every task of the sweep in SPEC, and print their ids.
+
+    Exit codes: 0 queued (with --wait: all done), 2 refused, 3 one of them failed.
+    """
+    client = _client(server, token)
+    work = read_spec(spec, changes or [])
+    found = client.submit(work, key=key, priority=priority, after=after or (), budget=budget, user=user)
+    if wait:
+        found = client.wait(found)
+    if json:
+        print(jsonlib.dumps(found))
+    else:
+        for task in found:
+            print(f"{task['id']}  {task['state']}  {task['name']}".rstrip())
+    _exit_if_failed(found if wait else [])
+
+
+def list_tasks(
+    state: Annotated[
+        str | None, typer.Option(help="queued, planned, running, paused, done, failed, cancelled.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Of this user.")] = None,
+    json: Json = False,
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """List the tasks of a server, with the reason why each one waits."""
+    found = _client(server, token).tasks(state, user)
+    print(jsonlib.dumps(found) if json else _table(found))
+
+
+def show(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
+    """Everything that the server knows of a task, as JSON."""
+    print(jsonlib.dumps(_client(server, token).show(task), indent=2))
+
+
+def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
+    """Follow tasks until they have ended, one line per event.
+
+    Exit codes: 0 all are done, 3 one of them failed or was cancelled.
+    """
+    from weft.serve.task_states import ENDED
+
+    client = _client(server, token)
+    left = {name for name in tasks if client.show(name)["state"] not in ENDED}
+    for event in client.events(task=tasks[0] if len(tasks) == 1 else None) if left else ():
+        if event["task"] in tasks:
+            print(_event_line(event), flush=True)
+        if event["kind"] in ENDED:
+            left.discard(event["task"])
+        if not left:
+            break
+    _exit_if_failed([client.show(name) for name in tasks])
+
+
+def cancel(tasks: Ids, server: Server = None, token: Token = None) -> None:
+    """Cancel tasks; what depends on them fails."""
+    _each(_client(server, token).cancel, tasks)
+
+
+def pause(tasks: Ids, server: Server = None, token: Token = None) -> None:
+    """Keep tasks from running; a running one saves a checkpoint first."""
+    _each(_client(server, token).pause, tasks)
+
+
+def resume(tasks: Ids, server: Server = None, token: Token = None) -> None:
+    """Queue paused tasks again; they go on from their checkpoints."""
+    _each(_client(server, token).resume, tasks)
+
+
+def logs(task: Annotated[str, typer.Argument(metavar="TASK")], server: Server = None, token: Token = None) -> None:
+    """What a task printed, and the notes of its run."""
+    sys.stdout.write(_client(server, token).logs(task))
+
+
+def fetch(
+    tasks: Ids,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to; a folder per task is made in it.")] = Path(
+        "results"
+    ),
+    server: Server = None,
+    token: Token = None,
+) -> None:
+    """Download result.json and model.safetensors of tasks that are done."""
+    client = _client(server, token)
+    for task in tasks:
+        print(client.fetch(task, out))
+
+
+def _each(change: Any, tasks: Sequence[str]) -> None:
+    for task in tasks:
+        print(f"{task}  {change(task)['state']}")
+
+
+def _exit_if_failed(tasks: Sequence[dict[str, Any]]) -> None:
+    wrong = [task for task in tasks if task["state"] in ("failed", "cancelled")]
+    for task in wrong:
+        print(f"weft: task {task['id']} {task['state']}: {task['error'] or ''}".rstrip(": "), file=sys.stderr)
+    if wrong:
+        raise typer.Exit(FAILED)
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    data = event["data"]
+    shown = {key: data[key] for key in ("epoch", "epochs", "loss", "message", "error", "worker") if data.get(key)}
+    shown |= {key: value for key, value in data.items() if key.startswith("val_")}
+    words = " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in shown.items()
+    )
+    return f"{event['task']}  {event['kind']}  {words}".rstrip()
+
+
+def _table(tasks: Sequence[dict[str, Any]]) -> str:
+    rows = [COLUMNS, *(_row(task) for task in tasks)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    return "\n".join("  ".join(cell.ljust(widths[i]) for i, cell in enumerate(row)).rstrip() for row in rows)
+
+
+def _row(task: dict[str, Any]) -> tuple[str, ...]:
+    memory = "" if task["bytes"] is None else show_bytes(task["bytes"])
+    seconds = "" if task["seconds"] is None else show_seconds(task["seconds"])
+    score = "" if task["score"] is None else f"{task['score']:.4f}"
+    about = (task["task"].get("graph", ""), task["task"].get("model", "gcn"), task["user"], memory, seconds, score)
+    why = (task["why"] or (task["error"] if task["state"] in ("failed", "queued") else "") or "")[:LONGEST]
+    return (task["id"], task["state"], task["name"][:24], *map(str, about), why)

@@ -1,0 +1,309 @@
+"""The HTTP app: FastAPI over the queue. Needs the extra ``serve``; nothing else of Weft imports this module.
+
+Bodies are read here rather than by FastAPI, so that size and depth are bounded before anything is parsed. Every mistake
+in a request is a 4xx with one sentence: ``{"error": "..."}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from weft.core.errors import InputError, WeftError
+from weft.core.version import __version__
+from weft.serve.json_limits import MOST_BYTES, BadRequestError, read_json
+from weft.serve.metrics import CONTENT_TYPE, metrics_text
+from weft.serve.options import ServeOptions
+from weft.serve.queue_service import QueueService
+from weft.serve.supervisor import Supervisor
+from weft.serve.task_states import QueueError
+from weft.serve.tokens import OPERATOR, Tokens
+
+T = TypeVar("T")
+POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text}
+    for status, text in {
+        400: "The request cannot be used; the answer says why.",
+        401: "No token, or a wrong one.",
+        403: "The task belongs to another user.",
+        404: "There is no such task.",
+        409: "Not in the task's present state.",
+        410: "The file is no longer there.",
+        413: "The body is too large.",
+        415: "The body is not application/json.",
+        422: "A parameter is not of its type.",
+        429: "The user's quota is used up.",
+    }.items()
+}
+SUBMISSION = {
+    "type": "object",
+    "properties": {
+        "task": {"type": "object", "description": "Settings of one task, as weft.Task takes them."},
+        "tasks": {"type": "array", "items": {"type": "object"}, "description": "Several tasks: all or none."},
+        "key": {"type": "string", "description": "The same key queues the same tasks only once."},
+        "priority": {"type": "integer"},
+        "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
+        "deadline": {"type": "number", "description": "Seconds since 1970."},
+        "budget": {"description": 'Bytes that the task may take, such as "2GiB".'},
+        "max_attempts": {"type": "integer"},
+        "user": {"type": "string", "description": "On a server without tokens."},
+    },
+}
+
+
+def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> FastAPI:
+    """The app over ``supervisor``'s queue, for those that ``tokens`` lets in."""
+    service = QueueService(options, supervisor)
+    answers: Counter[int] = Counter()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Weft",
+        version=__version__,
+        description="A queue of trainings that share devices.",
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from another host
+        redoc_url=None,
+        responses=ERRORS,
+    )
+    app.state.service = service
+    _add_errors(app)
+    _add_gate(app, tokens, answers)
+    _add_changes(app, service)
+    _add_reading(app, service, answers)
+    _add_pages(app)
+    return app
+
+
+# ---- errors and access -----------------------------------------------------------------------------------
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status_code=status)
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(BadRequestError)
+    async def bad(_: Request, error: BadRequestError) -> Response:
+        return _error(error.status, str(error))
+
+    @app.exception_handler(QueueError)
+    async def refused(_: Request, error: QueueError) -> Response:
+        return _error(409, str(error))
+
+    @app.exception_handler(InputError)
+    async def mistaken(_: Request, error: InputError) -> Response:
+        return _error(400, str(error))
+
+    @app.exception_handler(WeftError)
+    async def busy(_: Request, error: WeftError) -> Response:
+        return _error(503, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return _error(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, str(error.detail))
+
+
+def _add_gate(app: FastAPI, tokens: Tokens, answers: Counter[int]) -> None:
+    @app.middleware("http")
+    async def gate(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
+        refusal = _refusal(request, tokens)
+        response = refusal if refusal is not None else await proceed(request)
+        answers[response.status_code] += 1
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+
+def _refusal(request: Request, tokens: Tokens) -> Response | None:
+    """Why a request is not let in, as an answer; notes who it is from otherwise."""
+    if tokens.open:
+        host = request.headers.get("host", "").rsplit(":", 1)[0] if "host" in request.headers else ""
+        if host not in LOOPBACK and request.headers.get("host", "") not in LOOPBACK:
+            return _error(400, "a server without tokens answers to localhost only")  # another name may be a trap
+        request.state.user = OPERATOR
+        return None
+    if request.url.path == "/":
+        return None  # the page has no data of its own; it asks for the token
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    user = tokens.user_of(token.strip()) if kind.lower() == "bearer" and token.strip() else None
+    if user is None:
+        refusal = _error(401, "a token is needed: send the header 'Authorization: Bearer TOKEN'")
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        return refusal
+    request.state.user = user
+    return None
+
+
+async def _body(request: Request) -> Any:
+    """The JSON body of a request, bounded while it is read."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadRequestError("send the body as application/json", 415)  # which no form of another page can
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > MOST_BYTES:
+            raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
+    return await asyncio.get_running_loop().run_in_executor(None, read_json, bytes(found))
+
+
+def _user(request: Request) -> str:
+    user: str = request.state.user
+    return user
+
+
+async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, partial(call, *arguments))
+
+
+# ---- changing the queue --------------------------------------------------------------------------------------
+
+
+def _add_changes(app: FastAPI, service: QueueService) -> None:
+    accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
+
+    @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
+    async def submit(request: Request, user: str = Depends(_user)) -> dict[str, Any]:
+        body = await _body(request)
+        if user == OPERATOR and isinstance(body, dict) and isinstance(body.get("user"), str):
+            user = body["user"][:100]
+        return {"tasks": await _in(service.writes, service.submit, body, user)}
+
+    @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
+    async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.cancel, task, user)
+
+    @app.post("/api/tasks/{task}/pause", summary="Pause a task")
+    async def pause(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.pause, task, user)
+
+    @app.post("/api/tasks/{task}/resume", summary="Resume a paused task")
+    async def resume(task: str, user: str = Depends(_user)) -> dict[str, Any]:
+        return await _in(service.writes, service.resume, task, user)
+
+
+# ---- reading it -----------------------------------------------------------------------------------------------
+
+
+def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> None:
+    @app.get("/api/tasks", summary="List tasks")
+    async def listed(state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0) -> Response:
+        if not 0 <= beyond < 2**62:
+            raise BadRequestError(f"beyond={beyond} must be a position, 0 or more")
+        text = await _in(service.reads, service.page, state, user, limit, beyond)
+        return Response(text, media_type="application/json")
+
+    @app.get("/api/tasks/{task}", summary="Show a task")
+    async def show(task: str) -> Response:
+        return await _json(service.reads, service.show, task)
+
+    @app.get("/api/tasks/{task}/logs", summary="What a task printed, and its notes", response_class=PlainTextResponse)
+    async def logs(task: str) -> Response:
+        return PlainTextResponse(await _in(service.reads, service.log, task))
+
+    @app.get("/api/tasks/{task}/curve", summary="The learning curve of a task")
+    async def curve(task: str) -> Response:
+        return await _json(service.reads, service.curve, task)
+
+    @app.get("/api/tasks/{task}/result", summary="Settings, metrics and history of a task that is done")
+    async def result(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "result.json")
+        return FileResponse(path, media_type="application/json")
+
+    @app.get("/api/tasks/{task}/weights", summary="The best weights, as safetensors")
+    async def weights(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "model.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+
+    @app.get("/api/state", summary="Devices, workers, groups and figures")
+    async def state() -> Response:
+        return await _json(service.reads, service.state)
+
+    @app.get("/api/events", summary="Events as they happen (server-sent events)")
+    async def events(request: Request, since: int | None = None, task: str | None = None) -> Response:
+        first = _first_event(request, since)
+        return StreamingResponse(_stream(request, service, first, task), media_type="text/event-stream")
+
+    @app.get("/metrics", summary="Figures for Prometheus", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        counts = await _in(service.reads, service.counts)
+        return PlainTextResponse(metrics_text(service.supervisor.view, counts, answers), media_type=CONTENT_TYPE)
+
+    @app.get("/health", summary="Whether the queue is being worked on")
+    async def health() -> Response:
+        fine = service.supervisor.running
+        told = "working" if fine else service.supervisor.error or "stopped"
+        return JSONResponse({"status": told}, status_code=200 if fine else 503)
+
+
+async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
+    """Answer with plain data; the encoder of FastAPI would walk through 10,000 tasks once more."""
+
+    def encoded() -> bytes:
+        return json.dumps(call(*arguments), allow_nan=False).encode()
+
+    return Response(await _in(pool, encoded), media_type="application/json")
+
+
+def _first_event(request: Request, since: int | None) -> int:
+    """The sequence number to go on from: that of a stream that was cut off, or the one asked for."""
+    last = request.headers.get("last-event-id", "").strip()
+    if last:
+        if not last.isdigit() or len(last) > 18:
+            raise BadRequestError(f"Last-Event-ID={last[:40]!r} must be a sequence number")
+        return int(last)
+    if since is not None and not 0 <= since < 2**62:
+        raise BadRequestError(f"since={since} must be a sequence number, 0 or more")
+    return since or 0
+
+
+async def _stream(request: Request, service: QueueService, since: int, task: str | None) -> AsyncIterator[str]:
+    yield "retry: 1000\n\n"
+    quiet = 0.0
+    while service.supervisor.running and not await request.is_disconnected():
+        found = await _in(service.reads, service.events, since, task)
+        for event in found:
+            since = event["seq"]
+            yield f"id: {since}\nevent: {event['kind']}\ndata: {json.dumps(event, allow_nan=False)}\n\n"
+        if found:
+            quiet = 0.0
+            continue
+        await asyncio.sleep(POLL_SECONDS)
+        quiet += POLL_SECONDS
+        if quiet >= KEEP_ALIVE_SECONDS:
+            quiet = 0.0
+            yield ": still here\n\n"
+
+
+def _add_pages(app: FastAPI) -> None:
+    page = files("weft.serve").joinpath("dashboard.html").read_text(encoding="utf-8")
+    policy = (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def dashboard() -> Response:
+        return HTMLResponse(page, headers={"Content-Security-Policy": policy})

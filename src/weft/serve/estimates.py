@@ -1,0 +1,65 @@
+"""What the scheduler has to know of a task, as plain data: bytes, seconds, and with which tasks it may be joined."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from weft.core.compatibility import group_key, stack_key
+from weft.core.task import Task
+from weft.core.units import show_bytes
+from weft.engine.base.machines import machine_with
+from weft.engine.planning.plan_report_builder import plan
+from weft.planner.report.plan_report import PlanReport
+
+SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
+UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step cannot be followed
+
+
+def estimate_of(task: Task, device: str) -> dict[str, Any]:
+    """The estimate of ``task`` on ``device``; of a model that cannot be followed, a guess and the reason."""
+    kind = device.partition(":")[0]
+    try:
+        report = plan(task, machine=machine_with(torch.device("cpu")) if kind == "cpu" else None)
+    except Exception as error:
+        if task.traits is not None:
+            raise
+        return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
+    return {**_predicted(report, kind), **_common(task)}
+
+
+def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
+    cost = report.groups[0].cost
+    busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
+    shared = sum(cost.bytes.get(name, 0) for name in SHARED)
+    return {
+        "bytes": cost.total_bytes,
+        "seconds": report.run_seconds,
+        "shared_bytes": min(shared, cost.total_bytes),
+        "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
+        "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
+    }
+
+
+def _guess(reason: str) -> dict[str, Any]:
+    why = f"its step cannot be followed ({reason}), so memory and time are guesses"
+    return {
+        "bytes": UNKNOWN_BYTES,
+        "seconds": UNKNOWN_SECONDS,
+        "shared_bytes": 0,
+        "utilisation": 1.0,
+        "why": why,
+        "alone": True,
+    }
+
+
+def _common(task: Task) -> dict[str, Any]:
+    return {"graph": task.graph_name, "join_key": join_key(task), "epochs": task.epochs}
+
+
+def join_key(task: Task) -> str:
+    """Equal for tasks that can be one stack: same graph and objective, steps with the same operators."""
+    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda one: one[0]))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

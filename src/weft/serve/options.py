@@ -1,0 +1,65 @@
+"""The options of a server, as the command line and tests give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.core.errors import SpecError
+from weft.sched.policies import DEFAULT_POLICY, find_policy
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
+
+    ``devices``: ``auto``, or names such as ``cpu`` and ``cuda:0``. ``workers``: groups that may run at once on each.
+    ``budget``: bytes per device for all groups (None: what is free). ``models``: import paths that tasks may name.
+    ``graphs``: the folder that paths of graphs are relative to (None: no paths). ``downloads``: whether tasks may name
+    graphs that are downloaded. ``quota``: tasks per user that have not ended. ``overrun_bytes``: what a CPU worker may
+    hold beyond its group's bytes before it is ended. ``hang_seconds`` without progress, or ``silent_seconds`` without
+    a heartbeat, end a worker. ``keep_seconds``: how long ended tasks stay in the queue (None: for good).
+    """
+
+    db: Path
+    devices: tuple[str, ...] = ("auto",)
+    workers: int = 1
+    policy: str = DEFAULT_POLICY
+    budget: int | None = None
+    models: tuple[str, ...] = ()
+    graphs: Path | None = None
+    downloads: bool = False
+    quota: int = 10_000
+    checkpoint_seconds: float = 30.0
+    lease_seconds: float = 30.0
+    silent_seconds: float = 60.0
+    hang_seconds: float = 900.0
+    overrun_bytes: int = 1024 * MIB
+    keep_seconds: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        find_policy(self.policy)
+        if self.workers < 1:
+            raise SpecError(f"workers={self.workers} must be at least 1")
+        if self.quota < 1:
+            raise SpecError(f"quota={self.quota} must be at least 1 task per user")
+        for name in self.devices:
+            if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdigit()):
+                raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
+
+    @property
+    def runs(self) -> Path:
+        """The folder of all runs."""
+        return self.db.with_name(self.db.name + ".runs")
+
+    def device_names(self) -> tuple[str, ...]:
+        """The devices, with ``auto`` resolved to every GPU or the CPU."""
+        from weft.engine.base.home import gpu_names
+
+        if "auto" not in self.devices:
+            return tuple(dict.fromkeys("cuda:0" if name == "cuda" else name for name in self.devices))
+        return tuple(f"cuda:{place}" for place in range(len(gpu_names()))) or ("cpu",)

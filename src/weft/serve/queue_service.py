@@ -1,0 +1,196 @@
+"""What the HTTP app does with the queue, without HTTP: checks, quotas, files of results, and what a page shows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from weft.serve.json_limits import BadRequestError
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import QueueDB
+from weft.serve.submissions import Registry, read_submissions
+from weft.serve.supervisor import Supervisor
+from weft.serve.task_states import ENDED, STATES, QueueTask
+from weft.serve.tokens import OPERATOR
+
+T = TypeVar("T")
+OPEN = tuple(state for state in STATES if state not in ENDED)
+MOST_LOG_BYTES = 1 << 20
+MOST_LISTED = 10_000
+
+
+class QueueService:
+    """The queue for request handlers: every call runs in one of two threads, which own the connections."""
+
+    def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
+        self.options, self.supervisor = options, supervisor
+        self._registry = Registry.of(options)
+        self._local = threading.local()
+        self.writes = ThreadPoolExecutor(1, thread_name_prefix="queue writes")
+        self.reads = ThreadPoolExecutor(1, thread_name_prefix="queue reads")
+
+    def close(self) -> None:
+        """Close the connections; a later call opens them again."""
+        for pool in (self.writes, self.reads):
+            pool.submit(self._close_here).result()
+
+    def _close_here(self) -> None:
+        if hasattr(self._local, "db"):
+            self._local.db.close()
+            del self._local.db
+
+    @property
+    def _db(self) -> QueueDB:
+        if not hasattr(self._local, "db"):
+            self._local.db = QueueDB(self.options.db)
+        found: QueueDB = self._local.db
+        return found
+
+    # ---- changing: in the thread of writes ---------------------------------------------------------------
+
+    def submit(self, body: Any, user: str) -> list[dict[str, Any]]:
+        """Queue what ``body`` describes for ``user``."""
+        new = read_submissions(body, self._registry, user)
+        there = self._db.count_of(user, OPEN)
+        if there + len(new) > self.options.quota:
+            known = f"{there} of {self.options.quota} tasks are queued or running"
+            raise BadRequestError(
+                f"user {user!r}: {known}, and {len(new)} more are too many; wait, or cancel some", 429
+            )
+        for needed in dict.fromkeys(name for one in new for name in one.after):
+            self._task(needed)
+        tasks = self._db.submit_many(new)
+        self.supervisor.wake()
+        return [self._shown(task) for task in tasks]
+
+    def cancel(self, task: str, user: str) -> dict[str, Any]:
+        """Cancel a task."""
+        return self._change(self._db_call("cancel"), task, user)
+
+    def pause(self, task: str, user: str) -> dict[str, Any]:
+        """Pause a task: it keeps its checkpoint and runs no further."""
+        return self._change(self._db_call("pause"), task, user)
+
+    def resume(self, task: str, user: str) -> dict[str, Any]:
+        """Queue a paused task again."""
+        return self._change(self._db_call("resume"), task, user)
+
+    def _db_call(self, name: str) -> Callable[[str], QueueTask]:
+        found: Callable[[str], QueueTask] = getattr(self._db, name)
+        return found
+
+    def _change(self, change: Callable[[str], QueueTask], task: str, user: str) -> dict[str, Any]:
+        found = self._task(task)
+        if user not in (OPERATOR, found.user):
+            raise BadRequestError(f"task {task!r} belongs to {found.user or 'the operator'!r}", 403)
+        changed = change(task)
+        self.supervisor.wake()
+        return self._shown(changed)
+
+    # ---- reading: in the thread of reads -----------------------------------------------------------------
+
+    def show(self, task: str) -> dict[str, Any]:
+        """One task with everything that is known of it."""
+        found = self._task(task)
+        return {**self._shown(found), "estimate": found.plan, "result": found.result}
+
+    def page(self, state: str | None, user: str | None, limit: int, beyond: int) -> str:
+        """Tasks in order of submission, a page at a time, as JSON; ``why`` has the reasons of those that wait."""
+        if state is not None and state not in STATES:
+            raise BadRequestError(f"state={state[:40]!r} must be one of {', '.join(STATES)}")
+        if not 1 <= limit <= MOST_LISTED:
+            raise BadRequestError(f"limit={limit} must be from 1 to {MOST_LISTED:,}")
+        texts, last = self._db.rows_as_json(state, user, limit, beyond)
+        why = json.dumps(self.supervisor.view["why"])
+        following = last if len(texts) == limit else "null"
+        return f'{{"tasks": [{", ".join(texts)}], "next": {following}, "why": {why}}}'
+
+    def events(self, since: int, task: str | None, limit: int = 500) -> list[dict[str, Any]]:
+        """Events after a sequence number."""
+        return [event.to_dict() for event in self._db.events(since, task, limit)]
+
+    def counts(self) -> dict[str, int]:
+        """Tasks per state."""
+        return self._db.counts()
+
+    def state(self) -> dict[str, Any]:
+        """What the dashboard shows beside the tasks."""
+        view = self.supervisor.view
+        groups = [group.to_dict() for group in self._db.groups(limit=300)]
+        shown = {key: value for key, value in view.items() if key != "why"}
+        return {**shown, "counts": self._db.counts(), "groups": groups, "last_seq": self._db.last_seq()}
+
+    def curve(self, task: str) -> dict[str, Any]:
+        """The learning curve of a task, as far as its progress was recorded."""
+        self._task(task)
+        events = self._db.events(0, task, 20_000)
+        return {"task": task, "progress": [dict(event.data) for event in events if event.kind == "progress"]}
+
+    def log(self, task: str) -> str:
+        """What its models printed, and the notes of its run."""
+        found = self._task(task)
+        notes = [e for e in self._db.events(0, task, 20_000) if e.kind in ("note", *STATES)]
+        lines = [f"{e.time:.1f} {e.kind} {e.data.get('message') or e.data.get('error') or ''}".rstrip() for e in notes]
+        return "\n".join([*lines, self._printed(found)])
+
+    def _printed(self, task: QueueTask) -> str:
+        folders = [task.id, *([str(task.plan["from"])] if task.plan and task.plan.get("from") else [])]
+        folders += [group.folder for group in self._db.groups(limit=1000) if task.id in group.members]
+        texts = []
+        for folder in dict.fromkeys(folders):
+            path = self.options.runs / folder / "log.txt"
+            if path.is_file():
+                with open(path, "rb") as file:
+                    file.seek(max(path.stat().st_size - MOST_LOG_BYTES, 0))
+                    texts.append(file.read(MOST_LOG_BYTES).decode("utf-8", "replace"))
+        return "\n".join(texts)
+
+    def file(self, task: str, name: str) -> Path:
+        """A file that a task left behind; an error while it has not."""
+        found = self._task(task)
+        if found.state != "done" or not found.result:
+            raise BadRequestError(f"task {task!r} is {found.state}; it has no {name} yet", 409)
+        path = (self.options.runs / str(found.result["folder"]) / name).resolve()
+        if not path.is_relative_to(self.options.runs.resolve()) or not path.is_file():
+            raise BadRequestError(f"task {task!r}: its {name} is no longer there", 410)
+        return path
+
+    def _task(self, task: str) -> QueueTask:
+        from weft.serve.task_states import QueueError
+
+        try:
+            return self._db.get(task)
+        except QueueError:
+            raise BadRequestError(f"there is no task {task[:80]!r}", 404) from None
+
+    def _shown(self, task: QueueTask) -> dict[str, Any]:
+        settings = task.spec["task"]
+        plan: Mapping[str, Any] = task.plan or {}
+        why = self.supervisor.view["why"].get(task.id, "") if task.state in ("queued", "planned") else ""
+        if task.state == "queued" and not why:
+            why = "waits to be planned"
+        metrics = (task.result or {}).get("metrics", {})
+        metric = metrics.get("metric")
+        return {
+            "id": task.id,
+            "position": task.position,
+            "name": settings.get("name") or "",
+            "state": task.state,
+            "user": task.user,
+            "priority": task.priority,
+            "after": list(task.after),
+            "attempts": task.attempts,
+            "task": settings,
+            "created": task.created,
+            "updated": task.updated,
+            "bytes": plan.get("bytes"),
+            "seconds": plan.get("seconds"),
+            "why": why,
+            "error": task.error,
+            "score": metrics.get(f"val_{metric}") if metric else None,
+            "metric": metric,
+        }

@@ -1,0 +1,191 @@
+"""From a request to tasks for the queue: declarative settings, models of the registry, graphs of the operator's folder.
+
+A model is one of Weft's own names, or an import path that the operator allows (``module:callable``, or ``module:*`` for
+all of a module). A graph is ``demo``, a generated shape, or a path inside the operator's folder. Nothing here imports a
+model or reads a graph: that happens in worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import InputError, WeftError
+from weft.core.models import BUILT_IN
+from weft.core.sweep import Sweep, varies
+from weft.core.task import Task
+from weft.core.units import parse_bytes
+from weft.serve.json_limits import BadRequestError
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import Submission
+
+FIELDS = ("task", "tasks", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
+MOST_TASKS = 10_000
+LONGEST_TEXT = 200
+DOWNLOADED = ("planetoid", "ogb", "pyg")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """What tasks may name: models and graphs."""
+
+    models: tuple[str, ...] = ()
+    graphs: Path | None = None
+    downloads: bool = False
+
+    @classmethod
+    def of(cls, options: ServeOptions) -> Registry:
+        """The registry of a server."""
+        return cls(options.models, options.graphs, options.downloads)
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that is neither Weft's own nor allowed."""
+        if isinstance(model, str) and (model in BUILT_IN or model in self.models):
+            return
+        if isinstance(model, str) and ":" in model and f"{model.rpartition(':')[0]}:*" in self.models:
+            return
+        allowed = ", ".join((*BUILT_IN, *self.models))
+        raise BadRequestError(
+            f"model={str(model)[:80]!r} is not in the registry ({allowed}); the operator can allow an import path"
+        )
+
+    def graph_path(self, graph: Any) -> str | None:
+        """The path of a graph in the operator's folder; None for one that is known by its name."""
+        if not isinstance(graph, str) or not graph:
+            raise BadRequestError('graph must be a name or a path inside the graphs folder, such as "demo"')
+        kind, colon, _ = graph.partition(":")
+        if graph == "demo" or (colon and kind == "shape"):
+            return None
+        if colon and kind in DOWNLOADED:
+            if not self.downloads:
+                raise BadRequestError(f"graph={graph[:80]!r} is downloaded, which the operator has not allowed")
+            return None
+        return self._inside(graph)
+
+    def _inside(self, graph: str) -> str:
+        told = f"graph={graph[:80]!r}"
+        if self.graphs is None:
+            raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
+        root = self.graphs.resolve()
+        for name in (graph, f"{graph}.npz"):
+            try:
+                place = (root / name).resolve()
+                found = place != root and place.is_relative_to(root) and place.exists()
+            except (OSError, ValueError, RuntimeError):
+                break
+            if found:
+                return str(place)
+        raise BadRequestError(f"{told} is not in the graphs folder")
+
+
+def read_submissions(body: Any, registry: Registry, user: str) -> list[Submission]:
+    """The tasks of a request: one under ``task``, or several under ``tasks``."""
+    if not isinstance(body, dict):
+        raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
+    unknown = sorted(set(body) - set(FIELDS))
+    if unknown:
+        raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
+    several = "tasks" in body
+    if several == ("task" in body):
+        raise BadRequestError("give either task or tasks")
+    tasks = body["tasks"] if several else [body["task"]]
+    if not isinstance(tasks, list) or not 1 <= len(tasks) <= MOST_TASKS:
+        raise BadRequestError(f"tasks must be a list of 1 to {MOST_TASKS:,} tasks")
+    common = _common(body, user)
+    key = _text(body, "key")
+    keys = [None if key is None else f"{user}/{key}" if not several else f"{user}/{key}/{i}" for i in range(len(tasks))]
+    limits = _limits(body)
+    return [
+        Submission({"task": _settings(task), **_graph(task, registry), **limits}, key=one, **common)
+        for task, one in zip(tasks, keys, strict=True)
+    ]
+
+
+def _graph(task: Any, registry: Registry) -> dict[str, Any]:
+    registry.check_model(task.get("model", "gcn"))
+    place = registry.graph_path(task.get("graph"))
+    return {} if place is None else {"graph_path": place}
+
+
+def _settings(task: Any) -> dict[str, Any]:
+    """The settings of one task, checked as :class:`weft.Task` checks them."""
+    if not isinstance(task, dict):
+        raise BadRequestError("a task must be an object of settings")
+    found = {key: value for key, value in task.items() if value is not None or key != "name"}
+    for key, value in found.items():
+        if key != "model_args" and varies(key, value):
+            raise BadRequestError(f"{key} lists several values; send each task of a sweep, as `weft submit` does")
+    if "graph" in found and not isinstance(found["graph"], str):
+        raise BadRequestError("graph must be a name or a path inside the graphs folder")
+    if not isinstance(found.get("model", "gcn"), str):
+        raise BadRequestError("model must be a name")
+    name = found.get("name")
+    if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
+        raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
+    try:
+        Task.from_dict(found)
+    except WeftError as error:
+        raise BadRequestError(str(error)) from None
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+    return found
+
+
+def _common(body: Mapping[str, Any], user: str) -> dict[str, Any]:
+    after = body.get("after") or []
+    if not isinstance(after, list) or len(after) > 1000 or not all(isinstance(one, str) for one in after):
+        raise BadRequestError("after must be a list of task ids")
+    return {
+        "user": user,
+        "priority": _integer(body, "priority", 0, -1000, 1000),
+        "after": tuple(after),
+        "max_attempts": _integer(body, "max_attempts", 3, 1, 20),
+    }
+
+
+def _limits(body: Mapping[str, Any]) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    if body.get("budget") is not None:
+        if not isinstance(body["budget"], (str, int, float)) or isinstance(body["budget"], bool):
+            raise BadRequestError('budget must be bytes, such as "2GiB"')
+        try:
+            limits["budget"] = parse_bytes(body["budget"])
+        except (InputError, ValueError, OverflowError) as error:
+            raise BadRequestError(f"budget: {error}") from None
+    if body.get("deadline") is not None:
+        value = body["deadline"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+            raise BadRequestError("deadline must be a time in seconds since 1970")
+        limits["deadline"] = float(value)
+    return limits
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = body.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadRequestError(f"{name} must be a whole number from {low} to {high}")
+    return value
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= LONGEST_TEXT):
+        raise BadRequestError(f"{name} must be a text of 1 to {LONGEST_TEXT} characters")
+    return value
+
+
+def given_settings(task: Task) -> dict[str, Any]:
+    """The settings that a task gives, as plain data to send; refuses a graph or a model given as an object."""
+    for key in ("graph", "model"):
+        if not isinstance(getattr(task, key), str):
+            raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
+    whole = task.to_dict()
+    return {name: whole[name] for name in sorted(task.given) if name in whole and whole[name] is not None}
+
+
+def tasks_of(work: Task | Sweep | Sequence[Task]) -> list[dict[str, Any]]:
+    """Every task of ``work`` as plain data to send."""
+    return [given_settings(task) for task in ([work] if isinstance(work, Task) else list(work))]

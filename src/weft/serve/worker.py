@@ -1,0 +1,278 @@
+"""The worker process: plans and trains what it is sent, one group at a time, and streams events back.
+
+``python -m weft.serve.worker --device cpu`` reads one JSON message per line from stdin and writes one per line to
+stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is unpickled.
+
+To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, a folder, a byte budget),
+``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
+
+While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
+started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
+from weft.core.event import Event, finite
+from weft.core.task import Task
+from weft.engine.base.control import Control
+
+ALIVE_SECONDS = 1.0
+LOG = "log.txt"
+WARM_UP_AFTER = 0.2
+LOCKED_SECONDS = 10.0  # a former worker that was killed may hold its folder a moment longer
+
+
+class Channel:
+    """Messages out, one JSON line each, from any thread."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._lock = out, threading.Lock()
+
+    def say(self, say: str, **data: Any) -> None:
+        """Send a message; numbers that JSON does not know become null."""
+        line = json.dumps(finite({"say": say, **data}), allow_nan=False) + "\n"
+        with self._lock:
+            try:
+                self._out.write(line)
+                self._out.flush()
+            except (OSError, ValueError):  # nobody is left to work for
+                os._exit(1)
+
+
+class Worker:
+    """Takes messages and carries them out."""
+
+    def __init__(self, device: str, channel: Channel, messages: Iterator[str], warm: bool = False) -> None:
+        self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
+        self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._controls: dict[str, Control] = {}
+        self._group = ""
+        self._idle_bytes = 0
+
+    def serve(self) -> None:
+        """Work until told to stop, or until stdin ends."""
+        from weft.serve.worker_memory import held_bytes, room_for_tasks
+
+        room = room_for_tasks(self.device)
+        self._idle_bytes = held_bytes(self.device)
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._stay_alive, daemon=True).start()
+        self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
+        if not self._warm:
+            self._warm_up()
+        while (message := self._work.get()) is not None:
+            self._carry_out(message)
+
+    def _warm_up(self) -> None:
+        """Train one epoch of something small, so that kernels are there before the first task, unless one waits."""
+        from weft.engine.run import run
+
+        time.sleep(WARM_UP_AFTER)
+        if self._work.empty():
+            with suppress(Exception):  # the first task will say what is wrong
+                run(Task(graph="demo", model="gcn", hidden=8, epochs=1), device=self.device, progress=False)
+
+    # ---- in a thread of its own: what comes in while the main thread trains -----------------------------
+
+    def _read(self) -> None:
+        for line in self._messages:
+            message = json.loads(line)
+            if message["do"] == "run":
+                self._controls[message["group"]] = Control()
+            if message["do"] in ("run", "plan"):
+                self._work.put(message)
+            elif message["do"] == "stop":
+                self._work.put(None)
+            else:
+                self._steer(message)
+        os._exit(0)  # whoever started this process has gone
+
+    def _steer(self, message: Mapping[str, Any]) -> None:
+        control = self._controls.get(message.get("group", ""))
+        if control is None:
+            return
+        if message["do"] == "cancel":
+            with suppress(SpecError):  # a name that has left already
+                control.cancel(*message["names"])
+        elif message["do"] in ("pause", "resume", "preempt"):
+            getattr(control, message["do"])()
+
+    def _stay_alive(self) -> None:
+        from weft.serve.worker_memory import held_bytes
+
+        while True:
+            held = max(held_bytes(self.device) - self._idle_bytes, 0)
+            self._channel.say("alive", group=self._group, bytes=held)
+            time.sleep(ALIVE_SECONDS)
+
+    # ---- in the main thread ---------------------------------------------------------------------------
+
+    def _carry_out(self, message: Mapping[str, Any]) -> None:
+        if message["do"] == "plan":
+            self._channel.say("planned", id=message["id"], **self._plan(message))
+            return
+        self._group = message["group"]
+        try:
+            self._channel.say("done", group=message["group"], **self._run(message))
+        finally:
+            self._controls.pop(message["group"], None)
+            self._group = ""
+
+    def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        from weft.serve.estimates import estimate_of
+
+        try:
+            return {"plan": estimate_of(Task.from_dict(message["task"]), message.get("device", self.device))}
+        except WeftError as error:
+            return {"error": str(error)}
+        except Exception as error:  # a user's model may raise anything when it is looked at
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _run(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        folder = Path(message["out"])
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with output_to(folder / LOG):
+                try:
+                    return {"members": self._train(message, folder)}
+                except BaseException:
+                    traceback.print_exc()
+                    raise
+        except OutOfMemoryError as error:
+            return {"error": str(error), "kind": "memory"}
+        except DivergedError as error:
+            return {"error": str(error), "kind": "diverged"}
+        except WeftError as error:
+            return {"error": str(error), "kind": "failed"}
+        except KeyboardInterrupt:
+            return {"error": "interrupted", "kind": "preempted"}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+
+    def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Train the group; per member how it ended, its metrics, and the folder of its files."""
+        from weft.engine.results.result import Result
+        from weft.engine.results.sweep_result import folder_names
+        from weft.engine.run import run
+        from weft.serve.checkpoint_split import drop_damaged, split_off
+
+        tasks = [Task.from_dict(task) for task in message["tasks"]]
+        drop_damaged(folder)
+        for one in message.get("split", ()):
+            split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        control = self._controls[message["group"]]
+        if message.get("cancel"):
+            control.cancel(*message["cancel"])
+        options: dict[str, Any] = {
+            "device": self.device,
+            "out": folder,
+            "resume": True,
+            "progress": False,
+            "on_event": self._listener(message["group"]),
+            "control": control,
+            "budget": message.get("budget"),
+            "checkpoint_every": message.get("checkpoint_every", 30.0),
+        }
+        work: Any = tasks[0] if len(tasks) == 1 else tasks
+        found = _when_unlocked(lambda: run(work, **options))
+        if isinstance(found, Result):
+            return {found.name: _outcome(found, "")}
+        places = folder_names([task.label for task in tasks])
+        return {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+
+    def _listener(self, group: str) -> Any:
+        def tell(event: Event) -> None:
+            self._channel.say("event", group=group, event=event.to_dict())
+
+        return tell
+
+
+def _outcome(result: Any, folder: str) -> dict[str, Any]:
+    peak = result.plan.measured.get("reserved_bytes")
+    return {
+        "status": result.status,
+        "message": result.message,
+        "metrics": result.metrics,
+        "folder": folder,
+        "peak_bytes": peak,
+    }
+
+
+def _when_unlocked(action: Any) -> Any:
+    """Carry out ``action``; wait while another process still holds the folder."""
+    until = time.monotonic() + LOCKED_SECONDS
+    while True:
+        try:
+            return action()
+        except SpecError as error:
+            if "another run is writing there" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """What this process prints goes to ``path`` inside."""
+    before = [os.dup(number) for number in (1, 2)]
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for number in (1, 2):
+            os.dup2(handle, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, former in zip((1, 2), before, strict=True):
+            os.dup2(former, number)
+            os.close(former)
+        os.close(handle)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the system end this process when the one that started it ends (on Linux; elsewhere stdin tells)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def work_on(device: str, messages: IO[str], out: int, warm: bool = False) -> None:
+    """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
+    os.dup2(2, 1)  # models may print: fd 1 is not for messages
+    importlib.import_module("weft.engine.run")  # what takes seconds to load
+    Worker(device, channel, iter(messages.readline, ""), warm).serve()
+
+
+def main() -> None:
+    """Run a worker on stdin and stdout."""
+    parser = argparse.ArgumentParser(description="A worker of `weft serve`; started by it.")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--parent", type=int, default=0)
+    given = parser.parse_args()
+    if given.parent:
+        end_with_parent(given.parent)
+    work_on(given.device, sys.stdin, os.dup(1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Worker processes as their supervisor holds them, and the spawner that forks them."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import WeftError
+
+Inbox = queue.Queue[tuple["WorkerProcess | None", Mapping[str, Any]]]
+READY_SECONDS, CODE_SECONDS = 300.0, 5.0
+
+
+class Spawner:
+    """The process that forks workers; started when the first worker is, and again should it have ended."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+        self._log, self._environment = log, environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._codes: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "weft.serve.spawner", str(theirs.fileno()), str(os.getpid())]
+        with theirs, open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for the server, which drains
+            )
+        self._link, self._answers = ours, queue.Queue()
+        threading.Thread(target=self._read, args=(ours, self._answers), name="spawner", daemon=True).start()
+        self._answer("ready", READY_SECONDS)
+
+    def _read(self, link: socket.socket, answers: queue.Queue[Mapping[str, Any]]) -> None:
+        with link.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
+            for line in lines:
+                message = json.loads(line)
+                if "ended" in message:
+                    with self._changed:
+                        self._codes[message["ended"]] = message["code"]
+                        self._changed.notify_all()
+                else:
+                    answers.put(message)
+        answers.put({"gone": True})
+
+    def _answer(self, name: str, seconds: float) -> Any:
+        try:
+            message = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            message = {}
+        if name not in message:
+            self.stop()
+            raise WeftError(f"no worker could be started; see {self._log}")
+        return message[name]
+
+    def fork(self, device: str, environment: Mapping[str, str], handles: tuple[int, int]) -> int:
+        """Start a worker with stdin and stdout ``handles``; its process id."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.stop()
+                self._start()
+            assert self._link is not None
+            wanted = json.dumps({"device": device, "environment": dict(environment)}).encode()
+            socket.send_fds(self._link, [wanted], list(handles))
+            return int(self._answer("pid", CODE_SECONDS * 4))
+
+    def code_of(self, pid: int) -> int | None:
+        """The exit code of a worker that has ended, negative for a signal; None if it is not known."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid in self._codes, CODE_SECONDS)
+            return self._codes.pop(pid, None)
+
+    def stop(self) -> None:
+        """End it, and with it whatever it has started."""
+        if self._link is not None:
+            with suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
+            self._link.close()
+            self._link = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class WorkerProcess:
+    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended."""
+
+    def __init__(
+        self, name: str, device: str, inbox: Inbox, spawner: Spawner, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
+        self.started = self.last_heard = time.monotonic()
+        self.ready, self.group, self.bytes = False, "", 0
+        self.end_reason = ""  # why the supervisor ended it, if it did
+        to_read, to_write = os.pipe()
+        from_read, from_write = os.pipe()
+        try:
+            self.pid = spawner.fork(device, environment or {}, (to_read, from_write))
+        finally:
+            os.close(to_read)
+            os.close(from_write)
+        self._in, self._out = os.fdopen(to_write, "w", encoding="utf-8"), os.fdopen(from_read, encoding="utf-8")
+        self._ended = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
+        self._reader.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it can take a group."""
+        return self.ready and not self.group
+
+    def send(self, do: str, **data: Any) -> None:
+        """Send a message; one to a process that has ended is lost, and ``gone`` will follow."""
+        with suppress(OSError, ValueError):
+            self._in.write(json.dumps({"do": do, **data}) + "\n")
+            self._in.flush()
+
+    def _read(self) -> None:
+        with suppress(ValueError, OSError):
+            for line in self._out:
+                with suppress(ValueError):  # half a line of a process that was killed
+                    self._inbox.put((self, json.loads(line)))
+        code = self._spawner.code_of(self.pid)
+        self._ended.set()
+        self._inbox.put((self, {"say": "gone", "code": code}))
+
+    def kill(self, reason: str) -> None:
+        """End the process at once."""
+        self.end_reason = self.end_reason or reason
+        if not self._ended.is_set():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self, seconds: float) -> None:
+        """Ask it to end, and end it after ``seconds``."""
+        self.send("stop")
+        with suppress(OSError):
+            self._in.close()
+        if not self._ended.wait(seconds):
+            self.kill("was asked to end")
+            self._ended.wait(CODE_SECONDS)
+        self._reader.join(CODE_SECONDS)
+        self._out.close()

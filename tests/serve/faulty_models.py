@@ -1,0 +1,82 @@
+"""Models of a user that go wrong in every way, for the tests of the queue."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import weft
+
+
+class Plain(nn.Module):
+    """A model that works."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.conv = weft.nn.GCNConv(in_features, out_features)
+
+    def forward(self, x, adj):
+        return self.fault(self.conv(x, adj))
+
+    def fault(self, y):
+        """What goes wrong in a forward pass; nothing in a dry run, which has no data."""
+        return y if y.is_meta else self.go_wrong(y)
+
+    def go_wrong(self, y):
+        return y
+
+
+class Raises(Plain):
+    def go_wrong(self, y):
+        print("about to raise")
+        raise ValueError("on purpose")
+
+
+class TurnsNaN(Plain):
+    def go_wrong(self, y):
+        return y * float("nan")
+
+
+class NoMemory(Plain):
+    def go_wrong(self, y):
+        raise torch.OutOfMemoryError("no memory, on purpose")
+
+
+class NoMemoryOnce(Plain):
+    """Runs out of memory until a file is there that the first failure makes."""
+
+    def go_wrong(self, y):
+        path = Path(os.environ["WEFT_TEST_FOLDER"]) / "failed-once"
+        if not path.exists():
+            path.touch()
+            raise torch.OutOfMemoryError("no memory, on purpose")
+        return y
+
+
+class Leaks(Plain):
+    kept: list[torch.Tensor] = []  # noqa: RUF012
+
+    def go_wrong(self, y):
+        Leaks.kept.append(torch.ones(64 << 20, dtype=torch.uint8))
+        time.sleep(0.1)
+        return y
+
+
+class Hangs(Plain):
+    def go_wrong(self, y):
+        while True:
+            time.sleep(0.1)
+
+
+class Exits(Plain):
+    def go_wrong(self, y):
+        os._exit(7)
+
+
+def exits_when_built(in_features: int, out_features: int) -> nn.Module:
+    """Ends the process that builds it, the planner's included."""
+    os._exit(8)

@@ -1,0 +1,139 @@
+"""Tokens, addresses, limits of JSON, the registry, splitting checkpoints, MPS where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from weft.core.errors import InputError, SpecError
+from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
+from weft.serve.checkpoint_split import drop_damaged, split_off
+from weft.serve.client import Client
+from weft.serve.json_limits import BadRequestError, read_json
+from weft.serve.mps import MPS
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import QueueDB, Submission
+from weft.serve.queue_groups import Group
+from weft.serve.queue_retention import problems
+from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
+from weft.serve.submissions import Registry
+from weft.serve.tokens import Tokens, make_token_file
+
+
+def test_a_token_file(tmp_path):
+    path = tmp_path / "tokens"
+    make_token_file(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    token = path.read_text().strip()
+    make_token_file(path)
+    assert path.read_text().strip() == token
+    tokens = Tokens.read(path)
+    assert tokens.user_of(token) == ""
+    assert tokens.user_of(token + "x") is None
+
+
+@pytest.mark.parametrize("text", ["", "short\n", "a b c\n", "# only a comment\n"])
+def test_bad_token_files(tmp_path, text):
+    (tmp_path / "tokens").write_text(text)
+    with pytest.raises(SpecError, match="token"):
+        Tokens.read(tmp_path / "tokens")
+
+
+def test_no_auth_needs_loopback(tmp_path):
+    assert find_tokens(tmp_path / "q", None, True, "127.0.0.1")[0].open
+    with pytest.raises(SpecError, match="others could reach it"):
+        find_tokens(tmp_path / "q", None, True, "0.0.0.0")
+    tokens, path = find_tokens(tmp_path / "q", None, False, "0.0.0.0")
+    assert not tokens.open
+    assert path.exists()
+
+
+def test_addresses():
+    assert parse_address("[::1]:80") == ("::1", 80)
+    assert [is_loopback(host) for host in ("::1", "127.0.0.9", "localhost", "10.0.0.1", "weft")] == [1, 1, 1, 0, 0]
+    with pytest.raises(SpecError, match="HOST:PORT"):
+        parse_address("8787")
+
+
+def test_one_server_per_queue(tmp_path):
+    with ServerLock(tmp_path / "q.db"), pytest.raises(SpecError, match="another server"), ServerLock(tmp_path / "q.db"):
+        pass
+
+
+@pytest.mark.parametrize("body", [b"[" * 33, b'{"a": "\\ud800"}', b"NaN", b"1" * 5000, b'{"a": 1e999}', b"{", b"\x80"])
+def test_json_that_is_refused(body):
+    with pytest.raises(BadRequestError):
+        read_json(body)
+
+
+def test_brackets_in_text_do_not_nest():
+    assert read_json(b'["' + b"[" * 100 + b'\\"{"]') == ["[" * 100 + '"{']
+
+
+def test_the_registry():
+    registry = Registry(("mine.models:Net", "other:*"))
+    for name in ("gcn", "mine.models:Net", "other:Any"):
+        registry.check_model(name)
+    for name in ("mine.models:Other", "os:system", "mine.models", "", None, "other.sub:X"):
+        with pytest.raises(BadRequestError, match="not in the registry"):
+            registry.check_model(name)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"policy": "none"}, {"devices": ("tpu",)}, {"quota": 0}])
+def test_bad_options(tmp_path, options):
+    with pytest.raises(InputError):
+        ServeOptions(tmp_path / "q.db", **options)
+
+
+def test_a_member_is_taken_out_of_a_group(tmp_path):
+    tensors = {"present": torch.tensor([True, True]), "epoch": torch.tensor(7), "step": torch.tensor(0)}
+    tensors |= {"0.w": torch.zeros(2), "1.w": torch.ones(2)}
+    members = [{"status": "running", "epoch": 7}, {"status": "running", "epoch": 7}]
+    write_checkpoint(tmp_path / "g/groups/1", tensors, {"tasks": [{"name": "a"}, {"name": "b"}], "members": members})
+    assert split_off(tmp_path / "g", "b", tmp_path / "b")
+    found = read_checkpoint(tmp_path / "b")
+    assert found.tensors["0.w"].tolist() == [1.0, 1.0]
+    assert (found.tensors["present"].tolist(), int(found.tensors["epoch"])) == ([True], 7)
+    assert found.about["tasks"] == [{"name": "b"}]
+    assert not split_off(tmp_path / "g", "b", tmp_path / "b")
+    assert not split_off(tmp_path / "g", "nobody", tmp_path / "c")
+
+
+def test_damaged_checkpoints_are_dropped(tmp_path):
+    path = write_checkpoint(tmp_path, {"a": torch.zeros(1)}, {})
+    assert drop_damaged(tmp_path) == []
+    path.write_bytes(b"torn")
+    assert drop_damaged(tmp_path) == [path]
+    assert not path.exists()
+
+
+def test_mps_is_left_alone_without_gpus(tmp_path):
+    service = MPS(["cpu"], 4, tmp_path)
+    assert not service.start()
+    assert service.environment == {}
+    service.stop()
+
+
+def test_groups_in_the_queue(tmp_path):
+    with QueueDB(tmp_path / "q.db") as queue:
+        for name in "ab":
+            queue.submit(Submission({"task": {}}, id=name, max_attempts=1))
+        queue.plan_many([(name, {"bytes": 1}) for name in "ab"])
+        group = Group("g", "cpu", "w", ("a", "b"), "group-g", 2, 1.0, "why", 5.0)
+        queue.claim_all(["a", "b"], "w", 10.0, group)
+        assert queue.groups("running") == [group]
+        assert queue.release("a", "restart").max_attempts == 2
+        queue.replan("a", {"bytes": 3})
+        assert queue.get("a").plan == {"bytes": 3}
+        queue.record([("b", "progress", {"epoch": 1})])
+        queue.end_group("g", "preempted", "restart")
+        assert [one.note for one in queue.groups("preempted")] == ["restart"]
+        texts, last = queue.rows_as_json(user="")
+        assert (len(texts), last) == (2, 2)
+        assert problems(queue) == []
+
+
+@pytest.mark.parametrize("server", ["ftp://x", "nonsense", "http://"])
+def test_bad_addresses_of_a_server(server):
+    with pytest.raises(InputError, match="expected an address"):
+        Client(server)

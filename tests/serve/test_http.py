@@ -1,0 +1,339 @@
+"""A queue server over HTTP on loopback: submit, watch, fetch, access, limits, and an orderly end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+import weft
+from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
+from tests.serve.test_supervisor import same
+from weft.cli.main import app as cli
+from weft.core.errors import InputError
+from weft.serve.queue_db import QueueDB
+from weft.serve.queue_retention import problems
+
+OPERATOR, ANNA, BEN = "o" * 24, "a" * 24, "b" * 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "tokens").write_text(f"# tokens\n{OPERATOR}\nanna {ANNA}\nben {BEN}\n")
+    (folder / "graphs").mkdir()
+    weft.load("demo").save(folder / "graphs" / "ours")
+    (folder / "secret.npz").write_bytes(b"secret")
+    (folder / "graphs" / "out.npz").symlink_to(folder / "secret.npz")
+    options = ["--token", str(folder / "tokens"), "--graphs", str(folder / "graphs"), "--quota", "50"]
+    options += ["--allow-model", f"{FAULTY}:Plain", "--checkpoint-seconds", "0.2"]
+    process = ServeProcess(folder, *options).start()
+    yield process
+    assert process.stop() == 0
+    log = (folder / "serve.log").read_text()
+    assert "Traceback" not in log, log
+    with QueueDB(process.db) as queue:
+        assert problems(queue) == []
+
+
+@pytest.fixture
+def anna(server):
+    return weft.Client(server.url, ANNA)
+
+
+def http(server, token=ANNA):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return httpx.Client(base_url=server.url, headers=headers, timeout=30, trust_env=False)
+
+
+def test_six_tasks_finish_with_the_numbers_of_a_run(server, anna):
+    tasks = [weft.Task(**TASK, seed=seed, name=f"t{seed}") for seed in range(6)]
+    submitted = anna.submit(tasks, key="six")
+    assert [task["name"] for task in submitted] == [task.name for task in tasks]
+    assert anna.submit(tasks, key="six") == anna.submit(tasks, key="six")
+    assert [task["id"] for task in anna.submit(tasks, key="six")] == [task["id"] for task in submitted]
+    ended = anna.wait(submitted, 60)
+    assert {task["state"] for task in ended} == {"done"}
+    group = next(one for one in anna.state()["groups"] if submitted[0]["id"] in one["members"])
+    assert len(group["members"]) == 6
+    by_id = {one["id"]: task for one, task in zip(submitted, tasks, strict=True)}
+    expected = history_of([by_id[name].with_values(name=name) for name in group["members"]])
+    assert all(same(anna.result(name)["history"], expected[name]) for name in by_id)
+
+
+def test_results_and_weights_can_be_fetched(anna, tmp_path):
+    from safetensors.torch import load_file
+
+    [task] = anna.submit(weft.Task(**TASK, seed=20))
+    anna.wait([task], 60)
+    place = anna.fetch(task["id"], tmp_path)
+    assert sorted(path.name for path in place.iterdir()) == ["model.safetensors", "result.json"]
+    found = json.loads((place / "result.json").read_text())
+    assert found["status"] == "finished"
+    assert found["metrics"]["val_accuracy"] == anna.show(task["id"])["score"]
+    assert load_file(place / "model.safetensors")
+
+
+def test_events_go_on_where_they_were_cut_off(server, anna):
+    [task] = anna.submit(weft.Task(**TASK, seed=21))
+    anna.wait([task], 60)
+    first = []
+    for event in anna.events(task=task["id"]):
+        first.append(event)
+        if event["kind"] == "done":
+            break
+    assert [event["kind"] for event in first][:3] == ["queued", "planned", "running"]
+    middle = first[len(first) // 2]["seq"]
+    with http(server) as client:
+        headers = {"Last-Event-ID": str(middle)}
+        with client.stream("GET", "/api/events", params={"task": task["id"]}, headers=headers) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    assert int(line[4:]) == first[len(first) // 2 + 1]["seq"]
+                    break
+
+
+def test_a_graph_of_the_operators_folder_and_a_model_that_is_allowed(anna):
+    own = weft.Task(graph="ours", model=f"{FAULTY}:Plain", epochs=3)
+    [task] = anna.wait(anna.submit(own), 60)
+    assert task["state"] == "done", task["error"]
+    assert "secret" not in str(task)
+
+
+def test_commands(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_SERVER", server.url)
+    monkeypatch.setenv("WEFT_TOKEN", ANNA)
+    spec = tmp_path / "spec.toml"
+    spec.write_text('graph = "demo"\n[model]\nname = "gcn"\nhidden = 8\n[train]\nepochs = 5\nlr = [0.01, 0.02]\n')
+    shell = CliRunner()
+
+    def call(*words, code=0):
+        answer = shell.invoke(cli, words)
+        assert answer.exit_code == code, (words, answer.output, answer.exception)
+        return answer.output
+
+    submitted = json.loads(call("submit", str(spec), "--wait", "--json"))
+    assert [task["state"] for task in submitted] == ["done", "done"]
+    name = submitted[0]["id"]
+    assert name in call("queue", "list", "--user", "anna")
+    assert json.loads(call("queue", "show", name))["estimate"]["bytes"] > 0
+    assert "done" in call("logs", name)
+    assert str(tmp_path / "got" / name) in call("fetch", name, "--out", str(tmp_path / "got")).replace("\n", "")
+    call("watch", name)
+    waiting = json.loads(call("submit", str(spec), "--set", "train.epochs=100000", "--set", "train.lr=0.1", "--json"))
+    late = waiting[0]["id"]
+    assert "paused" in call("pause", late)
+    assert "queued" in call("resume", late)
+    assert "cancelled" in call("cancel", late)
+    call("watch", late, code=3)
+
+
+def test_metrics_and_openapi(server):
+    with http(server) as client:
+        text = client.get("/metrics").text
+        assert 'weft_tasks{state="done"}' in text
+        paths = client.get("/openapi.json").json()["paths"]
+        assert "/api/tasks/{task}/weights" in paths
+        assert client.get("/health").json() == {"status": "working"}
+
+
+# ---- access ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "x" * 24, ANNA[:-1], "ü"])
+@pytest.mark.parametrize("path", ["/api/tasks", "/api/state", "/api/events", "/metrics", "/openapi.json", "/health"])
+def test_nothing_without_a_token(server, token, path):
+    with http(server, None) as client:
+        headers = {"Authorization": f"Bearer {token}".encode()} if token else {}
+        answer = client.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert "token" in answer.json()["error"]
+
+
+def test_nothing_is_queued_without_a_token(server):
+    with http(server, None) as client:
+        assert client.post("/api/tasks", json={"task": TASK}).status_code == 401
+
+
+def test_only_the_owner_and_the_operator_may_cancel(server, anna):
+    [task] = anna.submit(weft.Task(**{**TASK, "epochs": 100_000}, seed=30))
+    with pytest.raises(InputError, match="belongs to 'anna'"):
+        weft.Client(server.url, BEN).cancel(task["id"])
+    assert weft.Client(server.url, OPERATOR).cancel(task["id"])["state"] == "cancelled"
+
+
+def test_a_user_can_fill_no_more_than_the_quota(server):
+    ben = weft.Client(server.url, BEN)
+    tasks = [weft.Task(**TASK, seed=seed) for seed in range(51)]
+    with pytest.raises(InputError, match="51 more are too many"):
+        ben.submit(tasks)
+    assert ben.tasks(user="ben") == []
+
+
+HOSTILE = [
+    {"task": {**TASK, "graph": "../secret.npz"}},
+    {"task": {**TASK, "graph": "/etc/passwd"}},
+    {"task": {**TASK, "graph": "ours/../../secret.npz"}},
+    {"task": {**TASK, "graph": "out.npz"}},
+    {"task": {**TASK, "graph": "~/x"}},
+    {"task": {**TASK, "graph": "ours\x00"}},
+    {"task": {**TASK, "graph": "a" * 100_000}},
+    {"task": {**TASK, "graph": "planetoid:cora"}},
+    {"task": {**TASK, "graph": {"a": 1}}},
+    {"task": {**TASK, "graph": ["demo", "demo"]}},
+    {"task": {**TASK, "model": "os:system"}},
+    {"task": {**TASK, "model": f"{FAULTY}:exits_when_built"}},
+    {"task": {**TASK, "model": "/tmp/x.py:f"}},
+    {"task": {**TASK, "model": 5}},
+    {"task": {**TASK, "model_args": 7}},
+    {"task": {**TASK, "epochs": 10**400}},
+    {"task": {**TASK, "epochs": -1}},
+    {"task": {**TASK, "lr": "'; DROP TABLE tasks; --"}},
+    {"task": {**TASK, "betas": "xy"}},
+    {"task": {**TASK, "name": "\ud800"}},
+    {"task": {**TASK, "name": "n" * 1000}},
+    {"task": {**TASK, "given": 5, "model": f"{FAULTY}:Plain"}},
+    {"task": {**TASK, "unknown": 1}},
+    {"task": {**TASK}, "priority": 10**30},
+    {"task": {**TASK}, "priority": "high"},
+    {"task": {**TASK}, "after": ["nobody"]},
+    {"task": {**TASK}, "after": "nobody"},
+    {"task": {**TASK}, "budget": "lots"},
+    {"task": {**TASK}, "budget": -1},
+    {"task": {**TASK}, "budget": [1]},
+    {"task": {**TASK}, "deadline": "tomorrow"},
+    {"task": {**TASK}, "key": ""},
+    {"task": {**TASK}, "tasks": []},
+    {"tasks": []},
+    {"tasks": {}},
+    {"tasks": [1]},
+    {},
+    [],
+    "text",
+    None,
+    5,
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=[str(place) for place in range(len(HOSTILE))])
+def test_bad_tasks_are_refused(server, body):
+    with http(server) as client:
+        before = client.get("/api/tasks").json()["tasks"]
+        answer = client.post("/api/tasks", content=json.dumps(body), headers={"Content-Type": "application/json"})
+        assert 400 <= answer.status_code < 500, answer.text
+        assert "root:" not in answer.text
+        assert answer.json()["error"]
+        assert len(client.get("/api/tasks").json()["tasks"]) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"[" * 100_000, 400),
+        (b'{"task": ' * 40 + b"1" + b"}" * 40, 400),
+        (b'{"task": {"lr": NaN}}', 400),
+        (b'{"task": {"lr": ' + b"9" * 10_000 + b"}}", 400),
+        (b"\xff\xfe", 400),
+        (b"", 400),
+        (b'{"task": "' + b"x" * (5 << 20) + b'"}', 413),
+    ],
+)
+def test_bad_bodies_are_refused(server, content, status):
+    with http(server) as client:
+        headers = {"Content-Type": "application/json"}
+        assert client.post("/api/tasks", content=content, headers=headers).status_code == status
+
+
+def test_a_form_is_refused(server):
+    with http(server) as client:
+        assert client.post("/api/tasks", data={"task": "x"}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/tasks/..%2F..%2Fetc%2Fpasswd", 404),
+        ("/api/tasks/..%2Fqueue.db/weights", 404),
+        ("/api/tasks/' OR 1=1 --", 404),
+        ("/api/tasks/%00/result", 404),
+        ("/api/tasks/%ff", 404),
+        ("/api/tasks?state=' OR 1=1 --", 400),
+        ("/api/tasks?limit=x", 422),
+        ("/api/tasks?limit=999999999999999999999999", 400),
+        ("/api/tasks?beyond=-5", 400),
+        ("/api/tasks?user=' OR 1=1 --", 200),
+        ("/api/events?since=-1", 400),
+        ("/api/events?since=99999999999999999999999", 400),
+        ("/nowhere", 404),
+        ("/docs", 404),
+    ],
+)
+def test_bad_paths_are_refused(server, path, status):
+    with http(server) as client:
+        answer = client.get(path)
+        assert answer.status_code == status, answer.text
+        assert status != 200 or answer.json()["tasks"] == []
+
+
+def test_a_bad_last_event_id_is_refused(server):
+    with http(server) as client:
+        assert client.get("/api/events", headers={"Last-Event-ID": "x' --"}).status_code == 400
+
+
+def test_many_submissions_at_once(server):
+    """Several threads with the same keys: every task is queued once."""
+    found: list[str] = []
+
+    def submit(number: int) -> None:
+        client = weft.Client(server.url, ANNA)
+        for seed in range(5):
+            task = weft.Task(**{**TASK, "epochs": 2}, seed=100 + seed)
+            found.append(client.submit(task, key=f"once-{seed}")[0]["id"])
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    assert len(set(found)) == 5
+    weft.Client(server.url, ANNA).wait(sorted(set(found)), 60)
+
+
+def test_no_auth_is_for_loopback_alone(tmp_path):
+    answer = CliRunner().invoke(cli, ["serve", "--no-auth", "--bind", "0.0.0.0:0", "--db", str(tmp_path / "q.db")])
+    assert answer.exit_code != 0
+    assert "others could reach it" in str(answer.exception)
+
+
+def test_sigterm_drains_and_the_next_server_goes_on(tmp_path):
+    """A group that runs saves its state; the next server resumes it, with the numbers of an uninterrupted run."""
+    server = ServeProcess(tmp_path, "--no-auth").start()
+    client = weft.Client(server.url)
+    tasks = [weft.Task(**{**TASK, "epochs": 200}, seed=seed) for seed in range(2)]
+    submitted = client.submit(tasks, user="anna")
+    while not any(event["kind"] == "start" for event in _events(server)):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert server.stop() == 0
+    with QueueDB(server.db) as queue:
+        assert {task.state for task in queue.tasks()} == {"queued"}
+        [group] = queue.groups("preempted")
+    with httpx.Client(trust_env=False) as other:
+        server.start()
+        assert other.get(f"{server.url}/api/tasks", headers={"Host": "evil.example"}).status_code == 400
+    assert {task["state"] for task in client.wait(submitted, 60)} == {"done"}
+    settings = {one["id"]: task for one, task in zip(submitted, tasks, strict=True)}
+    expected = history_of([settings[name].with_values(name=name) for name in group.members])
+    assert all(same(client.result(name)["history"], expected[name]) for name in settings)
+    assert client.tasks(user="anna")[0]["attempts"] == 2
+    server.stop()
+
+
+def _events(server):
+    with QueueDB(server.db) as queue:
+        return [event.to_dict() for event in queue.events()]

@@ -1,0 +1,116 @@
+"""Random requests by the OpenAPI description, in this process: never a 5xx, and nothing is executed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from weft.serve.app import make_app
+from weft.serve.options import ServeOptions
+from weft.serve.queue_db import QueueDB
+from weft.serve.queue_retention import problems
+from weft.serve.supervisor import Supervisor
+from weft.serve.tokens import Tokens
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it would rather have another package than httpx
+    from starlette.testclient import TestClient
+
+TOKEN = "t" * 24
+TEXT = st.text(max_size=30)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+SETTINGS = ("graph", "model", "hidden", "epochs", "lr", "betas", "name", "model_args", "seed", "given", "norm")
+TASKS = st.fixed_dictionaries(
+    {"graph": st.just("demo") | PLAIN},
+    optional={name: PLAIN for name in SETTINGS if name != "graph"} | {"model": st.sampled_from(["gcn", "os:system"])},
+)
+BODIES = PLAIN | st.fixed_dictionaries(
+    {"task": TASKS},
+    optional=dict.fromkeys(("key", "priority", "after", "budget", "deadline", "max_attempts", "user"), PLAIN),
+)
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
+
+
+class Asleep(Supervisor):
+    """A supervisor that starts no process."""
+
+    @property
+    def running(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    options = ServeOptions(tmp_path_factory.mktemp("openapi") / "q.db", quota=1_000_000)
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    app = make_app(options, Asleep(options), Tokens.read(tokens))
+    with TestClient(app, headers={"Authorization": f"Bearer {TOKEN}"}, raise_server_exceptions=False) as opened:
+        yield opened
+    with QueueDB(options.db) as queue:
+        assert problems(queue) == []
+        assert {task.spec["task"].get("model", "gcn") for task in queue.tasks()} <= {"gcn"}
+
+
+@FEW
+@given(body=BODIES)
+def test_any_body(client, body):
+    answer = client.post("/api/tasks", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 201 or 400 <= answer.status_code < 500, answer.text
+
+
+@FEW
+@given(body=st.binary(max_size=200))
+def test_any_bytes(client, body):
+    answer = client.post("/api/tasks", content=body, headers={"Content-Type": "application/json"})
+    assert 400 <= answer.status_code < 500, answer.text
+
+
+@FEW
+@given(name=TEXT, what=st.sampled_from(["", "/logs", "/curve", "/result", "/weights"]))
+def test_any_task_name(client, name, what):
+    answer = client.get(f"/api/tasks/{quote(name, safe='')}{what}")
+    assert answer.status_code < 500, answer.text
+
+
+@FEW
+@given(name=TEXT, what=st.sampled_from(["cancel", "pause", "resume"]))
+def test_any_change(client, name, what):
+    assert 400 <= client.post(f"/api/tasks/{quote(name, safe='')}/{what}").status_code < 500
+
+
+@FEW
+@given(state=TEXT, user=TEXT, limit=st.integers() | TEXT, beyond=st.integers() | TEXT)
+def test_any_query(client, state, user, limit, beyond):
+    asked = {"state": state, "user": user, "limit": limit, "beyond": beyond}
+    assert client.get("/api/tasks", params=asked).status_code < 500
+
+
+def test_schemathesis(client):
+    """The same by a tool made for it, where it is installed."""
+    schemathesis = pytest.importorskip("schemathesis")
+    schema = schemathesis.openapi.from_asgi("/openapi.json", client.app, headers={"Authorization": f"Bearer {TOKEN}"})
+    seen = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.path == "/api/events":
+            continue  # a stream that does not end
+
+        @settings(FEW, max_examples=15)
+        @given(case=operation.as_strategy())
+        def every_case(case):
+            answer = case.call(headers={"Authorization": f"Bearer {TOKEN}"})
+            assert answer.status_code < 500, answer.text
+
+        every_case()
+        seen += 1
+    assert seen >= 10

@@ -1,0 +1,268 @@
+"""The supervisor with worker processes: what runs, what fails, and what survives it."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+from dataclasses import replace
+
+import pytest
+
+import weft
+from tests.serve.serving import FAULTY, TASK, Queue, history_of
+from weft.core.errors import WeftError
+from weft.serve.queue_retention import problems
+from weft.serve.task_states import ENDED
+
+LONG = {"epochs": 120}
+KILLS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory):
+    opened = Queue(tmp_path_factory.mktemp("queue"))
+    yield opened
+    opened.close()
+    assert opened.supervisor.error == ""
+
+
+def own(name: str, **more):
+    return {"model": f"{FAULTY}:{name}", "graph": "demo", "epochs": 5, **more}
+
+
+def submit_own(queue, *tasks, **more):
+    from weft.serve.queue_db import Submission
+
+    found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
+    queue.supervisor.wake()
+    return [task.id for task in found]
+
+
+def same(one: dict, two: dict) -> bool:
+    """Equal bit for bit; an epoch that was not measured is null in a file."""
+    plain = {k: [None if v is None or math.isnan(v) else v for v in values] for k, values in two.items()}
+    return {key: list(values) for key, values in one.items()} == plain
+
+
+def test_tasks_of_one_kind_are_joined_and_have_the_numbers_of_a_sweep(queue):
+    names = queue.submit(*({"seed": seed} for seed in range(6)))
+    done = queue.wait(names)
+    assert [task.state for task in done] == ["done"] * 6
+    queue.until(lambda: not queue.db.groups("running"))
+    group = next(one for one in queue.db.groups("ended") if names[0] in one.members)
+    assert sorted(group.members) == sorted(names)
+    settings = {task.id: task.spec["task"] for task in done}
+    expected = history_of([weft.Task(**settings[name], name=name) for name in group.members])
+    assert all(same(queue.history(name), expected[name]) for name in names)
+
+
+def test_a_task_alone_has_the_numbers_of_a_run(queue):
+    [name] = queue.submit({"model": "sage", "layers": 3})
+    queue.wait([name])
+    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "model": "sage", "layers": 3}))["sage"])
+
+
+def test_twins_are_trained_in_different_groups(queue):
+    names = queue.submit({"seed": 3, "hidden": 4}, {"seed": 3, "hidden": 4})
+    assert [task.state for task in queue.wait(names)] == ["done"] * 2
+    assert queue.history(names[0]) == queue.history(names[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("Raises", "on purpose"), ("TurnsNaN", "loss"), ("NoMemory", "memory"), ("Missing", "Missing")]
+)
+def test_a_model_that_goes_wrong_fails_with_the_reason_and_harms_nobody(queue, model, told):
+    bad = submit_own(queue, own(model))
+    good = queue.submit({"seed": 1})
+    [failed], [done] = queue.wait(bad), queue.wait(good)
+    assert (failed.state, done.state) == ("failed", "done")
+    assert told in failed.error
+
+
+def test_what_a_model_prints_is_in_its_log(queue):
+    names = submit_own(queue, own("Raises", seed=1))
+    queue.wait(names)
+    assert "about to raise" in (queue.options.runs / names[0] / "log.txt").read_text()
+
+
+def test_memory_that_was_not_enough_is_learned_from_once(queue):
+    names = submit_own(queue, own("NoMemoryOnce"))
+    [task] = queue.wait(names)
+    assert (task.state, task.attempts) == ("done", 2)
+    estimates = [e.data for e in queue.db.events(task=task.id, limit=1000) if e.kind == "queued"]
+    assert "the estimate is now" in estimates[1]["error"]
+    assert task.plan["memory_errors"] == 1
+    again = submit_own(queue, own("NoMemory", seed=1))
+    [task] = queue.wait(again)
+    assert (task.state, task.attempts) == ("failed", 2)
+
+
+def test_a_task_over_its_own_budget_is_refused(queue):
+    from weft.serve.queue_db import Submission
+
+    task = queue.db.submit(Submission({"task": TASK, "budget": 1000}))
+    queue.supervisor.wake()
+    [task] = queue.wait([task.id])
+    assert (task.state, task.attempts) == ("failed", 0)
+    assert "more than its budget of 0.98 KiB" in task.error
+
+
+def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):
+    bad = submit_own(queue, own("Leaks", epochs=1000))
+    good = queue.submit({"seed": 2, "hidden": 4})
+    [failed], [done] = queue.wait(bad), queue.wait(good)
+    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
+    assert "out of memory: held" in failed.error
+
+
+def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempts(queue):
+    lost = queue.supervisor.counters.workers_lost
+    [task] = queue.wait(submit_own(queue, own("Exits"), max_attempts=2))
+    assert (task.state, task.attempts) == ("failed", 2)
+    assert "exit code 7 (attempt 2 of 2)" in task.error.replace("its worker ended (exit code 7)", "exit code 7")
+    assert queue.supervisor.counters.workers_lost == lost + 2
+
+
+def test_a_model_that_ends_the_planner_is_refused(queue):
+    bad = submit_own(queue, own("exits_when_built"))
+    good = queue.submit({"seed": 5, "layers": 4})
+    [failed], [done] = queue.wait(bad), queue.wait(good)
+    assert (failed.state, done.state) == ("failed", "done")
+    assert "ended the planner 2 times" in failed.error
+
+
+def test_a_model_that_hangs_is_ended(queue, monkeypatch):
+    names = submit_own(queue, own("Hangs"), max_attempts=1)
+    queue.until(lambda: queue.db.get(names[0]).state == "running")
+    monkeypatch.setattr(queue.supervisor, "options", replace(queue.options, hang_seconds=2.0))
+    [task] = queue.wait(names)
+    assert task.state == "failed"
+    assert "made no progress for 2 s" in task.error
+
+
+def test_cancelling_a_member_leaves_the_others(queue):
+    names = queue.submit(*({"seed": seed, **LONG} for seed in range(3)))
+    queue.until(lambda: queue.epoch(names[0]) > 0)
+    queue.db.cancel(names[1])
+    queue.supervisor.wake()
+    assert [task.state for task in queue.wait(names)] == ["done", "cancelled", "done"]
+
+
+def test_a_task_that_is_paused_goes_on_with_the_same_numbers(queue):
+    [name] = queue.submit({"hidden": 12, **LONG})
+    queue.until(lambda: queue.epoch(name) > 0)
+    queue.db.pause(name)
+    queue.supervisor.wake()
+    queue.until(lambda: not queue.supervisor._active)
+    assert queue.db.get(name).state == "paused"
+    assert not queue.supervisor._resumable
+    queue.db.resume(name)
+    queue.supervisor.wake()
+    [task] = queue.wait([name])
+    assert task.state == "done"
+    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 12, **LONG}))["gcn"])
+
+
+def test_a_member_that_is_paused_goes_on_alone_and_the_others_as_a_group(queue):
+    names = queue.submit(*({"seed": seed, "hidden": 20, **LONG} for seed in range(3)))
+    queue.until(lambda: queue.epoch(names[0]) > 0)
+    queue.db.pause(names[1])
+    queue.supervisor.wake()
+    first = queue.wait([names[0], names[2]])
+    assert [task.state for task in first] == ["done", "done"]
+    assert queue.db.get(names[1]).state == "paused"
+    group = next(one for one in queue.db.groups() if names[0] in one.members)
+    settings = {task.id: task.spec["task"] for task in map(queue.db.get, names)}
+    expected = history_of([weft.Task(**settings[name], name=name) for name in group.members])
+    assert same(queue.history(names[0]), expected[names[0]])
+    queue.db.resume(names[1])
+    queue.supervisor.wake()
+    [task] = queue.wait([names[1]])
+    assert task.state == "done"
+    assert any("resumed after epoch" in str(e.data.get("message")) for e in queue.db.events(task=task.id, limit=5000))
+    alone, fused = queue.history(names[1])["val_loss"], expected[names[1]]["val_loss"]
+    assert alone == pytest.approx(fused, rel=1e-3)
+
+
+def test_a_task_starts_after_what_it_depends_on(queue):
+    [first] = queue.submit({"seed": 7})
+    [second] = queue.submit({"seed": 8}, after=(first,))
+    one, two = queue.wait([first, second])
+    assert (one.state, two.state) == ("done", "done")
+    started = {name: min(g.started for g in queue.db.groups() if name in g.members) for name in (first, second)}
+    assert started[second] > started[first]
+
+
+def test_killed_workers_cost_nothing_but_time(queue):
+    """A task alone goes on from its checkpoint, bit for bit; the queue keeps every promise."""
+    draw = random.Random(0)
+    [name] = queue.submit({"hidden": 24, "epochs": 250}, max_attempts=KILLS + 2)
+    queue.until(lambda: queue.epoch(name) > 0)
+    for _ in range(KILLS):
+        target = queue.epoch(name) + draw.randrange(1, 50)
+        queue.until(lambda target=target: queue.epoch(name) >= target or queue.db.get(name).state in ENDED)
+        if queue.db.get(name).state in ENDED:
+            break
+        attempts = queue.db.get(name).attempts
+        os.kill(queue.worker_pid(), signal.SIGKILL)
+        queue.until(lambda attempts=attempts: queue.db.get(name).attempts > attempts)
+    [task] = queue.wait([name])
+    assert task.state == "done"
+    assert task.attempts > 1
+    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 24, "epochs": 250}))["gcn"])
+    assert problems(queue.db) == []
+
+
+def test_a_group_whose_worker_is_killed_goes_on_one_by_one(queue):
+    names = queue.submit(*({"seed": seed, "hidden": 28, **LONG} for seed in range(3)))
+    queue.until(lambda: queue.epoch(names[0]) > 0)
+    os.kill(queue.worker_pid(), signal.SIGKILL)
+    done = queue.wait(names)
+    assert [task.state for task in done] == ["done"] * 3
+    group = next(one for one in queue.db.groups() if set(names) <= set(one.members))
+    assert group.state == "dissolved"
+    settings = {task.id: task.spec["task"] for task in done}
+    expected = history_of([weft.Task(**settings[name], name=name) for name in group.members])
+    for name in names:
+        assert queue.history(name)["val_loss"] == pytest.approx(expected[name]["val_loss"], rel=1e-3)
+        notes = [str(e.data.get("message")) for e in queue.db.events(task=name, limit=5000) if e.kind == "note"]
+        assert any("resumed after epoch" in note for note in notes)
+
+
+def test_a_torn_checkpoint_is_dropped(queue):
+    [name] = queue.submit({"hidden": 36, **LONG})
+    queue.until(lambda: queue.epoch(name) > 0)
+    queue.db.pause(name)
+    queue.supervisor.wake()
+    queue.until(lambda: not queue.supervisor._active)
+    path = queue.options.runs / name / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    queue.db.resume(name)
+    queue.supervisor.wake()
+    [task] = queue.wait([name])
+    assert task.state == "done"
+    assert same(queue.history(name), history_of(weft.Task(**{**TASK, "hidden": 36, **LONG}))["gcn"])
+
+
+def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
+    """As on a full disk: the lease runs out, the task is found again, and its finished run is read back."""
+    finish, refused = queue.supervisor._db.finish, []
+
+    def full(*arguments):
+        if not refused:
+            refused.append(arguments)
+            raise WeftError("the queue could not be written (database or disk is full); nothing was changed")
+        return finish(*arguments)
+
+    monkeypatch.setattr(queue.supervisor._db, "finish", full)
+    monkeypatch.setattr(queue.supervisor, "options", replace(queue.options, lease_seconds=1.5))
+    [name] = queue.submit({"seed": 9, "hidden": 6})
+    [task] = queue.wait([name])
+    assert (task.state, task.attempts, len(refused)) == ("done", 2, 1)
+    assert queue.supervisor.running
+
+
+def test_the_queue_kept_every_promise(queue):
+    assert problems(queue.db) == []
