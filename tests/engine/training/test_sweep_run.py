@@ -340,7 +340,7 @@ class TestTrouble:
         assert not any(
             "tasks stacked" in reason for plan in result.plan if len(plan.members) == 1 for reason in plan.why
         )
-        assert any("5 tasks ('seed=0', ...): the memory" in event.data.get("message", "") for event in events)
+        assert any("5 tasks ('seed=0', ...): the device ran out of memory" in event.data.get("message", "") for event in events)
         assert {path.name for path in (tmp_path / "groups").iterdir()} == {"1a", "1ba", "1bb"}
         assert len(run(make_sweep(seed=range(5)), progress=False, out=tmp_path, resume=True)) == 5
 
