@@ -122,7 +122,7 @@ def test_looking_ahead_draws_no_numbers(graph):
 # ---- predicted and measured --------------------------------------------------------------------------
 
 
-def test_every_run_writes_down_what_was_foreseen_and_what_it_took(graph, tmp_path):
+def test_every_run_writes_down_what_was_predicted_and_what_it_took(graph, tmp_path):
     weft.run(weft.Task(graph=graph, epochs=12), device="cpu", progress=False, out=tmp_path / "one")
     plan = json.loads((tmp_path / "one" / "result.json").read_text())["plan"]
     assert plan["cost"]["peak_bytes"] > 0
@@ -136,7 +136,7 @@ def test_every_run_writes_down_what_was_foreseen_and_what_it_took(graph, tmp_pat
     assert all(plan["cost"]["epoch_seconds"] > 0 and plan["measured"]["epoch_seconds"] > 0 for plan in plans)
     for place in ("one", "many"):
         page = (tmp_path / place / "report.html").read_text()
-        assert "foreseen" in page
+        assert "predicted" in page
         assert "tensors at the peak" in page
 
 

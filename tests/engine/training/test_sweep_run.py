@@ -340,7 +340,9 @@ class TestTrouble:
         assert not any(
             "tasks stacked" in reason for plan in result.plan if len(plan.members) == 1 for reason in plan.why
         )
-        assert any("5 tasks ('seed=0', ...): the memory" in event.data.get("message", "") for event in events)
+        assert any(
+            "5 tasks ('seed=0', ...): the device ran out of memory" in event.data.get("message", "") for event in events
+        )
         assert {path.name for path in (tmp_path / "groups").iterdir()} == {"1a", "1ba", "1bb"}
         assert len(run(make_sweep(seed=range(5)), progress=False, out=tmp_path, resume=True)) == 5
 
@@ -374,7 +376,7 @@ class TestTrouble:
         assert result["seed=3"].model is None
         assert "the device ran out of memory" in result["seed=3"].message
         assert result.best().name != "seed=3"
-        with pytest.raises(OutOfMemoryError, match=r"task 'lr=0.1': the memory"):
+        with pytest.raises(OutOfMemoryError, match=r"task 'lr=0.1': the device ran out of memory"):
             run(make_sweep(tasks=[{"seed": 3, "lr": 0.1}, {"seed": 3, "lr": 0.2}]), progress=False)
 
     def test_a_model_that_cannot_be_built_costs_nobody_else(self, tmp_path):
