@@ -1,0 +1,166 @@
+"""Exchange: rows of remote nodes, read from the memory of the ranks that own them.
+
+    get(x [..., n, F])              own rows are published, remote rows are read         -> [..., h, F]
+    extend(x [..., n, F])           own rows, then remote rows; differentiable           -> [..., n + h, F]
+    put_back(grad [..., h, F])      gradients of remote rows go home and are added up    -> [..., n, F]
+
+Every call has one barrier, and all ranks have to make the same calls. Gradients that several ranks have for one row are
+added in the order of the ranks: the same bits in every run.
+
+Shapes: n own nodes, h remote nodes that this rank reads (its halo), F features; leading dimensions are tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.dist.barrier import Barrier
+from weft.dist.partition_arrays import halo_of
+from weft.dist.peer_memory import SLOTS, PeerMemory
+
+
+class Staging:
+    """The slots of peer memory that exchanges take turns in.
+
+    ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. Nobody may read it any
+    more, so a wait that is missing shows up as NaN; for tests.
+    """
+
+    def __init__(self, rank: int, ranks: int, memory: PeerMemory, barrier: Barrier, poison: bool = False) -> None:
+        self.rank, self.ranks, self._memory, self._barrier = rank, ranks, memory, barrier
+        self.poison = poison
+        self._count = 0
+        self.exchanged_bytes = 0  # read from peers so far
+
+    def publish(self, rows: Tensor, most_rows: int) -> Callable[[int, int], Tensor]:
+        """Let peers read ``rows [..., n, F]``; all ranks have arrived when this returns.
+
+        ``most_rows``: the largest n of all ranks. What is returned gives the rows of a rank, given how many it has;
+        they are valid until this rank's next exchange.
+        """
+        lead, width = rows.shape[:-2], rows.shape[-1]
+        per_row = math.prod(lead) * width * rows.element_size()
+        self._memory.reserve(max(per_row * most_rows, 1))
+        which = self._count % SLOTS
+        self._count += 1
+        num_bytes = rows.numel() * rows.element_size()
+        if num_bytes:
+            self._memory.slot(self.rank, which)[:num_bytes].view(rows.dtype).view(rows.shape).copy_(rows.detach())
+        self._barrier.wait()
+        if self.poison:
+            self._memory.slot(self.rank, (which + 1) % SLOTS).fill_(0xFF)  # NaN in every float type
+
+        def rows_of(rank: int, count: int) -> Tensor:
+            part = self._memory.slot(rank, which)[: per_row * count]
+            return part.view(rows.dtype).view(*lead, count, width)
+
+        return rows_of
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The remote nodes that this rank reads, by owner, and who reads what of this rank.
+
+    ``ids [h]``: their global ids, ascending. ``rows[q]``: their rows on rank q. ``readers[q]``: rows of this rank that
+    rank q reads; ``places[q]``: where those begin in q's halo. ``sizes``: h of every rank.
+    """
+
+    ids: Tensor
+    rows: tuple[Tensor, ...]
+    readers: tuple[Tensor, ...]
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many remote nodes this rank reads."""
+        return self.ids.numel()
+
+
+def make_halo(
+    columns: Tensor, bounds: Sequence[int], rank: int, gather: Callable[[Any], list[Any]]
+) -> Halo:
+    """The halo of rows with the global ``columns``; all ranks call this together."""
+    ids = halo_of(columns, bounds[rank], bounds[rank + 1]).long()
+    every = [part.to(ids.device) for part in gather(ids.cpu())]
+    cuts = torch.tensor(bounds, device=ids.device)
+
+    def split(halo: Tensor) -> list[int]:
+        return torch.searchsorted(halo, cuts).tolist()
+
+    mine = split(ids)
+    rows = tuple(ids[mine[q] : mine[q + 1]] - bounds[q] for q in range(len(bounds) - 1))
+    theirs = [split(halo) for halo in every]
+    readers = tuple(halo[cut[rank] : cut[rank + 1]] - bounds[rank] for halo, cut in zip(every, theirs, strict=True))
+    return Halo(ids, rows, readers, tuple(cut[rank] for cut in theirs), tuple(halo.numel() for halo in every))
+
+
+class Exchange:
+    """Moves rows between the ranks of ``halo`` through ``staging``; ``bounds``: node ranges of the ranks."""
+
+    def __init__(self, staging: Staging, halo: Halo, bounds: Sequence[int]) -> None:
+        self.staging, self.halo, self.bounds = staging, halo, tuple(bounds)
+        self._counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+        self._rank = staging.rank
+        self.is_needed = any(halo.sizes)  # the same on all ranks, so either all of them exchange or none
+
+    def get(self, x: Tensor) -> Tensor:
+        """Remote rows ``[..., h, F]`` of what every rank has as ``x [..., n, F]``."""
+        if not self.is_needed:
+            return x.new_empty(*x.shape[:-2], 0, x.shape[-1])
+        rows_of = self.staging.publish(x, max(self._counts))
+        parts = [
+            rows_of(rank, self._counts[rank]).index_select(-2, rows)
+            for rank, rows in enumerate(self.halo.rows)
+            if rows.numel()
+        ]
+        self.staging.exchanged_bytes += sum(part.numel() * part.element_size() for part in parts)
+        return torch.cat(parts, -2) if parts else x.new_empty(*x.shape[:-2], 0, x.shape[-1])
+
+    def peers(self, x: Tensor) -> list[Tensor]:
+        """What every rank has as ``x [..., n, F]``, where it lies: for a kernel that reads it there."""
+        rows_of = self.staging.publish(x, max(self._counts))
+        return [rows_of(rank, count) for rank, count in enumerate(self._counts)]
+
+    def put_back(self, grad: Tensor) -> Tensor:
+        """Gradients ``[..., n, F]`` that other ranks have for own rows; ``grad [..., h, F]`` is for theirs."""
+        total = grad.new_zeros(*grad.shape[:-2], self._counts[self._rank], grad.shape[-1])
+        if not self.is_needed:
+            return total
+        rows_of = self.staging.publish(grad, max(self.halo.sizes))
+        for rank, rows in enumerate(self.halo.readers):
+            if rows.numel():
+                part = rows_of(rank, self.halo.sizes[rank]).narrow(-2, self.halo.places[rank], rows.numel())
+                total.index_add_(-2, rows, part)  # the rows of one rank are distinct
+                self.staging.exchanged_bytes += part.numel() * part.element_size()
+        return total
+
+    def extend(self, x: Tensor) -> Tensor:
+        """``x [..., n, F]`` with the remote rows below it, differentiable and under ``vmap``."""
+        found: Tensor = _Extend.apply(x, self)
+        return found
+
+
+class _Extend(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, exchange: Exchange) -> Tensor:
+        return torch.cat([x, exchange.get(x)], -2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.exchange, ctx.own = inputs[1], inputs[0].shape[-2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        own, remote = grad.split([ctx.own, grad.shape[-2] - ctx.own], -2)
+        return own + ctx.exchange.put_back(remote), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, exchange: Exchange) -> tuple[Tensor, int]:
+        return _Extend.apply(x.movedim(in_dims[0], 0), exchange), 0

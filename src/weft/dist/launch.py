@@ -1,0 +1,210 @@
+"""Launch: start the ranks of a run. This process is rank 0; the others are spawned, or torchrun has started them all.
+
+A rank that dies is noticed by whoever waits for it (:mod:`weft.dist.barrier`) and named here with the reason. Whatever
+happens, no process is left behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.core import errors
+from weft.core.errors import SpecError, TrainingError, WeftError
+from weft.dist.errors import RankLostError
+from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
+
+Worker = Callable[..., None]
+JOIN_SECONDS = 5.0
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun (or another launcher of its kind) started this process as one of several ranks."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Whether this process tells and saves: always, unless torchrun started it as another rank than 0."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
+def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
+    """The device of every rank, and whether no two share one. ``cuda`` spreads ranks over all GPUs, ``cuda:0`` not."""
+    if device.type != "cuda":
+        return [str(device)] * ranks, False
+    if device.index is not None:
+        return [str(device)] * ranks, ranks == 1
+    count = torch.cuda.device_count()
+    if not count:
+        raise SpecError("device='cuda': no GPU is visible here; use device='cpu'")
+    return [f"cuda:{rank % count}" for rank in range(ranks)], ranks <= count
+
+
+@contextmanager
+def start_ranks(
+    count: int,
+    device: torch.device,
+    worker: Worker,
+    arguments: tuple[Any, ...] = (),
+    timeout: float = TIMEOUT,
+) -> Iterator[Ranks]:
+    """This process as rank 0 of ``count``; the others run ``worker(ranks, *arguments)`` in processes of their own.
+
+    Inside torchrun the ranks are there already, and this process is the one that it was started as.
+    """
+    if under_torchrun():
+        with Ranks(_torchrun_address(count, device, timeout)) as ranks:
+            yield ranks
+        return
+    devices, distinct = devices_for(count, device)
+    place = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
+    addresses = [
+        RankAddress(rank, count, f"file://{place}", devices[rank], distinct, timeout) for rank in range(count)
+    ]
+    threads = torch.get_num_threads()
+    children = _Children(addresses[1:], worker, arguments, max(1, threads // count))
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, threads // count))
+    try:
+        with Ranks(addresses[0]) as ranks:
+            yield ranks
+            children.join()
+    except (RankLostError, TrainingError) as error:
+        raise children.explain(error) from None
+    finally:
+        torch.set_num_threads(threads)
+        children.end()
+        place.unlink(missing_ok=True)
+
+
+def _torchrun_address(count: int, device: torch.device, timeout: float) -> RankAddress:
+    world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    if count != world:
+        raise SpecError(f"ranks={count}, but torchrun started {world}; ask for {world}, or start {count}")
+    where, distinct = str(device), False
+    if device.type == "cuda":
+        gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", rank))
+        where, distinct = f"cuda:{local % max(gpus, 1)}", world <= gpus
+    return RankAddress(rank, world, "env://", where, distinct, timeout)
+
+
+class _Children:
+    """The processes of the other ranks; a thread watches them, so that none stays a zombie that looks alive."""
+
+    def __init__(
+        self, addresses: list[RankAddress], worker: Worker, arguments: tuple[Any, ...], threads: int
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        try:
+            payload = pickle.dumps(arguments)
+        except Exception as error:
+            raise SpecError(
+                f"ranks: what is to be trained cannot be sent to other processes ({error}); give graphs by name or "
+                "as a saved folder, and define models at the top level of a module"
+            ) from None
+        self._ranks, self._lines, self._processes = [a.rank for a in addresses], [], []
+        for address in addresses:
+            mine, theirs = context.Pipe(duplex=False)
+            given = (address, worker, payload, theirs, threads)
+            process = context.Process(target=_run_rank, args=given, name=f"weft rank {address.rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self._lines.append(mine)
+            self._processes.append(process)
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="weft ranks", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.1):
+            for process in self._processes:
+                process.is_alive()  # takes note of the end of one
+
+    def join(self) -> None:
+        """Wait for the ends of all; an error if one failed."""
+        for rank, process in zip(self._ranks, self._processes, strict=True):
+            process.join(JOIN_SECONDS * 12)
+            if process.exitcode != 0:
+                raise RankLostError(f"rank {rank} did not end as it should", rank)
+
+    def explain(self, error: TrainingError) -> WeftError:
+        """``error``, or what a rank that failed first said of itself."""
+        lost = error if isinstance(error, RankLostError) else None
+        said = [self._said(place, 2.0 if lost is not None else 0.0) for place in range(len(self._processes))]
+        for words in said:
+            if words is not None and words[0] != RankLostError.__name__:
+                kind = getattr(errors, words[0], TrainingError)
+                return kind(words[1])
+        if lost is None:
+            return error
+        self._settle(lost.rank)
+        for rank, process in zip(self._ranks, self._processes, strict=True):
+            code = process.exitcode
+            if code is not None and code < 0:
+                try:
+                    name = signal.Signals(-code).name
+                except ValueError:
+                    name = str(-code)
+                return RankLostError(f"rank {rank} of {len(self._ranks) + 1} was killed ({name})", rank)
+        return lost
+
+    def _settle(self, rank: int) -> None:
+        """Wait a moment for the exit code of a rank that is gone: whoever noticed may have been first."""
+        gone = [process for number, process in zip(self._ranks, self._processes, strict=True) if number == rank]
+        until = time.monotonic() + JOIN_SECONDS
+        while any(process.exitcode is None for process in gone) and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def _said(self, place: int, seconds: float) -> tuple[str, str] | None:
+        line, process = self._lines[place], self._processes[place]
+        try:
+            if process.exitcode is not None:
+                seconds = 0.0
+            return line.recv() if line.poll(seconds) else None
+        except (EOFError, OSError):
+            return None
+
+    def end(self) -> None:
+        """See that none is left."""
+        for process in self._processes:
+            if process.is_alive():
+                process.join(0.5)
+            if process.is_alive():
+                process.terminate()
+                process.join(JOIN_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join(JOIN_SECONDS)
+        self._stop.set()
+        self._watcher.join(JOIN_SECONDS)
+
+
+def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, threads: int) -> None:
+    """The life of a rank that was spawned."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interruption means
+    if address.device == "cpu":
+        torch.set_num_threads(threads)
+    try:
+        with Ranks(address) as ranks:
+            worker(ranks, *pickle.loads(payload))
+    except BaseException as error:
+        known = isinstance(error, WeftError)
+        words = str(error) if known else f"rank {address.rank}: {type(error).__name__}: {error}"
+        line.send((type(error).__name__, words))
+        if not known and not isinstance(error, KeyboardInterrupt):
+            traceback.print_exc(file=sys.stderr)
+        os._exit(1)  # no clean-up that would wait for ranks that are gone

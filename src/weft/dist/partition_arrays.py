@@ -1,0 +1,156 @@
+"""The parts of a partition that touch every edge, with tensors; :mod:`weft.planner.partition` says what they mean.
+
+Shapes: N nodes, E edges, n nodes of a rank, h remote nodes that it reads, P pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError, SpecError
+from weft.ops.csr.adjacency import Adjacency, offset_dtype
+
+ORDERS = ("given", "degree", "bfs", "rcm")
+
+
+def own_rows(adj: Adjacency, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Rows ``low`` to ``high`` of ``adj``: ``(indptr [n+1], columns [e], weight [e], first edge)``."""
+    first, last = int(adj.indptr[low]), int(adj.indptr[high])
+    indptr = (adj.indptr[low : high + 1].long() - first).to(offset_dtype(last - first))
+    weight = None if adj.weight is None else adj.weight[first:last]
+    return indptr, adj.indices[first:last], weight, first
+
+
+def own_rows_of_transpose(adj: Adjacency, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """The same of the transpose, without building the whole of it: out-edges of the nodes, destinations ascending."""
+    mine = ((adj.indices >= low) & (adj.indices < high)).nonzero().squeeze(1)
+    sources, rows = adj.indices[mine].long() - low, torch.searchsorted(adj.indptr, mine, right=True, out_int32=True) - 1
+    order = torch.sort(sources, stable=True).indices  # edges come by row, so rows stay ascending
+    indptr = torch.zeros(high - low + 1, dtype=torch.int64, device=adj.device)
+    torch.cumsum(torch.bincount(sources, minlength=high - low), 0, out=indptr[1:])
+    weight = None if adj.weight is None else adj.weight[mine[order]]
+    before = int((adj.indices < low).sum())
+    return indptr.to(offset_dtype(mine.numel())), rows[order].to(torch.int32), weight, before
+
+
+def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
+    """The remote nodes ``[h]`` among ``columns``, ascending."""
+    return torch.unique(columns[(columns < low) | (columns >= high)])
+
+
+def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
+    """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
+    own = (columns >= low) & (columns < high)
+    if not halo.numel():
+        return (columns - low).to(torch.int32)
+    place = torch.searchsorted(halo, columns.contiguous())
+    return torch.where(own, columns - low, place + (high - low)).to(torch.int32)
+
+
+@dataclass(frozen=True)
+class SplitEdges:
+    """A shard's edges by where their source is. ``remote_owner`` and ``remote_row``: where a remote row lies."""
+
+    local_indptr: Tensor
+    local_indices: Tensor
+    remote_indptr: Tensor
+    remote_owner: Tensor
+    remote_row: Tensor
+    local_order: Tensor  # places of the local edges among all edges of the shard
+    remote_order: Tensor
+
+
+def split_edges(indptr: Tensor, columns: Tensor, bounds: Sequence[int], rank: int) -> SplitEdges:
+    """The local and the remote CSR of a shard with rows ``indptr [n+1]`` and global ``columns [e]``."""
+    low, high = bounds[rank], bounds[rank + 1]
+    own = (columns >= low) & (columns < high)
+    rows = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device=columns.device), indptr.diff().long())
+    local, remote = own.nonzero().squeeze(1), (~own).nonzero().squeeze(1)
+    cuts = torch.tensor(bounds, device=columns.device)
+    far = columns[remote].long()
+    owner = torch.searchsorted(cuts, far, right=True) - 1
+    return SplitEdges(
+        _offsets(rows[local], indptr.numel() - 1),
+        (columns[local] - low).to(torch.int32),
+        _offsets(rows[remote], indptr.numel() - 1),
+        owner.to(torch.int32),
+        (far - cuts[owner]).to(torch.int32),
+        local,
+        remote,
+    )
+
+
+def _offsets(rows: Tensor, count: int) -> Tensor:
+    indptr = torch.zeros(count + 1, dtype=torch.int64, device=rows.device)
+    torch.cumsum(torch.bincount(rows, minlength=count), 0, out=indptr[1:])
+    return indptr
+
+
+def neighbour_pieces(indptr: Tensor, ps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(row [P], start [P], length [P])`` of pieces of at most ``ps`` edges, in order."""
+    if ps < 1:
+        raise SpecError(f"ps={ps} must be at least 1")
+    degree = indptr.diff().long()
+    count = (degree + ps - 1) // ps
+    row = torch.repeat_interleave(torch.arange(degree.numel(), device=indptr.device), count)
+    first = torch.cumsum(count, 0) - count
+    inside = torch.arange(row.numel(), device=indptr.device) - first[row]
+    start = indptr[:-1].long()[row] + inside * ps
+    return row, start, torch.minimum(indptr[1:].long()[row] - start, torch.tensor(ps, device=indptr.device))
+
+
+def count_remote(adj: Adjacency, bounds: Sequence[int]) -> list[int]:
+    """Edges of every rank whose source is on another rank."""
+    found = []
+    for low, high in zip(bounds, bounds[1:], strict=False):
+        _, columns, _, _ = own_rows(adj, low, high)
+        found.append(int(((columns < low) | (columns >= high)).sum()))
+    return found
+
+
+def order_nodes(adj: Adjacency, kind: str) -> Tensor:
+    """The nodes ``[N]`` in an order that may keep neighbours together: old ids at their new places.
+
+    ``"degree"``: most in-edges first. ``"bfs"``: breadth first from the node with most neighbours, part by part.
+    ``"rcm"``: reverse Cuthill-McKee. The last two need scipy.
+    """
+    if kind not in ORDERS:
+        raise SpecError(f"order={kind!r} must be one of {', '.join(ORDERS)}")
+    if kind == "given":
+        return torch.arange(adj.num_rows)
+    if kind == "degree":
+        return torch.sort(adj.degrees().cpu(), descending=True, stable=True).indices
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import breadth_first_order, connected_components, reverse_cuthill_mckee
+    except ImportError:
+        raise InputError(f"order={kind!r} needs scipy: pip install scipy, or use order='degree'") from None
+    ones = np.ones(adj.num_edges, dtype=np.int8)
+    shape = (adj.num_rows, adj.num_cols)
+    matrix = csr_matrix((ones, adj.indices.cpu().numpy(), adj.indptr.cpu().numpy()), shape=shape)
+    if kind == "rcm":
+        return torch.from_numpy(reverse_cuthill_mckee(matrix, symmetric_mode=adj.symmetric).astype(np.int64))
+    degree = adj.degrees().cpu().numpy()
+    _, label = connected_components(matrix, directed=False)
+    by_degree = np.argsort(-degree, kind="stable")
+    _, first = np.unique(label[by_degree], return_index=True)
+    parts = [breadth_first_order(matrix, by_degree[at], directed=False)[0] for at in np.sort(first)]
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+
+def reordered(adj: Adjacency, order: Tensor) -> Adjacency:
+    """``adj`` with its nodes renumbered: node ``order[i]`` becomes node i."""
+    new_id = torch.empty_like(order)
+    new_id[order] = torch.arange(order.numel())
+    rows, cols = new_id[adj.rows().long()], new_id[adj.indices.long()]
+    place = torch.sort(rows * adj.num_cols + cols, stable=True).indices
+    indptr = _offsets(rows, adj.num_rows)
+    weight = None if adj.weight is None else adj.weight[place]
+    return Adjacency(
+        indptr.to(offset_dtype(cols.numel())), cols[place].to(torch.int32), weight=weight, symmetric=adj.symmetric
+    )

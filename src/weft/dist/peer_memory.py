@@ -1,0 +1,199 @@
+"""Peer memory: bytes of a rank that other ranks can read, behind one interface.
+
+Three kinds: files in shared memory between CPU ranks; CUDA IPC between ranks on one host, also several ranks on one
+GPU; torch's symmetric memory between distinct GPUs. Each rank writes to its own part only and reads those of others.
+
+Every rank has two slots of equal size. An exchange writes to one of them, waits at a barrier and reads the peers' slot;
+the next exchange uses the other one. A slot is written again only after the barrier of the exchange in between, which
+every rank enters after it has read: so one barrier per exchange is enough.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import OutOfMemoryError
+from weft.core.units import show_bytes
+
+SLOTS = 2
+GatherObjects = Callable[[Any], list[Any]]
+
+
+class PeerMemory(Protocol):
+    """Bytes that peers can read; ``slots(rank)`` are two uint8 tensors of equal size per rank."""
+
+    def reserve(self, num_bytes: int) -> None:
+        """Have slots of at least ``num_bytes``; all ranks call this together, with the same number."""
+
+    def slot(self, rank: int, which: int) -> Tensor:
+        """Slot ``which`` of ``rank`` as uint8."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def shared_folder() -> Path:
+    """Where files live in memory, or the folder for temporary files if there is no such place."""
+    place = Path("/dev/shm")
+    return place if place.is_dir() and os.access(place, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def map_shared(path: Path, num_bytes: int, create: bool) -> Tensor:
+    """A uint8 tensor over the file ``path``, made at that size if ``create``."""
+    flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+    handle = os.open(path, flags, 0o600)
+    try:
+        if create:
+            os.posix_fallocate(handle, 0, num_bytes)  # else a full folder would kill the process at the first write
+        view = mmap.mmap(handle, num_bytes)
+    except OSError as error:
+        if create:
+            path.unlink(missing_ok=True)
+        raise OutOfMemoryError(
+            f"cannot have {show_bytes(num_bytes)} of shared memory in {path.parent}: {error.strerror}; "
+            "use fewer ranks or members, or make the folder larger"
+        ) from None
+    finally:
+        os.close(handle)
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def shared_counters(rank: int, count: int, gather: GatherObjects) -> Tensor:
+    """``count`` int64 zeros that all ranks of a host share."""
+    path = shared_folder() / f"weft-{uuid.uuid4().hex}"
+    own = map_shared(path, count * 8, create=True) if rank == 0 else None
+    if own is not None:
+        own.zero_()
+    first = Path(gather(str(path))[0])
+    counters = own if own is not None else map_shared(first, count * 8, create=False)
+    gather(None)  # everybody has it open
+    if rank == 0:
+        path.unlink(missing_ok=True)
+    return counters.view(torch.int64)
+
+
+class SharedFiles:
+    """CPU ranks: files in shared memory, unlinked as soon as all ranks have them open, so that none is left behind."""
+
+    def __init__(self, rank: int, gather: GatherObjects) -> None:
+        self._rank, self._gather = rank, gather
+        self._parts: list[list[Tensor]] = []
+        self._size = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Grow to ``num_bytes`` per slot, if that is more than there is."""
+        if num_bytes <= self._size:
+            return
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        path = shared_folder() / f"weft-{uuid.uuid4().hex}"
+        own = map_shared(path, SLOTS * size, create=True)
+        paths = self._gather(str(path))
+        wholes = [
+            own if rank == self._rank else map_shared(Path(other), SLOTS * size, create=False)
+            for rank, other in enumerate(paths)
+        ]
+        self._gather(None)
+        path.unlink(missing_ok=True)
+        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
+
+    def slot(self, rank: int, which: int) -> Tensor:
+        """Slot ``which`` of ``rank``."""
+        return self._parts[rank][which]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        self._parts, self._size = [], 0
+
+
+class CudaIpc:
+    """Ranks on GPUs of one host, also several on one GPU: a CUDA allocation of each, opened by the others."""
+
+    def __init__(self, rank: int, gather: GatherObjects, device: torch.device) -> None:
+        self._rank, self._gather, self._device = rank, gather, device
+        self._parts: list[list[Tensor]] = []
+        self._size = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Grow to ``num_bytes`` per slot, if that is more than there is."""
+        if num_bytes <= self._size:
+            return
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        torch.cuda.synchronize(self._device)
+        size = -(-num_bytes // 512) * 512
+        old = self._parts[self._rank] if self._parts else None
+        own = torch.empty(SLOTS * size, dtype=torch.uint8, device=self._device)
+        self._parts = []  # what is open of others' old memory goes before they free it
+        opened = self._gather(reduce_tensor(own))
+        wholes = [own if rank == self._rank else make(*args) for rank, (make, args) in enumerate(opened)]
+        self._gather(None)
+        del old
+        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
+
+    def slot(self, rank: int, which: int) -> Tensor:
+        """Slot ``which`` of ``rank``."""
+        return self._parts[rank][which]
+
+    def close(self) -> None:
+        """Close what is open of others, and free one's own."""
+        self._parts, self._size = [], 0
+
+
+class Symmetric:
+    """Ranks on distinct GPUs that torch's symmetric memory connects (NVLink); needs an NCCL process group."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
+        self._rank, self._ranks, self._device = rank, ranks, device
+        self._parts: list[list[Tensor]] = []
+        self._size = 0
+
+    @staticmethod
+    def available() -> bool:
+        """Whether this torch has it."""
+        try:
+            from torch.distributed import _symmetric_memory as symmetric
+        except ImportError:
+            return False
+        return hasattr(symmetric, "rendezvous")
+
+    def reserve(self, num_bytes: int) -> None:
+        """Grow to ``num_bytes`` per slot, if that is more than there is."""
+        if num_bytes <= self._size:
+            return
+        import torch.distributed as dist
+        from torch.distributed import _symmetric_memory as symmetric
+
+        size = -(-num_bytes // 512) * 512
+        own = symmetric.empty(SLOTS * size, dtype=torch.uint8, device=self._device)
+        handle = symmetric.rendezvous(own, dist.group.WORLD)
+        shape = (SLOTS * size,)
+        wholes = [
+            own if rank == self._rank else handle.get_buffer(rank, shape, torch.uint8) for rank in range(self._ranks)
+        ]
+        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
+
+    def slot(self, rank: int, which: int) -> Tensor:
+        """Slot ``which`` of ``rank``."""
+        return self._parts[rank][which]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._parts, self._size = [], 0
+
+
+def peer_memory_for(rank: int, ranks: int, device: torch.device, distinct: bool, gather: GatherObjects) -> PeerMemory:
+    """The kind that suits ``device``; ``distinct``: no two ranks are on one GPU."""
+    if device.type != "cuda":
+        return SharedFiles(rank, gather)
+    if distinct and Symmetric.available():
+        return Symmetric(rank, ranks, device)
+    return CudaIpc(rank, gather, device)

@@ -1,0 +1,132 @@
+"""Ranks: one process among several that train one graph: who it is, how it talks, what peers can read of it.
+
+Collectives go through torch.distributed: gloo for CPU ranks and for ranks that share a GPU, NCCL between distinct GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.core.errors import SpecError
+from weft.dist.barrier import Barrier
+from weft.dist.errors import RankLostError
+from weft.dist.exchange import Staging
+from weft.dist.peer_memory import PeerMemory, peer_memory_for, shared_counters
+
+TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
+
+
+@dataclass(frozen=True)
+class RankAddress:
+    """How a rank finds the others. ``init``: a torch.distributed init method (``"file://..."``, ``"env://"``)."""
+
+    rank: int
+    ranks: int
+    init: str
+    device: str = "cpu"
+    distinct: bool = False  # no two ranks are on one GPU
+    timeout: float = TIMEOUT
+
+
+class Ranks:
+    """This process as rank ``rank`` of ``ranks`` on ``device``; use it as a context.
+
+    All ranks have to make the same calls in the same order.
+    """
+
+    def __init__(self, address: RankAddress) -> None:
+        self.rank, self.ranks, self.device = address.rank, address.ranks, torch.device(address.device)
+        self._address = address
+        self.distinct = address.distinct and self.device.type == "cuda"
+        self._pids: list[int] = []
+
+    def __enter__(self) -> Ranks:
+        address = self._address
+        if dist.is_initialized():
+            raise SpecError("ranks: torch.distributed is in use in this process already; start another process")
+        backend = "cpu:gloo,cuda:nccl" if self.distinct else "gloo"
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            backend,
+            init_method=address.init,
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=address.timeout),
+        )
+        self._pids = self.gather_objects(os.getpid())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in ("memory", "barrier", "staging"):
+            self.__dict__.pop(name, None)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @cached_property
+    def barrier(self) -> Barrier:
+        """Waits for all ranks; a GPU finishes its work first."""
+        counters = shared_counters(self.rank, self.ranks, self.gather_objects)
+        before = (lambda: torch.cuda.synchronize(self.device)) if self.device.type == "cuda" else None
+        return Barrier(counters, self.rank, self._pids, self._address.timeout, before)
+
+    @cached_property
+    def memory(self) -> PeerMemory:
+        """What peers can read."""
+        return peer_memory_for(self.rank, self.ranks, self.device, self.distinct, self.gather_objects)
+
+    @cached_property
+    def staging(self) -> Staging:
+        """The memory that all exchanges of this rank go through."""
+        return Staging(self.rank, self.ranks, self.memory, self.barrier)
+
+    # ---- objects -------------------------------------------------------------------------------------
+
+    def share(self, value: Any) -> Any:
+        """What rank 0 gave; other ranks' values are ignored."""
+        box = [value if self.rank == 0 else None]
+        with self.losses_named():
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, in the order of the ranks."""
+        found: list[Any] = [None] * self.ranks
+        with self.losses_named():
+            dist.all_gather_object(found, value)
+        return found
+
+    # ---- tensors -------------------------------------------------------------------------------------
+
+    def all_gather(self, value: Tensor) -> list[Tensor]:
+        """Every rank's ``value``, of one shape, in the order of the ranks."""
+        here = value.detach().contiguous()
+        if here.is_cuda and not self.distinct:  # gloo works on the host
+            return [part.to(here.device) for part in self.all_gather(here.cpu())]
+        found = [torch.empty_like(here) for _ in range(self.ranks)]
+        with self.losses_named():
+            dist.all_gather(found, here)
+        return found
+
+    @contextmanager
+    def losses_named(self) -> Iterator[None]:
+        """A collective that fails because a rank is gone says which one."""
+        try:
+            yield
+        except RuntimeError as error:
+            gone = self.barrier.dead() if "barrier" in self.__dict__ else []
+            who = f"rank {gone[0]} of {self.ranks} has died" if gone else f"a rank of {self.ranks} does not answer"
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RankLostError(
+                f"{who}; the run cannot go on (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
+            ) from None

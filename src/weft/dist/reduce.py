@@ -1,0 +1,62 @@
+"""Reduce over ranks: sums and concatenations of rows that are spread over processes.
+
+A sum gathers every rank's part and adds them in the order of the ranks, so that it has the same bits on every rank and
+in every run, whatever the transport does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.dist.ranks import Ranks
+
+
+class RankReduce:
+    """A :class:`weft.ops.reduce.Reduce` over torch.distributed; this rank has ``rows`` rows from ``first_row`` on."""
+
+    def __init__(self, ranks: Ranks, first_row: int, rows: int) -> None:
+        self._ranks, self.ranks, self.first_row, self.rows = ranks, ranks.ranks, first_row, rows
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum of every rank's ``value``, differentiable."""
+        found: Tensor = _Sum.apply(value, self._ranks)
+        return found
+
+    def gather(self, rows: Tensor, dim: int) -> Tensor:
+        """Every rank's ``rows`` concatenated along ``dim``; they may differ in number."""
+        dim %= rows.dim()
+        counts = self._ranks.all_gather(torch.tensor([rows.shape[dim]]))
+        sizes = [int(count) for count in counts]
+        most = max(sizes)
+        if rows.shape[dim] < most:
+            shape = list(rows.shape)
+            shape[dim] = most - rows.shape[dim]
+            rows = torch.cat([rows.detach(), rows.new_zeros(shape)], dim)
+        parts = self._ranks.all_gather(rows)
+        return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
+
+
+class _Sum(torch.autograd.Function):
+    """``y = sum over ranks of x``; what the ranks compute from y adds up, so gradients are summed in turn."""
+
+    @staticmethod
+    def forward(value: Tensor, ranks: Ranks) -> Tensor:
+        total, *others = ranks.all_gather(value)
+        for part in others:
+            total = total + part
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.ranks = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.ranks), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], value: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
+        return _Sum.apply(value.movedim(in_dims[0], 0), ranks), 0

@@ -1,0 +1,359 @@
+"""ShardedAdjacency: some rows of a graph's adjacency, whose aggregation reads the rows of remote nodes from peers.
+
+A layer sees a square matrix over the n nodes of this rank and hands it ``x [..., n, F]``. The aggregation works on a
+block of n rows and n + h columns: own nodes first, then the h remote nodes that own rows have edges from. The block's
+edges stand in the order of the whole matrix, so sums on a CPU have the bits of a run on one rank.
+
+- ``spmm`` reads remote rows forward, and rows of the gradient over the transposed shard backward: reads both ways.
+- The maximum and the attentions extend their input by the remote rows; gradients of those go back to their owners.
+
+Shapes: n own nodes, h remote nodes, E edges of the own rows, H heads, D features of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft import ops
+from weft.core.errors import InputError
+from weft.dist.exchange import Exchange, Staging, make_halo
+from weft.dist.partition_arrays import own_rows, own_rows_of_transpose, to_block
+from weft.dist.shard_walk import shard_walk
+from weft.ops.attention.gat import attention_torch, coefficient_mask
+from weft.ops.attention.gat_packed import take_apart
+from weft.ops.attention.gatv2 import attention_v2_torch
+from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.ops.csr.packed import pack_csr, unpack_csr
+from weft.ops.dense.bias_act_dropout import as_rate
+from weft.ops.launch.backend import use_triton
+from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch, ShardWalk, address_table, sharded_spmm_triton
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """Own rows of a matrix over all nodes: CSR with global ``columns [E]``.
+
+    ``first_edge``: where the edges begin among those of all ranks. ``exchange`` reads the remote rows.
+    """
+
+    indptr: Tensor
+    columns: Tensor
+    weight: Tensor | None
+    first_edge: int
+    exchange: Exchange
+    low: int
+    high: int
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """The columns of the block ``[E]`` int32."""
+        return to_block(self.columns, self.exchange.halo.ids.to(self.columns.dtype), self.low, self.high)
+
+    def rows(self) -> Tensor:
+        """The global row of every edge ``[E]`` int64."""
+        ids = torch.arange(self.low, self.high, device=self.columns.device)
+        return torch.repeat_interleave(ids, self.indptr.diff().long(), output_size=self.columns.numel())
+
+    def with_loops(self, keep: bool, before: int) -> ShardRows:
+        """One entry more on the diagonal of every row.
+
+        ``keep``: a loop that is there stays besides; else it is replaced, and keeps its weight. ``before``: edges of
+        the ranks before this one in the new matrix.
+        """
+        rows, columns, weight = self.rows(), self.columns.long(), self.weight
+        loops = torch.arange(self.low, self.high, device=columns.device)
+        own = None if weight is None else weight.new_ones(loops.numel())
+        if not keep:
+            there = rows == columns
+            if own is not None and weight is not None:
+                own = own.index_copy(0, rows[there] - self.low, weight[there])
+                weight = weight[~there]
+            rows, columns = rows[~there], columns[~there]
+        rows, columns = torch.cat([rows, loops]), torch.cat([columns, loops])
+        order = torch.sort(rows * (int(columns.max()) + 1 if columns.numel() else 1) + columns, stable=True).indices
+        if weight is not None and own is not None:
+            weight = torch.cat([weight, own])[order]
+        indptr = torch.zeros(loops.numel() + 1, dtype=torch.int64, device=columns.device)
+        torch.cumsum(torch.bincount(rows - self.low, minlength=loops.numel()), 0, out=indptr[1:])
+        edges = columns.numel()
+        return replace(
+            self,
+            indptr=indptr.to(offset_dtype(edges)),
+            columns=columns[order].to(self.columns.dtype),
+            weight=weight,
+            first_edge=before,
+        )
+
+
+class ShardedAdjacency(Adjacency):
+    """The rows of one rank. ``forward`` and ``backward``: its rows of the matrix and of the transpose.
+
+    ``row_scale`` and ``col_scale`` are ``[n]``, of own nodes; those of remote columns are read from their owners.
+    All ranks have to make the same calls: whatever is derived or aggregated may exchange rows.
+    ``launch``: of the kernel on a GPU; a fixed one has the same bits in every run.
+    """
+
+    launch = ShardedLaunch()
+
+    def __init__(
+        self,
+        forward: ShardRows,
+        backward: ShardRows,
+        gather: Callable[[Any], list[Any]],
+        *,
+        row_scale: Tensor | None = None,
+        col_scale: Tensor | None = None,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__(
+            forward.indptr,
+            forward.indices,
+            forward.high - forward.low,
+            weight=forward.weight,
+            row_scale=row_scale,
+            col_scale=col_scale,
+            symmetric=symmetric,
+        )
+        self.forward, self.backward, self._gather = forward, backward, gather
+        self.first_edge = forward.first_edge
+
+    @classmethod
+    def of(
+        cls,
+        adj: Adjacency,
+        bounds: Sequence[int],
+        staging: Staging,
+        gather: Callable[[Any], list[Any]],
+        device: torch.device | str = "cpu",
+    ) -> ShardedAdjacency:
+        """This rank's rows of the plain adjacency ``adj`` of a whole graph, which may lie on the host."""
+        low, high = bounds[staging.rank], bounds[staging.rank + 1]
+
+        def make(parts: tuple[Tensor, Tensor, Tensor | None, int]) -> ShardRows:
+            indptr, columns, weight, first = parts
+            columns = columns.to(device)
+            exchange = Exchange(staging, make_halo(columns, bounds, staging.rank, gather), bounds)
+            moved = None if weight is None else weight.to(device)
+            return ShardRows(indptr.to(device), columns, moved, first, exchange, low, high)
+
+        forward = make(own_rows(adj, low, high))
+        backward = forward if adj.symmetric else make(own_rows_of_transpose(adj, low, high))
+        return cls(forward, backward, gather, symmetric=adj.symmetric)
+
+    def __repr__(self) -> str:
+        remote = self.forward.exchange.halo.size
+        return f"ShardedAdjacency({self.num_rows} own and {remote} remote nodes, {self.num_edges} edges, {self.device})"
+
+    def to(self, device: torch.device | str) -> ShardedAdjacency:
+        """Itself: a shard is made on the device of its rank."""
+        if torch.empty(0, device=device).device != self.device:
+            raise InputError(f"a shard stays on the device of its rank, {self.device}; it cannot move to {device}")
+        return self
+
+    # ---- derived matrices ------------------------------------------------------------------------------
+
+    def _like(self, forward: ShardRows, backward: ShardRows, **scales: Tensor | None) -> ShardedAdjacency:
+        other = ShardedAdjacency(forward, backward, self._gather, symmetric=self.symmetric, **scales)
+        other.nodes = self.nodes
+        return other
+
+    def scaled(
+        self, *, weight: Tensor | None = None, row_scale: Tensor | None = None, col_scale: Tensor | None = None
+    ) -> ShardedAdjacency:
+        """The same structure with other factors; weights are its own or none."""
+        if weight is not None and weight is not self.weight:
+            raise InputError("a sharded adjacency keeps its edge weights: scale rows and columns instead")
+        forward, backward = self.forward, self.backward
+        if weight is None and self.weight is not None:
+            forward = replace(forward, weight=None)
+            backward = forward if self.symmetric else replace(backward, weight=None)
+        return self._like(forward, backward, row_scale=row_scale, col_scale=col_scale)
+
+    def transposed(self) -> ShardedAdjacency:
+        """This rank's rows of the transpose."""
+        return self.derived(
+            "transposed",
+            lambda: ShardedAdjacency(
+                self.backward,
+                self.forward,
+                self._gather,
+                row_scale=self.col_scale,
+                col_scale=self.row_scale,
+                symmetric=self.symmetric,
+            ),
+        )
+
+    def _with_loops(self, keep: bool) -> ShardedAdjacency:
+        forward = self._looped(self.forward, keep)
+        return self._like(forward, forward if self.symmetric else self._looped(self.backward, keep))
+
+    def _looped(self, rows: ShardRows, keep: bool) -> ShardRows:
+        looped = rows.with_loops(keep, 0)
+        counts = self._gather(looped.columns.numel())
+        return replace(looped, first_edge=sum(counts[: rows.exchange.staging.rank]))
+
+    def _add_self_loops(self) -> ShardedAdjacency:
+        return self._with_loops(keep=False)
+
+    def plus_identity(self) -> ShardedAdjacency:
+        """``A + I``: every row gains an entry, also one with a self loop."""
+        return self._with_loops(keep=True)
+
+    def _normalise_gcn(self) -> ShardedAdjacency:
+        looped = self.with_self_loops()
+        if looped.weight is None:
+            degree = looped.degrees().to(torch.float32)
+        else:
+            degree = torch.zeros(looped.num_rows, dtype=looped.weight.dtype, device=self.device)
+            degree.index_add_(0, looped.rows().long(), looped.weight)
+        scale = degree.clamp(min=0).rsqrt()
+        scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
+
+    def block(self) -> Adjacency:
+        """The plain matrix of n rows and n + h columns behind it."""
+        return self.derived("block", self._make_block)
+
+    def _make_block(self) -> Adjacency:
+        exchange = self.forward.exchange
+        col_scale = self.col_scale
+        if col_scale is not None:
+            col_scale = torch.cat([col_scale, exchange.get(col_scale[:, None]).squeeze(-1)])
+        columns = self.num_rows + exchange.halo.size
+        return Adjacency(
+            self.indptr, self.indices, columns, weight=self.weight, row_scale=self.row_scale, col_scale=col_scale
+        )
+
+    # ---- aggregations ----------------------------------------------------------------------------------
+
+    def _check(self, what: str, rows: int) -> None:
+        if rows != self.num_rows:
+            raise InputError(f"{what}: x has {rows} rows, this rank has {self.num_rows} nodes; they must agree")
+
+    def spmm(self, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+        """See :func:`weft.ops.spmm`; ``x [..., n, F]`` to ``[..., n, F]``."""
+        self._check("spmm", x.shape[-2])
+        if reduce == "max":
+            return self.spmm_max(x)
+        if reduce not in ("sum", "mean"):
+            raise InputError(f"spmm: reduce={reduce!r} must be 'sum', 'mean' or 'max'")
+        adj = self.mean() if reduce == "mean" else self
+        if weight is not None:
+            return ops.spmm(adj.block(), adj.forward.exchange.extend(x), weight)
+        found: Tensor = _Spmm.apply(x, adj)
+        return found
+
+    def aggregate(self, x: Tensor) -> Tensor:
+        """``A x`` without a gradient: own rows are published, remote ones read.
+
+        On a GPU one kernel reads remote rows where they lie, while it sums local ones. On a CPU they are copied first.
+        """
+        with torch.no_grad():
+            block, exchange = self.block(), self.forward.exchange
+            if use_triton(x) and exchange.is_needed:
+                return self._aggregate_in_place(x)
+            return ops.spmm(block, torch.cat([x, exchange.get(x)], -2))
+
+    def _aggregate_in_place(self, x: Tensor) -> Tensor:
+        table, counts = address_table(self.forward.exchange.peers(x), x.device)
+        walk = self.derived(("walk", self.launch.ps), self._walk)
+        return sharded_spmm_triton(x, table, counts, walk, self.row_scale, self.launch)
+
+    def _walk(self) -> ShardWalk:
+        rows, scale = self.forward, self.block().col_scale
+        factors = self.weight if scale is None else scale[self.indices.long()]
+        if scale is not None and self.weight is not None:
+            factors = factors * self.weight
+        exchange = rows.exchange
+        return shard_walk(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self.launch.ps, factors)
+
+    def spmm_max(self, x: Tensor) -> Tensor:
+        """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""
+        self._check("spmm_max", x.shape[-2])
+        return ops.spmm(self.block(), self.forward.exchange.extend(x), reduce="max")
+
+    def graph_attention(
+        self,
+        x: Tensor,
+        a_src: Tensor,
+        a_dst: Tensor,
+        slope: float = 0.2,
+        dropout: float | Tensor = 0.0,
+        clock: Tensor | None = None,
+        site: int = 0,
+    ) -> Tensor:
+        """See :func:`weft.ops.graph_attention`; the rows and the source scores are exchanged as one matrix."""
+        self._check("graph_attention", x.shape[-3])
+        heads, width = x.shape[-2:]
+        whole = self.forward.exchange.extend(torch.cat([x.flatten(-2), a_src], -1))
+        x_all, a_all = whole.split([heads * width, heads], -1)
+        x_all, block = x_all.unflatten(-1, (heads, width)), self.block()
+        mask = self._mask(dropout, clock, site, heads, x.device)
+        if mask is None:
+            return ops.graph_attention(block, x_all.contiguous(), a_all.contiguous(), a_dst.contiguous(), slope)
+        return attention_torch(x_all, a_all, a_dst, slope, mask, unpack_csr(pack_csr(block, rows=True)))
+
+    def graph_attention_packed(
+        self,
+        packed: Tensor,
+        heads: int,
+        slope: float = 0.2,
+        dropout: float | Tensor = 0.0,
+        clock: Tensor | None = None,
+        site: int = 0,
+    ) -> Tensor:
+        """See :func:`weft.ops.graph_attention_packed`."""
+        return self.graph_attention(*take_apart(packed, heads), slope, dropout, clock, site)
+
+    def graph_attention_v2(
+        self,
+        x_src: Tensor,
+        x_dst: Tensor,
+        att: Tensor,
+        slope: float = 0.2,
+        dropout: float | Tensor = 0.0,
+        clock: Tensor | None = None,
+        site: int = 0,
+    ) -> Tensor:
+        """See :func:`weft.ops.graph_attention_v2`."""
+        self._check("graph_attention_v2", x_src.shape[-3])
+        heads, width = x_src.shape[-2:]
+        whole = self.forward.exchange.extend(x_src.flatten(-2)).unflatten(-1, (heads, width))
+        mask, block = self._mask(dropout, clock, site, heads, x_src.device), self.block()
+        if mask is None:
+            return ops.graph_attention_v2(block, whole.contiguous(), x_dst.contiguous(), att, slope)
+        return attention_v2_torch(whole, x_dst, att, slope, mask, unpack_csr(pack_csr(block, rows=True)))
+
+    def _mask(
+        self, dropout: float | Tensor, clock: Tensor | None, site: int, heads: int, device: torch.device
+    ) -> Tensor | None:
+        """The mask of this rank's edges, as a run on one rank has it. The fused kernels count edges from 0."""
+        rate = as_rate(dropout, device) if clock is not None else None
+        clock = None if rate is None else clock
+        return coefficient_mask(rate, clock, site, self.num_edges, heads, self.first_edge)
+
+
+class _Spmm(torch.autograd.Function):
+    """``A x`` forward, ``A^T grad`` backward, both by reading remote rows."""
+
+    @staticmethod
+    def forward(x: Tensor, adj: ShardedAdjacency) -> Tensor:
+        return adj.aggregate(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.adj = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Spmm.apply(grad, ctx.adj.transposed()), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, adj: ShardedAdjacency) -> tuple[Tensor, int]:
+        return _Spmm.apply(x.movedim(in_dims[0], 0), adj), 0

@@ -1,0 +1,179 @@
+"""``weft.run(..., ranks=N)``: the numbers of one rank, checkpoints for any number of ranks, and clear ends."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from tests.dist.cases import TwoBranches
+from tests.tiny import tiny_graph
+from weft.core.errors import SpecError
+from weft.dist.barrier import Barrier
+from weft.dist.errors import RankLostError
+from weft.runtime.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def task(**changes) -> weft.Task:
+    return weft.Task(**{"graph": tiny_graph(), "model": "gcn", "hidden": 8, "epochs": 12, "lr": 0.05, **changes})
+
+
+def assert_same(found, expected) -> None:
+    assert found.status == expected.status
+    assert found.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        assert found.history[name] == pytest.approx(values, rel=2e-4, abs=2e-5, nan_ok=True), name
+    for mine, theirs in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_a_task_over_two_ranks():
+    one = task(model="gat", heads=2, patience=5, eval_every=2)
+    assert_same(weft.run(one, ranks=2), weft.run(one))
+
+
+def test_a_sweep_over_two_ranks(tmp_path):
+    sweep = weft.Sweep(tiny_graph(), model=["gcn", "sage"], hidden=8, epochs=6, seed=range(2), lr=[0.05, 0.01])
+    found, expected = weft.run(sweep, ranks=2, out=tmp_path / "run", prune="median"), weft.run(sweep, prune="median")
+    assert [result.status for result in found] == [result.status for result in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine, theirs)
+    assert all(result.plan.shards == 2 for result in found)
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_three_ranks_write_a_checkpoint_that_two_and_one_resume(tmp_path):
+    one = task(model="gin", norm="batch", epochs=16)
+    control = weft.Control()
+
+    def leave(event):
+        if event.kind == "progress":
+            control.preempt()
+
+    left = weft.run(one, ranks=3, out=tmp_path / "2", control=control, on_event=leave)
+    assert left.status == "preempted"
+    assert 0 < left.metrics["epochs_run"] < 16
+    shutil.copytree(tmp_path / "2", tmp_path / "1")
+    expected = weft.run(one)
+    for ranks in (2, 1):
+        assert_same(weft.run(one, ranks=ranks, out=tmp_path / str(ranks), resume=True), expected)
+
+
+def test_a_killed_rank_ends_the_run_and_leaves_a_checkpoint(tmp_path):
+    killed = []
+
+    def kill(event):
+        if event.kind == "checkpoint" and not killed:
+            victim = next(child for child in multiprocessing.active_children() if child.name == "weft rank 1")
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+
+    begin = task(epochs=100_000)
+    with pytest.raises(RankLostError, match=r"rank 1 of 3 was killed \(SIGKILL\); continue from the checkpoint"):
+        weft.run(begin, ranks=3, out=tmp_path / "run", on_event=kill, checkpoint_every=0.01)
+    assert killed
+    assert not multiprocessing.active_children()
+    assert not torch.distributed.is_initialized()
+    saved = read_checkpoint(tmp_path / "run")
+    assert saved is not None
+    assert saved.about["epoch"] >= 1
+
+
+class NeedsRows(TwoBranches):
+    """Fails on the rank that has the last nodes."""
+
+    def forward(self, x, adj):
+        if adj.forward.low > 0:
+            raise ValueError("no such rows here")
+        return super().forward(x, adj)
+
+
+def test_a_rank_that_fails_is_quoted():
+    with pytest.raises(weft.WeftError, match="no such rows here"):
+        weft.run(task(model=NeedsRows), ranks=2)
+    assert not multiprocessing.active_children()
+
+
+class TorchNorm(TwoBranches):
+    def __init__(self, in_features, out_features, hidden=8):
+        super().__init__(in_features, out_features, hidden)
+        self.norm = torch.nn.BatchNorm1d(hidden)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ranks": 0}, "ranks=0 must be a whole number"),
+        ({"ranks": 2, "weave": True}, "weave=True does not go with ranks=2"),
+        ({"ranks": 2, "compile": True}, "compile=True does not go with ranks=2"),
+    ],
+)
+def test_what_ranks_cannot_do_is_one_sentence(options, words):
+    with pytest.raises(SpecError, match=words):
+        weft.run(task(), **options)
+
+
+def test_torch_norms_are_refused():
+    with pytest.raises(SpecError, match=r"use weft\.nn\.BatchNorm to train over 2 ranks"):
+        weft.run(task(model=TorchNorm), ranks=2)
+
+
+def test_a_model_that_cannot_be_sent_is_refused():
+    class Here(TwoBranches):
+        pass
+
+    with pytest.raises(SpecError, match="cannot be sent to other processes"):
+        weft.run(task(model=Here), ranks=2)
+
+
+def test_a_late_rank_is_named():
+    barrier = Barrier(torch.zeros(3, dtype=torch.int64), 0, [os.getpid()] * 3, timeout=0.3)
+    with pytest.raises(RankLostError, match=r"rank 1 of 3 did not arrive within 0\.3 s"):
+        barrier.wait()
+
+
+def test_a_dead_rank_is_named():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    barrier = Barrier(torch.zeros(2, dtype=torch.int64), 0, [os.getpid(), gone.pid], timeout=60)
+    with pytest.raises(RankLostError, match="rank 1 of 2 has died"):
+        barrier.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_command_under_torchrun(tmp_path):
+    spec = tmp_path / "spec.toml"
+    spec.write_text('graph = "demo"\n[model]\nname = "gcn"\nhidden = 8\n[train]\nepochs = 3\n')
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [
+        *launcher,
+        "-m",
+        "weft",
+        "run",
+        str(spec),
+        "--ranks",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=_environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [event["event"] for event in events].count("finish") == 1, "only rank 0 tells"
+    assert (tmp_path / "o" / "result.json").exists()
