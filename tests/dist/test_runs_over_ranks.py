@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,18 +55,19 @@ def test_a_sweep_over_two_ranks(tmp_path):
 
 def test_three_ranks_write_a_checkpoint_that_two_and_one_resume(tmp_path):
     one = task(model="gin", norm="batch", epochs=16)
+    control = weft.Control()
+
+    def leave(event):
+        if event.kind == "progress":
+            control.preempt()
+
+    left = weft.run(one, ranks=3, out=tmp_path / "2", control=control, on_event=leave)
+    assert left.status == "preempted"
+    assert 0 < left.metrics["epochs_run"] < 16
+    shutil.copytree(tmp_path / "2", tmp_path / "1")
     expected = weft.run(one)
     for ranks in (2, 1):
-        control, folder = weft.Control(), tmp_path / str(ranks)
-
-        def leave(event, control=control):
-            if event.kind == "progress":
-                control.preempt()
-
-        left = weft.run(one, ranks=3, out=folder, control=control, on_event=leave)
-        assert left.status == "preempted"
-        assert 0 < left.metrics["epochs_run"] < 16
-        assert_same(weft.run(one, ranks=ranks, out=folder, resume=True), expected)
+        assert_same(weft.run(one, ranks=ranks, out=tmp_path / str(ranks), resume=True), expected)
 
 
 def test_a_killed_rank_ends_the_run_and_leaves_a_checkpoint(tmp_path):
@@ -157,7 +159,19 @@ def test_the_command_under_torchrun(tmp_path):
     spec = tmp_path / "spec.toml"
     spec.write_text('graph = "demo"\n[model]\nname = "gcn"\nhidden = 8\n[train]\nepochs = 3\n')
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "weft", "run", str(spec), "--ranks", "2", "--device", "cpu", "--out", str(tmp_path / "o")]
+    command = [
+        *launcher,
+        "-m",
+        "weft",
+        "run",
+        str(spec),
+        "--ranks",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "o"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=_environment(), check=False)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -83,5 +83,6 @@ class Barrier:
         if waited > self._timeout:
             late = self.late()[0]
             raise RankLostError(
-                f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; the run cannot go on", late
+                f"rank {late} of {len(self._pids)} did not arrive within {self._timeout:g} s; the run cannot go on",
+                late,
             )

@@ -12,6 +12,7 @@ Shapes: n own nodes, h remote nodes that this rank reads (its halo), F features;
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,9 +84,7 @@ class Halo:
         return self.ids.numel()
 
 
-def make_halo(
-    columns: Tensor, bounds: Sequence[int], rank: int, gather: Callable[[Any], list[Any]]
-) -> Halo:
+def make_halo(columns: Tensor, bounds: Sequence[int], rank: int, gather: Callable[[Any], list[Any]]) -> Halo:
     """The halo of rows with the global ``columns``; all ranks call this together."""
     ids = halo_of(columns, bounds[rank], bounds[rank + 1]).long()
     every = [part.to(ids.device) for part in gather(ids.cpu())]
@@ -106,7 +105,7 @@ class Exchange:
 
     def __init__(self, staging: Staging, halo: Halo, bounds: Sequence[int]) -> None:
         self.staging, self.halo, self.bounds = staging, halo, tuple(bounds)
-        self._counts = [high - low for low, high in zip(bounds, bounds[1:], strict=False)]
+        self._counts = [high - low for low, high in itertools.pairwise(bounds)]
         self._rank = staging.rank
         self.is_needed = any(halo.sizes)  # the same on all ranks, so either all of them exchange or none
 

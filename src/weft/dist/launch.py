@@ -72,9 +72,7 @@ def start_ranks(
         return
     devices, distinct = devices_for(count, device)
     place = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
-    addresses = [
-        RankAddress(rank, count, f"file://{place}", devices[rank], distinct, timeout) for rank in range(count)
-    ]
+    addresses = [RankAddress(rank, count, f"file://{place}", devices[rank], distinct, timeout) for rank in range(count)]
     threads = torch.get_num_threads()
     children = _Children(addresses[1:], worker, arguments, max(1, threads // count))
     if device.type == "cpu":
@@ -105,9 +103,7 @@ def _torchrun_address(count: int, device: torch.device, timeout: float) -> RankA
 class _Children:
     """The processes of the other ranks; a thread watches them, so that none stays a zombie that looks alive."""
 
-    def __init__(
-        self, addresses: list[RankAddress], worker: Worker, arguments: tuple[Any, ...], threads: int
-    ) -> None:
+    def __init__(self, addresses: list[RankAddress], worker: Worker, arguments: tuple[Any, ...], threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         try:
             payload = pickle.dumps(arguments)
@@ -205,6 +201,6 @@ def _run_rank(address: RankAddress, worker: Worker, payload: bytes, line: Any, t
         known = isinstance(error, WeftError)
         words = str(error) if known else f"rank {address.rank}: {type(error).__name__}: {error}"
         line.send((type(error).__name__, words))
-        if not known:
+        if not known and not isinstance(error, KeyboardInterrupt):
             traceback.print_exc(file=sys.stderr)
         os._exit(1)  # no clean-up that would wait for ranks that are gone

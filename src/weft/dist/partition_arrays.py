@@ -5,6 +5,7 @@ Shapes: N nodes, E edges, n nodes of a rank, h remote nodes that it reads, P pie
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ def neighbour_pieces(indptr: Tensor, ps: int) -> tuple[Tensor, Tensor, Tensor]:
 def count_remote(adj: Adjacency, bounds: Sequence[int]) -> list[int]:
     """Edges of every rank whose source is on another rank."""
     found = []
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in itertools.pairwise(bounds):
         _, columns, _, _ = own_rows(adj, low, high)
         found.append(int(((columns < low) | (columns >= high)).sum()))
     return found

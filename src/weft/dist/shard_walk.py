@@ -19,7 +19,7 @@ def shard_walk(
     ps: int,
     weight: Tensor | None = None,
 ) -> ShardWalk:
-    """Local and remote pieces of rows ``indptr [n+1]`` with global ``columns [E]``; ``weight [E]``: factors of edges."""
+    """Local and remote pieces of rows ``indptr [n+1]`` with global ``columns [E]``; ``weight [E]``: factors."""
     split = split_edges(indptr, columns, bounds, rank)
     near, far = neighbour_pieces(split.local_indptr, ps), neighbour_pieces(split.remote_indptr, ps)
     rows = indptr.numel() - 1
