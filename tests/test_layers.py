@@ -102,7 +102,7 @@ def test_the_brain_needs_the_standard_library_alone(layer):
 
 
 STANDS_IN = PACKAGE / "ops" / "launch" / "triton_lang.py"  # uses Triton if installed
-HTTP_APP = PACKAGE / "serve" / "app.py"  # imported late, by `weft serve` alone
+HTTP_APP = PACKAGE / "serve" / "http" / "app.py"  # imported late, by `weft serve` alone
 
 
 @pytest.mark.parametrize("path", FILES, ids=IDS)
@@ -191,4 +191,4 @@ def test_a_default_run_imports_nothing_of_weaving(tmp_path):
 
 def test_nothing_imports_the_http_app_at_its_own_import():
     for path in FILES:
-        assert "weft.serve.app" not in imports(path, top_level_only=True), path.name
+        assert "weft.serve.http.app" not in imports(path, top_level_only=True), path.name

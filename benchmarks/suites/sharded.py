@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from weft.dist.partition_arrays import halo_of, own_rows, to_block
-from weft.dist.shard_walk import shard_walk
 
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import time_calls, time_until
 from weft import ops
+from weft.dist.partition_arrays import halo_of, own_rows, to_block
+from weft.dist.shard_walk import shard_walk
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.ops.sparse.sharded_spmm_triton import (

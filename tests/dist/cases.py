@@ -18,8 +18,8 @@ from weft.graph.data.graph import Graph
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.sage import SAGEConv
 from weft.planner.partition import split_by_edges
-from weft.runtime.group import GroupRun
 from weft.runtime.batches.shard_source import Sharding
+from weft.runtime.group import GroupRun
 
 CPU = torch.device("cpu")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from weft.dist.launch import start_ranks
-from weft.dist.shard_walk import shard_walk
 
 from tests.dist import cases
 from tests.dist.cases import Case, TwoBranches, train_alone
 from weft.core.task import Task
+from weft.dist.launch import start_ranks
+from weft.dist.shard_walk import shard_walk
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sparse.sharded_spmm_triton import (
     SCHEDULES,

@@ -294,7 +294,6 @@ def test_loss_and_optimizer(launches):
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_walk import shard_walk
-
     from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)

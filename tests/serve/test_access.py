@@ -7,17 +7,17 @@ import torch
 
 from weft.core.errors import InputError, SpecError
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
-from weft.serve.checkpoint_split import drop_damaged, split_off
 from weft.serve.client import Client
-from weft.serve.json_limits import BadRequestError, read_json
-from weft.serve.mps import MPS
+from weft.serve.http.json_limits import BadRequestError, read_json
+from weft.serve.http.submissions import Registry
+from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_groups import Group
-from weft.serve.queue_retention import problems
+from weft.serve.queue.queue_db import QueueDB, Submission
+from weft.serve.queue.queue_groups import Group
+from weft.serve.queue.queue_retention import problems
 from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
-from weft.serve.submissions import Registry
-from weft.serve.tokens import Tokens, make_token_file
+from weft.serve.workers.checkpoint_split import drop_damaged, split_off
+from weft.serve.workers.mps import MPS
 
 
 def test_a_token_file(tmp_path):

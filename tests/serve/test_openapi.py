@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.serve.app import make_app
+from weft.serve.http.app import make_app
+from weft.serve.http.tokens import Tokens
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB
-from weft.serve.queue_retention import problems
+from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.queue_retention import problems
 from weft.serve.supervisor import Supervisor
-from weft.serve.tokens import Tokens
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have another package than httpx

@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from weft.serve.queue_db import QueueDB, Submission
-from weft.serve.queue_retention import delete_ended, export_lines, problems
-from weft.serve.task_states import NEXT_STATES, STATES, LostClaimError, QueueError
+from weft.serve.queue.queue_db import QueueDB, Submission
+from weft.serve.queue.queue_retention import delete_ended, export_lines, problems
+from weft.serve.queue.task_states import NEXT_STATES, STATES, LostClaimError, QueueError
 
 
 class Clock:
@@ -303,5 +303,5 @@ def test_a_file_of_a_later_version(tmp_path):
 
 
 def test_the_queue_needs_no_torch():
-    code = "import sys, weft.serve.queue_retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
+    code = "import sys, weft.serve.queue.queue_retention, weft.sched.simulator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, env={"PYTHONPATH": "src"}).returncode == 0

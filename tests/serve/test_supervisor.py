@@ -13,8 +13,8 @@ import pytest
 import weft
 from tests.serve.serving import FAULTY, TASK, Queue, history_of
 from weft.core.errors import WeftError
-from weft.serve.queue_retention import problems
-from weft.serve.task_states import ENDED
+from weft.serve.queue.queue_retention import problems
+from weft.serve.queue.task_states import ENDED
 
 LONG = {"epochs": 120}
 KILLS = int(os.environ.get("WEFT_KILL_ROUNDS", "3"))
@@ -33,7 +33,7 @@ def own(name: str, **more):
 
 
 def submit_own(queue, *tasks, **more):
-    from weft.serve.queue_db import Submission
+    from weft.serve.queue.queue_db import Submission
 
     found = queue.db.submit_many([Submission({"task": task}, **more) for task in tasks])
     queue.supervisor.wake()
@@ -100,7 +100,7 @@ def test_memory_that_was_not_enough_is_learned_from_once(queue):
 
 
 def test_a_task_over_its_own_budget_is_refused(queue):
-    from weft.serve.queue_db import Submission
+    from weft.serve.queue.queue_db import Submission
 
     task = queue.db.submit(Submission({"task": TASK, "budget": 1000}))
     queue.supervisor.wake()

@@ -98,7 +98,7 @@ def watch(tasks: Ids, server: Server = None, token: Token = None) -> None:
 
     Exit codes: 0 all are done, 3 one of them failed or was cancelled.
     """
-    from weft.serve.task_states import ENDED
+    from weft.serve.queue.task_states import ENDED
 
     client = _client(server, token)
     left = {name for name in tasks if client.show(name)["state"] not in ENDED}

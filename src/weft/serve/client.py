@@ -17,8 +17,8 @@ from typing import Any
 from weft.core.errors import InputError, WeftError
 from weft.core.sweep import Sweep
 from weft.core.task import Task
-from weft.serve.submissions import tasks_of
-from weft.serve.task_states import ENDED
+from weft.serve.http.submissions import tasks_of
+from weft.serve.queue.task_states import ENDED
 
 DEFAULT_SERVER = "http://127.0.0.1:8787"
 SERVER_VARIABLE, TOKEN_VARIABLE = "WEFT_SERVER", "WEFT_TOKEN"

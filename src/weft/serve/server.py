@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 from weft.core.errors import SpecError, WeftError
+from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions
 from weft.serve.supervisor import Supervisor
-from weft.serve.tokens import Tokens, make_token_file
 
 try:
     import fcntl
@@ -81,7 +81,7 @@ def serve(options: ServeOptions, host: str, port: int, tokens: Tokens, drain_sec
     try:
         import uvicorn
 
-        from weft.serve.app import make_app
+        from weft.serve.http.app import make_app
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
     with ServerLock(options.db):

@@ -30,14 +30,14 @@ from weft.core.units import show_bytes
 from weft.sched.admission import free_bytes
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import Decision, DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup, UserShare
-from weft.serve.mps import MPS
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB
-from weft.serve.queue_groups import Group
-from weft.serve.queue_retention import delete_ended
-from weft.serve.run_events import Record, records_of
-from weft.serve.task_states import ENDED, LostClaimError, QueueError, QueueTask
-from weft.serve.worker_process import Inbox, Spawner, WorkerProcess
+from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.queue_groups import Group
+from weft.serve.queue.queue_retention import delete_ended
+from weft.serve.queue.task_states import ENDED, LostClaimError, QueueError, QueueTask
+from weft.serve.workers.mps import MPS
+from weft.serve.workers.run_events import Record, records_of
+from weft.serve.workers.worker_process import Inbox, Spawner, WorkerProcess
 
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS = 0.1, 2.0, 0.5
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue

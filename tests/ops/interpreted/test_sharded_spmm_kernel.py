@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from weft.dist.partition_arrays import own_rows
-from weft.dist.shard_walk import shard_walk
 
 from tests.ops.graphs import from_pairs
 from tests.ops.interpreted.walks import assert_same, numbers
 from weft.core.errors import InputError
+from weft.dist.partition_arrays import own_rows
+from weft.dist.shard_walk import shard_walk
 from weft.ops.sparse.sharded_spmm_triton import (
     SCHEDULES,
     ShardedLaunch,

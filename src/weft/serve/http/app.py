@@ -22,13 +22,13 @@ from starlette.exceptions import HTTPException
 
 from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
-from weft.serve.json_limits import MOST_BYTES, BadRequestError, read_json
-from weft.serve.metrics import CONTENT_TYPE, metrics_text
+from weft.serve.http.json_limits import MOST_BYTES, BadRequestError, read_json
+from weft.serve.http.metrics import CONTENT_TYPE, metrics_text
+from weft.serve.http.queue_service import QueueService
+from weft.serve.http.tokens import OPERATOR, Tokens
 from weft.serve.options import ServeOptions
-from weft.serve.queue_service import QueueService
+from weft.serve.queue.task_states import QueueError
 from weft.serve.supervisor import Supervisor
-from weft.serve.task_states import QueueError
-from weft.serve.tokens import OPERATOR, Tokens
 
 T = TypeVar("T")
 POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
@@ -299,7 +299,7 @@ async def _stream(request: Request, service: QueueService, since: int, task: str
 
 
 def _add_pages(app: FastAPI) -> None:
-    page = files("weft.serve").joinpath("dashboard.html").read_text(encoding="utf-8")
+    page = files("weft.serve.http").joinpath("dashboard.html").read_text(encoding="utf-8")
     policy = (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
     )

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.serve.queue_file import open_file, transaction
-from weft.serve.queue_groups import Group, change_group, put_group, read_groups
-from weft.serve.task_states import (
+from weft.serve.queue.queue_file import open_file, transaction
+from weft.serve.queue.queue_groups import Group, change_group, put_group, read_groups
+from weft.serve.queue.task_states import (
     ENDED,
     STATES,
     LostClaimError,

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft.serve.json_limits import BadRequestError
+from weft.serve.http.json_limits import BadRequestError
+from weft.serve.http.submissions import Registry, read_submissions
+from weft.serve.http.tokens import OPERATOR
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import QueueDB
-from weft.serve.submissions import Registry, read_submissions
+from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.task_states import ENDED, STATES, QueueTask
 from weft.serve.supervisor import Supervisor
-from weft.serve.task_states import ENDED, STATES, QueueTask
-from weft.serve.tokens import OPERATOR
 
 T = TypeVar("T")
 OPEN = tuple(state for state in STATES if state not in ENDED)
@@ -160,7 +160,7 @@ class QueueService:
         return path
 
     def _task(self, task: str) -> QueueTask:
-        from weft.serve.task_states import QueueError
+        from weft.serve.queue.task_states import QueueError
 
         try:
             return self._db.get(task)

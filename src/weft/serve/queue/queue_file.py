@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.core.errors import WeftError
-from weft.serve.task_states import QueueError
+from weft.serve.queue.task_states import QueueError
 
 VERSION = 2
 BUSY_SECONDS = 30.0

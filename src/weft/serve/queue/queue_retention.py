@@ -6,9 +6,9 @@ import json
 from itertools import pairwise
 from typing import TextIO
 
-from weft.serve.queue_db import QueueDB
-from weft.serve.queue_file import transaction
-from weft.serve.task_states import ENDED, NEXT_STATES, STATES
+from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.queue_file import transaction
+from weft.serve.queue.task_states import ENDED, NEXT_STATES, STATES
 
 BATCH = 1000
 

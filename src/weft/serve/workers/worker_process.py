@@ -36,7 +36,7 @@ class Spawner:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "weft.serve.spawner", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "weft.serve.workers.spawner", str(theirs.fileno()), str(os.getpid())]
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -21,9 +21,9 @@ from contextlib import suppress
 from typing import Any
 
 from weft.core.task import Task
-from weft.serve.worker import end_with_parent, work_on
+from weft.serve.workers.worker import end_with_parent, work_on
 
-PRELOADED = ("weft.engine.run", "weft.serve.estimates", "weft.serve.checkpoint_split", "torch._dynamo")
+PRELOADED = ("weft.engine.run", "weft.serve.workers.estimates", "weft.serve.workers.checkpoint_split", "torch._dynamo")
 
 
 def warm_up() -> None:
@@ -33,7 +33,7 @@ def warm_up() -> None:
     import torch
 
     from weft.engine.run import run
-    from weft.serve.estimates import estimate_of
+    from weft.serve.workers.estimates import estimate_of
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

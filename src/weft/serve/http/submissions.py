@@ -17,9 +17,9 @@ from weft.core.models import BUILT_IN
 from weft.core.sweep import Sweep, varies
 from weft.core.task import Task
 from weft.core.units import parse_bytes
-from weft.serve.json_limits import BadRequestError
+from weft.serve.http.json_limits import BadRequestError
 from weft.serve.options import ServeOptions
-from weft.serve.queue_db import Submission
+from weft.serve.queue.queue_db import Submission
 
 FIELDS = ("task", "tasks", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
 MOST_TASKS = 10_000

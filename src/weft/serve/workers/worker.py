@@ -1,7 +1,7 @@
 """The worker process: plans and trains what it is sent, one group at a time, and streams events back.
 
-``python -m weft.serve.worker --device cpu`` reads one JSON message per line from stdin and writes one per line to
-stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is unpickled.
+``python -m weft.serve.workers.worker --device cpu`` reads one JSON message per line from stdin and writes one per
+line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, a folder, a byte budget),
 ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
@@ -69,7 +69,7 @@ class Worker:
 
     def serve(self) -> None:
         """Work until told to stop, or until stdin ends."""
-        from weft.serve.worker_memory import held_bytes, room_for_tasks
+        from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
 
         room = room_for_tasks(self.device)
         self._idle_bytes = held_bytes(self.device)
@@ -116,7 +116,7 @@ class Worker:
             getattr(control, message["do"])()
 
     def _stay_alive(self) -> None:
-        from weft.serve.worker_memory import held_bytes
+        from weft.serve.workers.worker_memory import held_bytes
 
         while True:
             held = max(held_bytes(self.device) - self._idle_bytes, 0)
@@ -137,7 +137,7 @@ class Worker:
             self._group = ""
 
     def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        from weft.serve.estimates import estimate_of
+        from weft.serve.workers.estimates import estimate_of
 
         try:
             return {"plan": estimate_of(Task.from_dict(message["task"]), message.get("device", self.device))}
@@ -172,7 +172,7 @@ class Worker:
         from weft.engine.results.result import Result
         from weft.engine.results.sweep_result import folder_names
         from weft.engine.run import run
-        from weft.serve.checkpoint_split import drop_damaged, split_off
+        from weft.serve.workers.checkpoint_split import drop_damaged, split_off
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
         drop_damaged(folder)

@@ -1,0 +1,1 @@
+"""The queue over HTTP: requests, limits, tokens, metrics and the dashboard."""

@@ -1,0 +1,1 @@
+"""The durable queue: tasks, groups and events in one SQLite file."""
