@@ -1,7 +1,8 @@
 """The worker process: plans and trains what it is sent, one group at a time, and streams events back.
 
 ``python -m weft.serve.workers.worker --device cpu`` reads one JSON message per line from stdin and writes one per
-line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is unpickled.
+line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is
+unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, a folder, a byte budget),
 ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
