@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from weft.cli.options import ranks_for
 
 from weft.cli.main import main
+from weft.cli.run import ranks_for
 from weft.core.errors import SpecError
 
 SPEC = 'graph = "demo"\n[model]\nname = "gcn"\nhidden = 8\n[train]\nepochs = 2\n'

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("fastapi")
+
 from weft.serve.http.app import make_app
 from weft.serve.http.tokens import Tokens
 from weft.serve.options import ServeOptions

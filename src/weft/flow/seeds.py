@@ -25,6 +25,10 @@ class SeedBatch:
     batch: int
     seeds: Tensor
 
+    def tensors(self) -> list[Tensor]:
+        """Every array of it."""
+        return [self.seeds]
+
 
 class SeedOrder:
     """Batches of ``batch_size`` seeds in an order that depends on (seed, epoch) alone; the last one may be smaller."""

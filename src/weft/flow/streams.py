@@ -27,10 +27,15 @@ def arrived(item: Any, stream: torch.cuda.Stream | None = None) -> Any:
         return item
     stream = stream or torch.cuda.current_stream()
     stream.wait_event(item.ready)
-    for tensor in _tensors(item.item):
+    _mark_used(item.item, stream)
+    return item.item
+
+
+def _mark_used(item: Any, stream: torch.cuda.Stream) -> None:
+    """Keep the memory of ``item`` from being reused before ``stream`` has read it."""
+    for tensor in _tensors(item):
         if tensor.is_cuda:
             tensor.record_stream(stream)
-    return item.item
 
 
 def _tensors(item: Any) -> list[Tensor]:
@@ -49,6 +54,9 @@ def on_stream(work: Callable[[Any], Any], device: torch.device) -> Callable[[Any
     stream.wait_stream(torch.cuda.current_stream(device))  # what the stage reads may still be on its way there
 
     def run(item: Any) -> OnDevice:
+        if not isinstance(item, OnDevice):  # made on the caller's stream, which may still be writing it
+            stream.wait_stream(torch.cuda.current_stream(device))
+            _mark_used(item, stream)
         with torch.cuda.stream(stream):
             result = work(arrived(item, stream))
             ready = torch.cuda.Event()
