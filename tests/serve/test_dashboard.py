@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.serve.serving import TASK, ServeProcess
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
 )
-PAGE = Path(weft.__file__).parent / "serve" / "dashboard.html"
+PAGE = Path(weft.__file__).parent / "serve" / "http" / "dashboard.html"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
@@ -36,8 +37,10 @@ def server(tmp_path_factory):
     client.wait(done, 60)
     client.submit(weft.Task(**{**TASK, "epochs": 100_000, "name": "<b>long</b>"}), user="anna")
     client.submit(weft.Task(**{**TASK, "epochs": 90_000, "layers": 3, "name": "waits"}), user="ben")
-    while not client.tasks("running"):
-        pass
+    deadline = time.monotonic() + 60
+    while not client.tasks("running") or "waits for a free worker" not in str(client.tasks()):
+        assert time.monotonic() < deadline, client.tasks()
+        time.sleep(0.1)
     yield process
     process.stop()
 

@@ -62,7 +62,7 @@ def test_heads_that_take_much_more_than_the_rule_of_thumb_are_followed(monkeypat
         monkeypatch.setattr(following, name, most)
     heads = [{"name": "one", "heads": 1, "hidden": 256}, {"name": "many", "heads": 64, "hidden": 64}]
     sweep = Sweep(
-        "shape:reddit", model="gat", epochs=10, precision="bf16", tasks=heads
+        "shape:reddit", model="gat", epochs=10, precision="bf16", mode="full", tasks=heads
     )  # writes coefficients [E, heads]
     report = plan(sweep, machine="h200", budget="20GiB")
     fits = {name: group.fits for group in report.groups for name in group.plan.members}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weft.core.errors import WeftError
 from weft.core.task import Task
 from weft.engine.planning.estimator import Estimator
+from weft.planner.grouping.limits import Limits
 from weft.planner.training_mode import may_sample
 
 
@@ -28,6 +29,9 @@ def _sampled(task: Task) -> Task:
 
 
 def _needs_sampling(task: Task, estimator: Estimator, room: int) -> bool:
+    limits = Limits(estimator.stats(task), estimator.machine.device, estimator.machine, budget=room)
+    if limits.surely_fits([task]):  # by several times, so that no dry run is needed to know
+        return False
     try:
         whole = estimator.alone(task).cost.total_bytes
         return whole > room and estimator.alone(_sampled(task)).cost.total_bytes <= room

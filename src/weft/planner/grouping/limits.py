@@ -46,9 +46,9 @@ class Limits:
 
     def fits(self, tasks: Sequence[Task]) -> bool:
         """Whether a group of ``tasks`` fits into the budget."""
-        return self.room is None or self._surely_fits(tasks) or self.bytes(tasks) <= self.room
+        return self.room is None or self.surely_fits(tasks) or self.bytes(tasks) <= self.room
 
-    def _surely_fits(self, tasks: Sequence[Task]) -> bool:
+    def surely_fits(self, tasks: Sequence[Task]) -> bool:
         """Whether several times the rule of thumb fits into the budget, so that no dry run is needed."""
         assert self.room is not None
         known = all(task.traits is not None for task in tasks)
