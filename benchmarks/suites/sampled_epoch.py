@@ -73,7 +73,8 @@ def fanouts(args: Namespace) -> tuple[int, ...]:
 
 def source_of(place: str, depth: int, args: Namespace) -> Callable[[SourceRequest], Sampled]:
     """Batches of sampled neighbourhoods with features from ``place``."""
-    sampling = Sampling(fanouts(args), args.batch, depth=depth, workers=args.workers)
+    # One synchronous cell is the captured step, which has no stages; deeper ones are made by stages.
+    sampling = Sampling(fanouts(args), args.batch, depth=depth, workers=args.workers, captured=depth == 1)
 
     def make(request: SourceRequest) -> Sampled:
         if place == "pinned":
@@ -90,7 +91,7 @@ def measure(graph: Graph, place: str, depth: int, count: int, args: Namespace) -
         raise NotHere("pinned host memory is read by a GPU; there is none")
     tasks, memory = tasks_of(graph, count, args), Memory(device)
     join = "stacked" if count > 1 else "solo"
-    plan = Plan(tuple(task.name for task in tasks), join=join, device=device.type)
+    plan = Plan(tuple(task.name for task in tasks), join=join, device=device.type, replay=device.type == "cuda")
     run = GroupRun(tasks, graph, plan, device, make_source=source_of(place, depth, args))
     source = run.stacks[0].source
     before: dict[str, tuple[int, float]] = {}
