@@ -12,7 +12,6 @@ from weft.core.stage import Stage, full_graph_stages
 from weft.core.task import Task
 
 JOINS = ("solo", "stacked", "concurrent", "woven")
-MODES = ("full",)
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20
@@ -47,8 +46,8 @@ class Plan:
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
     ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
 
-    ``mode``: ``"full"``, training on the whole graph. ``stages``: the way of a batch (none given: one stage,
-    ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes
+    ``mode``: ``"full"``, training on the whole graph, or ``"sampled"``. ``stages``: the way of a batch (none given: one
+    stage, ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes
     that it may take on the device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable
     elsewhere: the graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where
     they are not known), and the members' settings (empty where they are kept beside the plan, as in a run's folder).
