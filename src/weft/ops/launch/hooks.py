@@ -28,12 +28,14 @@ def intercepted(interceptor: Interceptor) -> Iterator[None]:
 
 def hooked(kernel: Any) -> Any:
     """``kernel`` with launches that can be intercepted: its class becomes a subclass of the one it has."""
-    kernel.__class__ = _hooked_class(type(kernel))
+    kernel.__class__ = hooked_class(type(kernel))
     return kernel
 
 
 @cache
-def _hooked_class(kind: type) -> type:
+def hooked_class(kind: type) -> type:
+    """A subclass of ``kind``, a class of kernels, whose launches can be intercepted."""
+
     def launcher(kernel: Any, grid: Any) -> Any:
         return _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
 
