@@ -100,6 +100,7 @@ class ShardedAdjacency(Adjacency):
     """
 
     launch = ShardedLaunch()
+    spans_ranks = True
 
     def __init__(
         self,

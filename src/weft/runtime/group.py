@@ -23,7 +23,6 @@ from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.batches.source import FullGraph, MakeSource
-from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
@@ -238,6 +237,8 @@ class GroupRun:
         """Compile the steps of stacks with Inductor if the plan says so; if that fails, a note says why."""
         if not self.plan.compiled or self.merged is not None:
             return
+        from weft.runtime.compile.inductor import compile_stack  # brings in torch's compilers
+
         evaluated = any(member.task.eval_every < member.task.epochs for member in self.present)
         for stack in self.stacks:
             if id(stack) in self._refused:

@@ -134,7 +134,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
         tried.append(len(stack.tasks))
         raise InputError("no")
 
-    monkeypatch.setattr(group, "compile_stack", refuse)
+    monkeypatch.setattr("weft.runtime.compile.inductor.compile_stack", refuse)
     run = run_of(Masked, 3)
     run.plan = replace(run.plan, compiled=True)
     run.advance(2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from weft.core.machine import Machine
-from weft.engine.base.probe import host_bytes
+from weft.engine.base.host import host_bytes
 from weft.planner.grouping.limits import USABLE
 
 CGROUP = Path("/sys/fs/cgroup")

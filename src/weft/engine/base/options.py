@@ -47,6 +47,20 @@ def check_choices(**choices: Any) -> None:
             raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
 
 
+def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: bool) -> int:
+    """The number of ranks, checked against what ranks cannot do."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    if ranks == 1:
+        return 1
+    if planned:
+        raise SpecError(f"ranks={ranks}: a plan that was written for one device runs on one rank; give the spec itself")
+    for name, choice in (("weave", weave), ("compile", compile)):
+        if choice:
+            raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
+    return ranks
+
+
 def not_work(work: Any, caller: str) -> SpecError:
     """The complaint about something that is neither a task nor tasks."""
     if isinstance(work, (list, tuple)):

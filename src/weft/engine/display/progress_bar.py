@@ -8,10 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from weft.core.errors import SpecError
 from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
-from weft.engine.display.live_table import LiveTable
 
 
 class LiveDisplay:
@@ -82,13 +80,3 @@ class LiveDisplay:
             numbers="  ".join(words),
             rate=f"{data['epochs_per_second']:,.0f} epochs/s",
         )
-
-
-def display_for(progress: bool | str, several: bool = False) -> LiveDisplay | LiveTable | None:
-    """What ``progress`` (True, False or ``"auto"``: only on a terminal) selects; a table for ``several`` tasks."""
-    if progress not in (True, False, "auto"):
-        raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
-    console = Console(stderr=True)
-    if progress is True or (progress == "auto" and console.is_terminal):
-        return LiveTable(console) if several else LiveDisplay(console)
-    return None

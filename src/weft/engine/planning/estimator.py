@@ -17,6 +17,7 @@ from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
 from weft.engine.planning.sampled_estimates import group_estimates
+from weft.engine.planning.step_memory import Steps, remember, remembered, switches
 from weft.graph.data.graph import Graph
 from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
 from weft.planner.cost.calibration import Calibration
@@ -27,22 +28,10 @@ from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.training_mode import steps_per_epoch
-from weft.runtime.dry_run import capture
-from weft.runtime.weight_shapes import weight_digests
 
 NONE = PlanOptions()
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the budget that would be right if memory were proportional to the members
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes."""
-
-    step: Program
-    preparation: Program
-    parameters: tuple[int, ...]
-    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,8 +100,14 @@ class Estimator:
         return self._estimates[key]
 
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
-        with assume_limits(limits_for(self.machine)):
-            return captured(tasks, self._graphs.summary(tasks[0]), plan)
+        limits, stats = limits_for(self.machine), self.stats(tasks[0])
+        known = remembered(tasks, stats, plan, limits)
+        if known is not None:
+            return known
+        with assume_limits(limits):
+            found = captured(tasks, self._graphs.summary(tasks[0]), plan)
+        remember(found, tasks, stats, plan, limits)
+        return found
 
     def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
         """Whether :meth:`alone` or :meth:`together` would answer at once."""
@@ -125,13 +120,13 @@ class Estimator:
 
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""
-        numbers = (width(task), task.epochs, *_switches(task))
+        numbers = (width(task), task.epochs, *switches(task))
         return (group_key(task, self.stats(task).multilabel), tuple(stack_key(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
         """Equal for stacks of the same size as wide as each other: narrower members are padded."""
         widest = max(tasks, key=width)
-        kinds = tuple(sorted({_switches(task) for task in tasks}))
+        kinds = tuple(sorted({switches(task) for task in tasks}))
         longest = max(task.epochs for task in tasks)
         return (self._key(widest), len({width(task) for task in tasks}), kinds, longest, len(tasks))
 
@@ -184,14 +179,11 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     return RunMode(task.precision, replay, plan.threads, task.eval_every, steps_per_epoch(task, stats))
 
 
-def _switches(task: Task) -> tuple[bool, ...]:
-    """Numbers that leave operators out when they are zero."""
-    attention = task.dropout if task.attention_dropout is None else task.attention_dropout
-    return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
-
-
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
     """The step of ``tasks``; a model that cannot be dry-run raises an InputError with the reason."""
+    from weft.runtime.dry_run import capture  # a run that needs no dry run does without
+    from weft.runtime.weight_shapes import weight_digests
+
     try:
         found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
     except WeftError:

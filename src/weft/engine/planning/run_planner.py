@@ -16,12 +16,14 @@ import torch
 from weft.core.errors import DoesNotFitError, WeftError
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
+from weft.engine.planning.small_run import is_small
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
@@ -67,11 +69,16 @@ class RunPlanner:
 
     def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         """Groups within the budget, with predicted costs; by rule of thumb if there is no dry run."""
+        room = self.room
+        if self._budget is None and self._plan_options == NONE and is_small(tasks, self._estimator, room):
+            told = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
+            return self._by_rule(tasks, throughput, told)
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             known, unknown = self._followed(tasks)
             plans = self._estimated(known, throughput) if known else []
         for reason in dict.fromkeys(unknown.values()):
-            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, reason)
+            told = f"memory by rule of thumb, time not known: {reason}"
+            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
 
@@ -93,13 +100,13 @@ class RunPlanner:
                 for plan, _ in groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
             ]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
-            return self._by_rule(tasks, throughput, _in_words(error))
+            told = f"memory by rule of thumb, time not known: {_in_words(error)}"
+            return self._by_rule(tasks, throughput, told)
 
-    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
+    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, told: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
         limits = {"throughput": throughput, "budget": self.room, "weave": self._plan_options.weave}
         plans = group(tasks, stats, machine.device, machine=machine, **limits)
-        told = f"memory by rule of thumb, time not known: {reason}"
         found = []
         for plan in plans:
             compiled, why = whether_to_compile(self._plan_options.compile, None, 0, plan.device, plan.join)

@@ -38,7 +38,7 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
-from weft.runtime.batches.sampled_source import source_for
+from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.settings import check_tasks
@@ -191,7 +191,7 @@ class Job:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0]))
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=_source_for(tasks[0]))
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -301,3 +301,12 @@ class Job:
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
+
+
+def _source_for(task: Task) -> MakeSource:
+    """The source of batches of ``task``; a run on whole graphs does not import sampling."""
+    if not task.sampled:
+        return FullGraph
+    from weft.runtime.batches.sampled_source import source_for
+
+    return source_for(task)

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Update
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist.ranks import Ranks
@@ -152,17 +150,3 @@ def train_as_rank(ranks: Ranks, tasks: Sequence[Task]) -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
         ShardedJob(tasks, ranks, NoEvents(), None, JobOptions()).train(resume=False)
-
-
-def check_ranks(ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool) -> int:
-    """The number of ranks, checked against what ranks cannot do."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
-    if ranks == 1:
-        return 1
-    if planned:
-        raise SpecError(f"ranks={ranks}: a plan that was written for one device runs on one rank; give the spec itself")
-    for name, choice in (("weave", weave), ("compile", compile)):
-        if choice:
-            raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
-    return ranks

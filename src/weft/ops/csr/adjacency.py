@@ -39,6 +39,7 @@ class Adjacency:
     """
 
     first_edge = 0
+    spans_ranks = False  # whether other ranks hold the rest of its rows
 
     def __init__(
         self,

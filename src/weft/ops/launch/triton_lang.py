@@ -1,4 +1,4 @@
-"""Triton's language and ``triton.jit`` for Weft's kernels, imported by the first launch; without Triton inert stand-ins.
+"""Triton's language and ``jit`` for Weft's kernels, imported by the first launch; without Triton inert stand-ins.
 
 A run on a CPU launches no kernel, but imports the modules that hold them. So a kernel is a :class:`LazyKernel` until
 it is launched, and ``tl`` stands for Triton's language until it is read. Triton's interpreter has kernels of another

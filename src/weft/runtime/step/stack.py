@@ -20,6 +20,7 @@ from torch import Tensor
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
 from weft.runtime.batches.source import Batch, Source
+from weft.runtime.step.backward import gradient
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.inputs import Inputs
@@ -147,7 +148,7 @@ class Stack:
         """
         leaf = flat.detach().requires_grad_()
         losses = self._loss(self.forward(leaf, training=True, batch=batch), batch)
-        (grad,) = torch.autograd.grad(losses, leaf, self._ones)
+        grad = gradient(losses, leaf, self._ones)
         reduce = self.source.reduce
         return reduce.sum(losses.detach()), reduce.sum(grad)
 
