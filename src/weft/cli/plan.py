@@ -14,6 +14,7 @@ from weft.cli.files import check_file, write_file
 from weft.cli.run import Compile, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.lazy_names import gc_paused
 from weft.core.settings.spec_file import read_spec
 
 DOES_NOT_FIT = 4
@@ -59,17 +60,18 @@ def plan(
 
     Exit codes: 0 it fits, 2 a mistake in the input, 4 it does not fit (the plan names the nearest that does).
     """
-    from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
-    from weft.engine.planning.sharding_report import shard_groups
-    from weft.engine.report.memory_timeline import check_plot, write_timeline
-
-    if plot is not None:
-        check_plot(plot)
     if out is not None:
         _check_out(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
-    work = read_spec(spec, changes or [])
+    work = read_spec(spec, changes or [])  # a mistake in it is told before torch is loaded
+    with gc_paused():
+        from weft.engine.planning.plan_report_builder import plan as make_plan
+        from weft.engine.planning.sharding_report import shard_groups
+        from weft.engine.report.memory_timeline import check_plot, write_timeline
+
+    if plot is not None:
+        check_plot(plot)
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())

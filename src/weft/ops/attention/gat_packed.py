@@ -76,7 +76,7 @@ def _fake(packed, heads, slope, rate, clock, site, walk, back):
     width = (packed.shape[-1] - 2 * heads) // heads
     out = packed.new_empty(*packed.shape[:-1], heads, width)
     stats = packed.new_empty(*packed.shape[:-1], heads, dtype=accumulate_dtype(packed.dtype))
-    return out, torch.empty_like(out), stats, torch.empty_like(stats)
+    return out, out.new_empty(out.shape), stats, stats.new_empty(stats.shape)
 
 
 @_backward_op.register_fake

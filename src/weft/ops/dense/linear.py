@@ -30,6 +30,7 @@ from weft.ops.dense.weight_grad_triton import weight_grad_triton
 from weft.ops.launch.backend import on_gpu, use_triton
 from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.device_limits import limits_of
+from weft.ops.launch.launch import common_lead
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ def _linear_op(x, weight, bias, add, act, rate, clock, site):
 
 @_linear_op.register_fake
 def _linear_fake(x, weight, bias, add, act, rate, clock, site):
-    lead = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+    lead = common_lead(x, weight)
     return x.new_empty(*lead, x.shape[-2], weight.shape[-2])
 
 
