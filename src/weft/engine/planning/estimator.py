@@ -99,6 +99,11 @@ class Estimator:
             self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
 
+    def recalled(self, tasks: Sequence[Task], plan: Plan) -> Estimate | None:
+        """What ``tasks`` take as an earlier dry run captured them; None if there was none."""
+        steps = remembered(tasks, self.stats(tasks[0]), plan, limits_for(self.machine))
+        return None if steps is None else self._estimate(steps, tasks, plan)
+
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
         limits, stats = limits_for(self.machine), self.stats(tasks[0])
         known = remembered(tasks, stats, plan, limits)

@@ -72,7 +72,7 @@ class RunPlanner:
         room = self.room
         if self._budget is None and self._plan_options == NONE and is_small(tasks, self._estimator, room):
             told = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
-            return self._by_rule(tasks, throughput, told)
+            return [self._with_known_cost(plan, tasks) for plan in self._by_rule(tasks, throughput, told)]
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             known, unknown = self._followed(tasks)
             plans = self._estimated(known, throughput) if known else []
@@ -81,6 +81,12 @@ class RunPlanner:
             plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
+
+    def _with_known_cost(self, plan: Plan, tasks: Sequence[Task]) -> Plan:
+        """The plan with the cost that an earlier dry run of such a group found, if there was one."""
+        known = {task.label: task for task in tasks}
+        found = self._estimator.recalled([known[name] for name in plan.members], plan)
+        return plan if found is None else replace(plan, cost=found.cost.to_dict(), weights=found.weights)
 
     def _followed(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
         """The tasks whose steps can be dry-run; of the others, what went wrong."""
