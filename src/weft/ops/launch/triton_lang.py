@@ -17,6 +17,9 @@ from weft.ops.launch.hooks import hooked, hooked_class
 
 _WITHOUT_TRITON = SimpleNamespace(float32="float32", float64="float64")
 _ONE_AT_A_TIME = RLock()
+# Arguments that are bounds of loops or go into a hash: a version of their own for 1 or multiples of 16 gains nothing.
+# They depend on the data (pieces of a work list) or on the place of a layer: there would be one per graph and layer.
+COUNTS = frozenset({"num_heavy", "num_light", "num_partial", "parts", "runs", "site"})
 
 
 class InertKernel:
@@ -51,6 +54,7 @@ class LazyKernel:
 
     def __init__(self, fn: Any, **options: Any) -> None:
         self.fn, self._jit_options = fn, options
+        self.do_not_specialize = options.get("do_not_specialize", ())
         self.__name__, self.__qualname__ = fn.__name__, fn.__qualname__
         self.__module__, self.__doc__ = fn.__module__, fn.__doc__
 
@@ -84,18 +88,21 @@ def _make(kernel: LazyKernel) -> None:
 
 
 def _make_names(fn: Any) -> None:
-    """Make what the code of ``fn`` refers to: other kernels, the language, constants; by module or by name."""
+    """Make what the code of ``fn`` refers to: other kernels, by name or by module, the language, constants.
+
+    The language may be named in annotations alone, which the code does not know of, so it is replaced in any case.
+    """
     known, names = fn.__globals__, fn.__code__.co_names
     modules = [vars(known[name]) for name in names if isinstance(known.get(name), ModuleType)]
     for scope in (known, *(scope for scope in modules if str(scope.get("__name__")).startswith("weft."))):
-        for name in names:
-            value = scope.get(name)
-            if isinstance(value, LazyKernel):
-                _make(value)
-            elif isinstance(value, LazyLanguage):
+        for name, value in list(scope.items()):
+            if isinstance(value, LazyLanguage):
                 scope[name] = _language()
             elif isinstance(value, LazyConstant):
                 scope[name] = _language().constexpr(value.value)
+        for value in (scope.get(name) for name in names):
+            if isinstance(value, LazyKernel):
+                _make(value)
 
 
 def _kind_of(kernel: Any) -> type:
@@ -117,6 +124,10 @@ def _interpreted() -> bool:
 
 def jit(fn: Any, **options: Any) -> Any:
     """Triton's ``jit``, when the kernel is needed; its launches can be intercepted (``hooks.py``)."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    plain = {*options.get("do_not_specialize", ()), *(name for name in names if name in COUNTS)}
+    if plain:
+        options["do_not_specialize"] = tuple(name for name in names if name in plain)
     if not _interpreted():
         return hooked(LazyKernel(fn, **options) if have_triton() else InertKernel(fn))
     from triton import jit as triton_jit
