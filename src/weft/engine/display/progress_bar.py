@@ -27,9 +27,7 @@ class LiveDisplay:
             console=console,
         )
         self._metric, self._epochs = "metric", 0
-        self._line = self._bar.add_task(
-            "preparing (the first run compiles kernels)", total=None, count="", numbers="", rate=""
-        )
+        self._line = self._bar.add_task("preparing", total=None, count="", numbers="", rate="")
 
     def __enter__(self) -> LiveDisplay:
         self._bar.start()
@@ -47,6 +45,8 @@ class LiveDisplay:
             self._show(event.data)
         elif event.kind == "finish":
             self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
+        elif event.kind == "preparing" and not self._epochs:
+            self._bar.update(self._line, description=escape(event.data["message"]))
         elif event.kind == "note":
             self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
         elif event.kind in STEERED:

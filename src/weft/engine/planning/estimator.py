@@ -20,6 +20,7 @@ from weft.engine.planning.sampled_estimates import group_estimates
 from weft.engine.planning.step_memory import Steps, remember, remembered, switches
 from weft.graph.data.graph import Graph
 from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
+from weft.ops.launch.kernel_versions import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
@@ -58,8 +59,12 @@ class Estimator:
         machine: Machine,
         calibration: Calibration | None = None,
         graphs: Graphs | None = None,
+        limits: DeviceLimits | None = None,
     ) -> None:
         self.machine, self.calibration = machine, calibration
+        self._limits = limits if limits is not None else limits_for(machine)
+        self._versions: dict[str, KernelVersion] = {}  # of the kernels in the steps that were captured here
+        self.known_kernels: set[str] = set()  # digests of all of them, and of the steps that were remembered
         self._graphs = Graphs() if graphs is None else graphs
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
@@ -101,18 +106,36 @@ class Estimator:
 
     def recalled(self, tasks: Sequence[Task], plan: Plan) -> Estimate | None:
         """What ``tasks`` take as an earlier dry run captured them; None if there was none."""
-        steps = remembered(tasks, self.stats(tasks[0]), plan, limits_for(self.machine))
+        steps = remembered(tasks, self.stats(tasks[0]), plan, self._limits)
         return None if steps is None else self._estimate(steps, tasks, plan)
 
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
-        limits, stats = limits_for(self.machine), self.stats(tasks[0])
-        known = remembered(tasks, stats, plan, limits)
+        stats = self.stats(tasks[0])
+        known = remembered(tasks, stats, plan, self._limits)
         if known is not None:
+            self.known_kernels.update(known.kernels)
             return known
-        with assume_limits(limits):
-            found = captured(tasks, self._graphs.summary(tasks[0]), plan)
-        remember(found, tasks, stats, plan, limits)
+        found = self._captured_now(tasks, plan)
+        remember(found, tasks, stats, plan, self._limits)
         return found
+
+    def _captured_now(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        with assume_limits(self._limits), kernel_versions() as versions:
+            found = captured(tasks, self._graphs.summary(tasks[0]), plan)
+        known = {version.digest: version for version in versions}
+        self._versions |= known
+        self.known_kernels.update(known)
+        return replace(found, kernels=tuple(known))
+
+    def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:
+        """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``."""
+        return self._captured(tasks, plan).kernels
+
+    def versions(self, tasks: Sequence[Task], plan: Plan) -> Mapping[str, KernelVersion]:
+        """The same with the versions themselves, by digest."""
+        if any(digest not in self._versions for digest in self.kernels(tasks, plan)):
+            self._captured_now(tasks, plan)
+        return self._versions
 
     def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
         """Whether :meth:`alone` or :meth:`together` would answer at once."""

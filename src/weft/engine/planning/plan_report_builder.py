@@ -15,6 +15,7 @@ from weft.core.units import parse_bytes, show_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
+from weft.engine.planning.kernel_store import seconds_to_compile
 from weft.engine.planning.sampled_estimates import alone_estimates
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.calibration import Calibration
@@ -53,6 +54,8 @@ def plan(
     room = there.memory_bytes if limit is None else limit
     tasks = with_modes(tasks, estimator, room)
     report = report_on(tasks, name, estimator, room, PlanOptions(weave, compile))
+    if machine is None and there.device == "cuda":
+        report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     return _executable(report, planned, estimator, limit)
 
 

@@ -6,7 +6,7 @@ its tasks as a plan says it will.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
 from weft.engine.planning.small_run import is_small
 from weft.engine.planning.training_modes import with_modes
+from weft.ops.launch.device_limits import limits_of
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
@@ -42,7 +43,8 @@ class RunPlanner:
     ) -> None:
         self._device, self._budget, self._plan_options = device, budget, plan_options
         self.machine = machine_with(device)
-        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs)
+        limits = limits_of(device) if device.type == "cuda" else None
+        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs, limits)
 
     @property
     def room(self) -> int:
@@ -81,6 +83,22 @@ class RunPlanner:
             plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
+
+    def warm(self, tasks: Sequence[Task], plan: Plan, told: Callable[[int, int], None]) -> int:
+        """Compile the kernels that a group lacks, on all cores; ``told(done, total)`` on the way. How many there were.
+
+        A failure to do so is ignored: launches compile what they lack.
+        """
+        if self._device.type != "cuda":
+            return 0
+        from weft.engine.planning.warm_kernels import warm_kernels
+
+        major, minor = torch.cuda.get_device_capability(self._device)
+        try:
+            with seeded(tasks[0].seed, self._device):
+                return warm_kernels(tasks, plan, self._estimator, 10 * major + minor, told)
+        except Exception:  # a model that cannot be dry-run, a full disk
+            return 0
 
     def _with_known_cost(self, plan: Plan, tasks: Sequence[Task]) -> Plan:
         """The plan with the cost that an earlier dry run of such a group found, if there was one."""

@@ -36,12 +36,16 @@ PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "
 
 @dataclass(frozen=True)
 class Steps:
-    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes."""
+    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes.
+
+    ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU.
+    """
 
     step: Program
     preparation: Program
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -51,7 +55,7 @@ class Steps:
     def from_dict(cls, data: dict[str, Any]) -> Steps:
         """The inverse of :meth:`to_dict`."""
         programs = Program.from_dict(data["step"]), Program.from_dict(data["preparation"])
-        return cls(*programs, tuple(data["parameters"]), tuple(data["weights"]))
+        return cls(*programs, tuple(data["parameters"]), tuple(data["weights"]), tuple(data["kernels"]))
 
 
 def remembered(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLimits | None) -> Steps | None:
@@ -81,7 +85,7 @@ def _path(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLi
     if any(task.traits is not BUILT_IN.get(task.model_name) or task.model_args for task in tasks):
         return None
     about = {
-        "code": _code_digest(),
+        "code": code_digest(),
         "graph": stats.fingerprint().digest,
         "plan": {name: getattr(plan, name) for name in PLAN_FIELDS},
         "limits": None if limits is None else asdict(limits),
@@ -104,7 +108,7 @@ def switches(task: Task) -> tuple[bool, ...]:
 
 
 @cache
-def _code_digest() -> str:
+def code_digest() -> str:
     """Weft's source files by name, size and time, and torch's version: a change of either starts afresh."""
     root = Path(__file__).parents[2]
     found = [f"torch {torch.__version__}"]

@@ -108,6 +108,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
+        self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
         cap = memory_cap(self._device, self._planner.machine, self._options.budget)
         with Interruption(self._options.control), cap:
@@ -170,6 +171,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
+                    self._warm(tasks, plan)
                     graph = self._graphs.on_device(tasks[0])
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
@@ -186,6 +188,13 @@ class Job:
             except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
         return []
+
+    def _warm(self, tasks: list[Task], plan: Plan) -> None:
+        """Compile the kernels that the group lacks, before the first of them is launched."""
+        self._planner.warm(tasks, plan, self._tell_compiling)
+
+    def _tell_compiling(self, done: int, total: int) -> None:
+        self._events.preparing(f"compiling kernels: {done} of {total}", done=done, total=total)
 
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
@@ -301,6 +310,12 @@ class Job:
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
+
+
+def _planned_words(groups: Groups) -> str:
+    tasks = sum(len(plan.members) for _, plan in groups)
+    several = f" in {len(groups)} groups" if len(groups) > 1 else ""
+    return f"planned: {tasks} task{'s' if tasks > 1 else ''}{several}"
 
 
 def _source_for(task: Task) -> MakeSource:

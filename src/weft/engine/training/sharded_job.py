@@ -124,6 +124,9 @@ class ShardedJob(Job):
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
         return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
 
+    def _warm(self, tasks: list[Task], plan: Plan) -> None:
+        """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
+
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         session = SharedSession(group, self._events, save, driver, self._options.control)
         session.ranks = self._ranks
