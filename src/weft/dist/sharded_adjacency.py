@@ -256,12 +256,15 @@ class ShardedAdjacency(Adjacency):
         """
         with torch.no_grad():
             block, exchange = self.block(), self.forward.exchange
-            if use_triton(x) and exchange.is_needed:
-                return self._aggregate_in_place(x)
-            return ops.spmm(block, torch.cat([x, exchange.get(x)], -2))
+            if not exchange.is_needed:
+                return ops.spmm(block, x)
+            peers = exchange.peers(x)
+            if use_triton(x) and all(peer.device == x.device for peer in peers):
+                return self._aggregate_in_place(x, peers)
+            return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
 
-    def _aggregate_in_place(self, x: Tensor) -> Tensor:
-        table, counts = address_table(self.forward.exchange.peers(x), x.device)
+    def _aggregate_in_place(self, x: Tensor, peers: Sequence[Tensor]) -> Tensor:
+        table, counts = address_table(peers, x.device)
         walk = self.derived(("walk", self.launch.ps), self._walk)
         return sharded_spmm_triton(x, table, counts, walk, self.row_scale, self.launch)
 
