@@ -38,7 +38,7 @@ def test_the_kernel(width, ps, schedule, pinned):
     adj, half = big(), 2500
     own = adj.indptr[: half + 1]
     columns = adj.indices[: int(own[-1])]
-    walk = shard_walk(own.cuda(), columns.cuda(), (0, half, 5000), 0, ps)
+    walk = shard_walk(own.cuda(), columns.cuda(), (0, half, 5000), 0, ps, chunks=3)
     x = torch.randn(5000, width)
     near, far = x[:half].cuda(), x[half:].pin_memory() if pinned else x[half:].cuda()
     table, counts = address_table([near, far], near.device)

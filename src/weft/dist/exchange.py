@@ -116,7 +116,7 @@ class Exchange:
         return self.take(self.peers(x))
 
     def peers(self, x: Tensor) -> list[Tensor]:
-        """What every rank has as ``x [..., n, F]``, where it lies: for a kernel that reads it there, or :meth:`take`."""
+        """What every rank has as ``x [..., n, F]``, where it lies: for a kernel or :meth:`take`."""
         rows_of = self.staging.publish(x, max(self._counts))
         self.staging.exchanged_bytes += self.halo.size * (x.numel() // max(x.shape[-2], 1)) * x.element_size()
         return [rows_of(rank, count) for rank, count in enumerate(self._counts)]
