@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.dist.partition_arrays import neighbour_pieces, split_edges
+from weft.dist.partition_arrays import halo_of, neighbour_pieces, places_in, split_edges
 from weft.ops.sparse.sharded_spmm_triton import ShardWalk
+
+WHOLE_ROWS = 2**31 - 1
 
 
 def shard_walk(
@@ -22,16 +24,20 @@ def shard_walk(
 ) -> ShardWalk:
     """Local and remote pieces of rows ``indptr [n+1]`` with global ``columns [E]``; ``weight [E]``: factors.
 
-    ``chunks``: into how many parts the remote rows are cut; no piece reaches over two of them.
+    ``ps``: neighbours of a piece, 0 for all of a row. ``chunks``: into how many parts the remote rows are cut; no piece
+    reaches over two of them.
     """
     split = split_edges(indptr, columns, bounds, rank)
     rows = indptr.numel() - 1
     cuts = torch.tensor(bounds, device=columns.device)
-    halo, place = torch.unique(columns[split.remote_order].long(), return_inverse=True)
+    far_columns = columns[split.remote_order]
+    halo = halo_of(far_columns, bounds[rank], bounds[rank + 1]).long()
+    place = places_in(halo, far_columns)
     owner = torch.searchsorted(cuts, halo, right=True) - 1
     chunk_rows = [halo.numel() * chunk // chunks for chunk in range(chunks + 1)]
-    near = neighbour_pieces(split.local_indptr, ps)
-    far, far_rows, chunk_of = _chunked_pieces(split.remote_indptr, place, chunk_rows, ps)
+    most = ps or WHOLE_ROWS
+    near = neighbour_pieces(split.local_indptr, most)
+    far, far_rows, chunk_of = _chunked_pieces(split.remote_indptr, place, chunk_rows, most)
     order = torch.sort(chunk_of, stable=True).indices
     per_chunk = torch.bincount(chunk_of, minlength=chunks).cumsum(0).tolist()
     return ShardWalk(
@@ -44,7 +50,7 @@ def shard_walk(
         far[2].to(torch.int32),
         split.remote_owner,
         split.remote_row,
-        place.to(torch.int32),
+        place,
         owner.to(torch.int32),
         (halo - cuts[owner]).to(torch.int32),
         ps,

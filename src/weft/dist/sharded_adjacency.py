@@ -34,6 +34,9 @@ from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
 from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch, ShardWalk, address_table, sharded_spmm_triton
 
+# Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
+CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4
+
 
 @dataclass(frozen=True)
 class ShardRows:
@@ -274,7 +277,9 @@ class ShardedAdjacency(Adjacency):
         if scale is not None and self.weight is not None:
             factors = factors * self.weight
         exchange = rows.exchange
-        return shard_walk(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self.launch.ps, factors)
+        chunks = min(MOST_CHUNKS, max(1, exchange.halo.size // CHUNK_ROWS))
+        rank = exchange.staging.rank
+        return shard_walk(rows.indptr, rows.columns, exchange.bounds, rank, self.launch.ps, factors, chunks)
 
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""

@@ -78,7 +78,7 @@ def test_tasks():
         assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize(("ps", "chunks"), [(1, 2), (4, 3), (3, 5), (4, 40)])
+@pytest.mark.parametrize(("ps", "chunks"), [(1, 2), (4, 3), (3, 5), (4, 40), (0, 3)])
 def test_chunks_of_remote_rows(ps, chunks):
     """Chunks may be empty; the same pieces in another order have the same bits."""
     walk, peers, x, weight = parts(graph(), 2, ps, weighted=True, chunks=chunks)
@@ -88,7 +88,7 @@ def test_chunks_of_remote_rows(ps, chunks):
         for piece in walk.remote_order[walk.chunk_pieces[chunk] : walk.chunk_pieces[chunk + 1]].tolist():
             start, length = int(walk.remote_start[piece]), int(walk.remote_length[piece])
             places = walk.remote_place[start : start + length]
-            assert 0 < length <= ps
+            assert 0 < length <= (ps or 20)
             assert bool(((places >= walk.chunk_rows[chunk]) & (places < walk.chunk_rows[chunk + 1])).all())
     table, counts = address_table(peers, x.device)
     launch = ShardedLaunch(ps, 2, 2)
@@ -109,3 +109,6 @@ def test_a_launch_for_other_pieces_is_refused():
         sharded_spmm_triton(peers[0], *address_table(peers, x.device), walk, None, ShardedLaunch(8))
     with pytest.raises(InputError, match="ps=33"):
         ShardedLaunch(33)
+    walk, *_ = parts(graph(), 0, 0, weighted=False)
+    with pytest.raises(InputError, match="leaves rows whole"):
+        sharded_spmm_triton(peers[0], *address_table(peers, x.device), walk, None, ShardedLaunch(0), "apart")

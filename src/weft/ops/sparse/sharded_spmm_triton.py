@@ -42,7 +42,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.ops.launch.backend import accumulate_dtype, have_triton, next_power_of_2
 from weft.ops.launch.launch import triton_acc
-from weft.ops.launch.triton_lang import cdiv, tl, triton
+from weft.ops.launch.triton_lang import cdiv, jit_any_size, tl, triton
 
 SCHEDULES = ("pipelined", "fetch_interleaved", "interleaved", "fetch_first", "apart")
 PER_EDGE = ("interleaved", "apart")  # schedules that read a remote row once per edge
@@ -55,17 +55,20 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8} if have_triton() els
 
 @dataclass(frozen=True)
 class ShardedLaunch:
-    """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own."""
+    """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own.
+
+    ``ps = 0`` leaves rows whole, to compare with; only the schedules that stage all remote rows first can do that.
+    """
 
     ps: int = 16
     dist: int = 2
     warps: int = 4
 
     def __post_init__(self) -> None:
-        for name, most in (("ps", 32), ("dist", 16), ("warps", 16)):
+        for name, least, most in (("ps", 0, 32), ("dist", 1, 16), ("warps", 1, 16)):
             value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise InputError(f"sharded_spmm: {name}={value} must be from 1 to {most}")
+            if not least <= value <= most:
+                raise InputError(f"sharded_spmm: {name}={value} must be from {least} to {most}")
 
 
 @dataclass(frozen=True)
@@ -131,23 +134,35 @@ def _edge_rows(ptr: Tensor, length: Tensor) -> Tensor:
 
 
 @triton.jit
+def _edge_rows_of(
+    x, indices, weight, start, length, place, f, in_f, F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr
+):
+    """The row of edge ``place`` of every piece, times its factor; zeros if the piece has no such edge."""
+    inside = place < length
+    column = tl.load(indices + start + place, mask=inside, other=0).to(tl.int64)
+    value = tl.load(x + column[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(ACC)
+    if HAS_W:
+        value *= tl.load(weight + start + place, mask=inside, other=0.0).to(ACC)[:, None]
+    return value
+
+
+@triton.jit
 def _sum_pieces(
     x, indices, weight, start, length, f, in_f,
     F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, W: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
-    """The sums ``[W, BF]`` of W pieces of rows of ``x``, edge after edge."""
+    """The sums ``[W, BF]`` of W pieces of rows of ``x``, edge after edge; pieces of any length if PS is 0."""
     total = tl.zeros([W, BF], ACC)
-    for place in tl.static_range(PS):
-        inside = place < length
-        column = tl.load(indices + start + place, mask=inside, other=0).to(tl.int64)
-        value = tl.load(x + column[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(ACC)
-        if HAS_W:
-            value *= tl.load(weight + start + place, mask=inside, other=0.0).to(ACC)[:, None]
-        total += value
+    if PS == 0:
+        for place in range(tl.max(length, 0)):
+            total += _edge_rows_of(x, indices, weight, start, length, place, f, in_f, F, HAS_W, ACC)
+    else:
+        for place in tl.static_range(PS):
+            total += _edge_rows_of(x, indices, weight, start, length, place, f, in_f, F, HAS_W, ACC)
     return total
 
 
-@triton.jit
+@jit_any_size("first", "last", "offset", "num_slots", "N")
 def _near_kernel(
     x, starts, lengths, indices, weight, order, partial, first, last, offset, num_slots, N,
     F: tl.constexpr, HAS_W: tl.constexpr, ORDERED: tl.constexpr, ACC: tl.constexpr,
@@ -169,7 +184,7 @@ def _near_kernel(
         tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=there[:, None] & in_f[None, :])
 
 
-@triton.jit
+@jit_any_size("num_local", "num_remote", "N")
 def _pairs_kernel(
     x, local_start, local_length, local_indices, local_weight,
     table, counts, remote_start, remote_length, remote_owner, remote_row, remote_weight,
@@ -216,7 +231,7 @@ def _pairs_kernel(
         tl.store(partial + place_r[:, None] * F + f[None, :], tl.sum(arrived, 1), mask=far[:, None] & in_f[None, :])
 
 
-@triton.jit
+@jit_any_size("num_local", "num_halo", "num_slots", "N")
 def _fetch_kernel(
     x, local_start, local_length, local_indices, local_weight,
     table, counts, halo_owner, halo_row, staging, partial, num_local, num_halo, num_slots, N,
@@ -251,7 +266,7 @@ def _fetch_kernel(
         tl.store(staging + place_r.to(tl.int64)[:, None] * F + f[None, :], remote, mask=far[:, None] & in_f[None, :])
 
 
-@triton.jit
+@jit_any_size("first", "last", "num_halo")
 def _copy_rows_kernel(
     table, counts, halo_owner, halo_row, staging, first, last, num_halo,
     WORD: tl.constexpr, WORDS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr,
@@ -274,7 +289,7 @@ def _copy_rows_kernel(
             tl.store(staging + place.to(tl.int64)[:, None] * WORDS + word[None, :], value, mask=mask)
 
 
-@triton.jit
+@jit_any_size("num_local", "num_remote", "N")
 def _add_pieces_kernel(
     partial, local_ptr, remote_ptr, row_scale, out, num_local, num_remote, N,
     F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
@@ -326,7 +341,7 @@ class _Call:
         self.num_local, self.num_remote = walk.local_start.numel(), walk.remote_start.numel()
         self.num_halo = walk.halo_row.numel()
         self.acc, self.weighted = triton_acc(x.dtype), walk.local_weight is not None
-        self.warps, self.ps = next_power_of_2(launch.warps), next_power_of_2(walk.ps)
+        self.warps, self.ps = next_power_of_2(launch.warps), next_power_of_2(walk.ps) if walk.ps else 0
 
     def _sizes(self, most: int = 128) -> tuple[int, dict[str, Any]]:
         """Tiles of features, and the constants of a launch."""
@@ -367,7 +382,8 @@ class _Call:
         partial: Tensor, ends: tuple[int, int], offset: int, rows: int, ordered: bool,
     ) -> None:  # fmt: skip
         tiles, constants = self._sizes()
-        grid = (cdiv(ends[1] - ends[0], self.warps * self.launch.dist), tiles, self.tasks)
+        constants["W"] *= max(1, 64 // constants["BF"])  # narrow rows: several pieces per warp, no idle lanes
+        grid = (cdiv(ends[1] - ends[0], constants["W"] * self.launch.dist), tiles, self.tasks)
         _near_kernel[grid](
             x, starts, lengths, indices, weight, order, partial, *ends, offset, self.num_local + self.num_remote, rows,
             ORDERED=ordered, **constants,
@@ -460,6 +476,8 @@ def sharded_spmm_triton(
         raise InputError(f"sharded_spmm: schedule={schedule!r} must be one of {', '.join(SCHEDULES)}")
     if launch.ps != walk.ps:
         raise InputError(f"sharded_spmm: the walk has pieces of {walk.ps}, the launch was made for ps={launch.ps}")
+    if launch.ps == 0 and schedule not in ("pipelined", "fetch_first"):
+        raise InputError(f"sharded_spmm: ps=0 leaves rows whole, which schedule={schedule!r} cannot do")
     lead, num_features = x.shape[:-2], x.shape[-1]
     x_TNF = x.reshape(lead.numel(), *x.shape[-2:]).contiguous()
     out = x.new_empty(lead.numel(), walk.num_rows, num_features)
