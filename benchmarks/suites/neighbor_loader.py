@@ -4,12 +4,12 @@
 
 SAGE of 3 layers, fan-out [15, 10, 5], batches of 1,024 seeds, the arxiv shape, the same number of threads on both
 sides. PyG needs torch-sparse or pyg-lib; it is given each number of worker processes in ``--pyg-workers``, and the
-fastest counts. Sides alternate ``--runs`` times; each time, ``--steps`` batches are timed after ``--warmup`` others, and
-``epoch_seconds`` is the median of the mean time per step, times the steps of an epoch: extrapolated, no evaluation.
+fastest counts. Sides alternate ``--runs`` times; each time, ``--steps`` batches are timed after ``--warmup`` others,
+and ``epoch_seconds`` is the median of the mean time per step, times the steps of an epoch: extrapolated, no evaluation.
 
 Sampling: both sides give the local subgraph of a batch, edges and node ids, without features. Training: PyG runs its
-``GraphSAGE`` on that subgraph, as its examples do; Weft has a block per layer, so that each layer computes only the rows
-that are needed. With pyg-lib PyG can leave rows out as well (its ``trim_to_layer``); torch-sparse lacks what that
+``GraphSAGE`` on that subgraph, as its examples do; Weft has a block per layer, so that each layer computes only the
+rows that are needed. With pyg-lib PyG can leave rows out as well (its ``trim_to_layer``); torch-sparse lacks what that
 needs, so ``trimmed`` is a side only with pyg-lib. ``cpu_ms``: processor time of this process per step, which other work
 on the machine does not change much; with worker processes their share is missing from it.
 """
@@ -182,7 +182,8 @@ def summary(cells: list[dict[str, Any]], steps_per_epoch: int) -> list[dict[str,
                 continue
             spread = sorted(c["ms"] for c in same)
             one = {"side": side, "workers": workers, "ms": median(spread), "low": spread[0], "high": spread[-1],
-                   "cpu_ms": median(c["cpu_ms"] for c in same), "runs": len(same), "epoch_seconds": round(median(spread) * steps_per_epoch / 1e3, 2)}  # fmt: skip
+                   "runs": len(same), "cpu_ms": median(c["cpu_ms"] for c in same),
+                   "epoch_seconds": round(median(spread) * steps_per_epoch / 1e3, 2)}  # fmt: skip
             if "mega_edges_s" in same[0]:
                 one |= {name: median(c[name] for c in same) for name in ("mega_edges_s", "batches_s", "nodes")}
             key = side.split()[0]

@@ -42,7 +42,7 @@ def check_handles(control: Any, cancel: Any) -> Control | None:
 
 
 def check_batches(batches: Any, tasks: Sequence[Task], resume: bool, ranks: Any) -> None:
-    """A :class:`SpecError` for a loader's batches where they cannot be used, or with settings that nothing would read."""
+    """A :class:`SpecError` for a loader's batches where they cannot be used, or with settings that none would read."""
     if batches is None:
         return
     if ranks != 1:
