@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -72,6 +72,14 @@ class Placement:
 def on_device(device: str) -> Placement:
     """Everything in the memory of a ``device``, ``"cpu"`` or ``"cuda"``."""
     return Placement() if device == "cuda" else Placement("host", "host")
+
+
+def within_device(placement: Placement, device: str) -> Placement:
+    """``placement`` with ``"gpu"`` for all that is in the memory of the ``device``: a CPU's own memory is the host's."""
+    if device == "cuda":
+        return placement
+    own = {name: "gpu" for name in ("features", "topology") if getattr(placement, name) == "host"}
+    return replace(placement, **own)
 
 
 def check_place(name: str, place: Any) -> None:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
+from weft.core.placement import within_device
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
+from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
@@ -90,7 +92,7 @@ class StepMerger(Protocol):
 
 
 class GroupRun:
-    """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
+    """Tasks in training on ``device``, with the graph where the plan says; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
@@ -108,12 +110,13 @@ class GroupRun:
     ) -> None:
         self.merger = merger
         self.tasks, self.plan, self.device = tuple(tasks), plan, device
-        self.graph = graph.to(device)
+        self.graph = place_graph(graph, plan.places, device)
         self.epoch = 0
         self._notes: list[str] = []
         if plan.row_order == "clustered" and device.type == "cuda":
             self._order_rows()
-        self._inputs = Inputs(self.graph, make_source)
+        place = within_device(plan.places, plan.device).features
+        self._inputs = Inputs(self.graph, make_source, device, place)
         self.epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self._own_random: dict[int, OwnGenerator] = {}
