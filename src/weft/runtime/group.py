@@ -27,7 +27,7 @@ from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epoch
 
 
 class GroupRun(GroupState):
-    """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
+    """Tasks in training on ``device``, with the graph where the plan says; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source

@@ -25,6 +25,7 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
@@ -143,7 +144,8 @@ class Job:
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = self._planner.with_modes(list(self._tasks.values()))
         self._planner.check(tasks)
-        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        whole = [task for task in tasks if not task.sampled]
+        throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
@@ -173,7 +175,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
-                    graph = self._graphs.on_device(tasks[0])
+                    graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
@@ -195,7 +197,10 @@ class Job:
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
         loader = self._options.batches
-        source = source_for(tasks[0]) if loader is None else loading_for(tasks[0], loader)
+        if loader is None:
+            source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
+        else:
+            source = loading_for(tasks[0], loader)
         return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 
     def _begin(self, key: str, group: GroupRun) -> None:

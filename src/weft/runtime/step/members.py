@@ -109,7 +109,7 @@ class Members:
     # ---- building ------------------------------------------------------------------------------------
 
     def _build(self, task: Task) -> nn.Module:
-        device = self._graph.device
+        device = self._inputs.device
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
             return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
@@ -166,7 +166,7 @@ class Members:
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
-        return Padding(widths_of(task, self._task.hidden), narrow, wide, buffers, self._graph.device)
+        return Padding(widths_of(task, self._task.hidden), narrow, wide, buffers, self._inputs.device)
 
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
@@ -291,7 +291,7 @@ class Members:
 
     def model_of(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
         """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
-        device = self._graph.device
+        device = self._inputs.device
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
         if slot.task.traits is not None:
             model = self._build(slot.task)

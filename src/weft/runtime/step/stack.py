@@ -30,7 +30,7 @@ from weft.runtime.step.state import State
 
 
 class Stack:
-    """T tasks in training on the device of ``inputs.graph``.
+    """T tasks in training on ``inputs.device``.
 
     ``first_once``: compute the first layer's aggregation of the features before training, if the model offers it.
     ``length``: rows of history and of the table of rates, at least the most epochs of a member. ``notes`` holds
@@ -39,7 +39,7 @@ class Stack:
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, *, first_once: bool = False, length: int = 0) -> None:
         check_alike(tasks, inputs.graph.multilabel)
-        self.graph, self.device = inputs.graph, inputs.graph.device
+        self.graph, self.device = inputs.graph, inputs.device
         self._length = max([length, *(task.epochs for task in tasks)])
         self.metric = metric_name(tasks[0], self.graph.multilabel)
         objective = objective_of_stack(tasks, self.graph.multilabel, self.device)
