@@ -26,6 +26,8 @@ DIVISIONS = [
     Division(2, 2, workers=2, trainer="npu"),
     Division(3, 1, workers=2, host_buffer=5, device_buffer=4, takes_over=True, trainer="npu"),
     Division(1, 4, device_buffer=2, takes_over=True, trainer="npu"),
+    Division(2, 3, workers=2, device_buffer=4, takes_over=True, trainer="npu", beside=True),
+    Division(0, 2, device_buffer=2, trainer="npu", beside=True),
 ]
 IDS = [division.words() for division in DIVISIONS]
 

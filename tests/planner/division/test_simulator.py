@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.division.cases import REGISTRY, times, with_npu
+from tests.planner.division.cases import BESIDE, REGISTRY, times, with_npu
 from tests.planner.division.optimum import optimum
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import SpecError
 from weft.planner.division.constraints import violations
 from weft.planner.division.loads import bound, loads
-from weft.planner.division.partitioner import Limits, partition
+from weft.planner.division.partitioner import Limits, best_share, partition
 from weft.planner.division.simulator import Activity, Simulation, simulate
 
 SECONDS = st.floats(0.05, 10.0)
@@ -40,6 +42,27 @@ def test_every_schedule_keeps_to_the_constraints(five, division, batches, seed):
     found = simulate(division, PhaseTimes(measured, interference, 0.05), batches, REGISTRY, seed)
     assert violations(found, REGISTRY) == []
     assert sum(one.key == "training_gpu" for one in found.activities) == batches
+
+
+@settings(max_examples=150, deadline=None)
+@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40))
+def test_preparing_beside_training_keeps_to_the_constraints(five, division, batches):
+    found = simulate(replace(division, beside=True), times(*five), batches, BESIDE)
+    assert violations(found, BESIDE) == []
+    share = sum(one.key == "batching_gpu" for one in found.activities) / batches
+    by_resource = loads(times(*five), BESIDE, "gpu", division.workers)
+    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(FIVE, st.integers(1, 6))
+def test_beside_training_a_long_epoch_comes_near_the_busiest_resource(five, workers):
+    measured = times(4 * five[0], *five[1:])
+    chosen = partition(measured, BESIDE, 200, Limits(host_buffer=32, device_buffer=8, workers=workers))
+    by_resource = loads(measured, BESIDE, "gpu", workers)
+    lowest = bound(by_resource, best_share(by_resource))
+    assert chosen.division.beside
+    assert lowest * (1 - 1e-9) <= chosen.simulation.seconds_per_batch <= 1.35 * lowest
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,8 @@ class Division:
     ``workers`` threads of the host prepare batches; ``host_buffer``: how many the host may have begun and not yet
     handed to the bus; ``device_buffer``: how many may lie on the device ahead of the one that is trained.
     ``takes_over``: what trains may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
-    hardware that trains.
+    hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
+    and the batches of the two sides alternate.
 
     Batches are trained in their order whoever prepares them, so a division changes no number.
     """
@@ -28,6 +29,7 @@ class Division:
     device_buffer: int = 0
     takes_over: bool = False
     trainer: str = "gpu"
+    beside: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1)):
@@ -68,7 +70,10 @@ class Division:
 
     def on_device(self, place: int) -> bool:
         """Whether what trains prepares the batch at ``place``, counted from the first of this run."""
-        return place % self.overlap < self.device_batches
+        if not self.beside:
+            return place % self.overlap < self.device_batches
+        before, after = (one * self.device_batches // self.overlap for one in (place, place + 1))
+        return after > before
 
     def words(self) -> str:
         """In words, for a plan."""

@@ -50,7 +50,7 @@ class DualBuffer:
         self._next_host = self._next_device = 0  # no batch of that side before it is waiting
         self._trained = 0
         self._held = 0  # by the host: in work or in its buffer
-        self._filling = True
+        self._filling = not division.beside
 
     @property
     def finished(self) -> bool:
@@ -104,12 +104,16 @@ class DualBuffer:
 
     def begin_transfer(self) -> int | None:
         """The first batch of the host's buffer that has a place on the device."""
-        for place in range(self._trained, self._window()):
-            if self._state[place] is State.IN_HOST_BUFFER:
-                self._state[place] = State.ON_BUS
-                self._held -= 1
-                return place
-        return None
+        place = self.next_transfer()
+        if place is not None:
+            self._state[place] = State.ON_BUS
+            self._held -= 1
+        return place
+
+    def next_transfer(self) -> int | None:
+        """What :meth:`begin_transfer` would begin."""
+        places = range(self._trained, self._window())
+        return next((place for place in places if self._state[place] is State.IN_HOST_BUFFER), None)
 
     def finished_transfer(self, batch: int) -> None:
         """``batch`` has arrived on the device."""
@@ -121,12 +125,31 @@ class DualBuffer:
         """``("prepare", batch)`` or ``("train", batch)``; None: wait for the host or the bus. Nothing is begun."""
         if self.finished:
             return None
+        if self.division.beside:
+            return ("train", self._trained) if self._state[self._trained] is State.READY else None
         own = self._next_own()
         if self._filling and own is not None:
             return "prepare", own
         if self._state[self._trained] is State.READY:
             return "train", self._trained
         return self._while_blocked(own)
+
+    def next_beside(self) -> int | None:
+        """The batch that the device is to prepare beside training; None: wait. Nothing is begun."""
+        if self.finished:
+            return None
+        own = self._next_own()
+        if own is not None or self._state[self._trained] is State.READY:
+            return own
+        blocked = self._while_blocked(None)
+        return None if blocked is None else blocked[1]
+
+    @property
+    def device_has_work(self) -> bool:
+        """Whether a batch waits that the device prepares, or may take over."""
+        waiting = range(self._trained, self.batches)
+        takes_over = self.division.takes_over
+        return any(self._state[p] is State.WAITING and (takes_over or self._by_device[p]) for p in waiting)
 
     def _while_blocked(self, own: int | None) -> tuple[str, int] | None:
         """The next batch is not there: prepare ahead, or take over one that the host has not begun."""
@@ -142,7 +165,7 @@ class DualBuffer:
             self._move(batch, State.READY, State.TRAINED)
             self._end_filling()
             self._trained += 1
-            self._filling = self._is_own_waiting(self._trained)
+            self._filling = not self.division.beside and self._is_own_waiting(self._trained)
             return
         if not self._by_device[batch]:
             self._by_device[batch] = True

@@ -99,6 +99,12 @@ class Registry:
         batching, transfer = self.find("batching", trainer), self.find("transfer", trainer)
         return None if batching is None else _route(trainer, *filter(None, (batching, transfer)))
 
+    def beside(self, trainer: str) -> bool:
+        """Whether ``trainer`` prepares batches while it trains: its operators for that leave it free."""
+        route = self.device_route(trainer)
+        training = set(self.training(trainer).occupies)
+        return route is not None and all(training.isdisjoint(one.occupies) for one in route.operators)
+
     def keys(self, trainer: str) -> tuple[str, ...]:
         """Names of all phases that training on ``trainer`` may have, the host's first and training last."""
         routes: Iterable[Route | None] = (self.host_route(), self.device_route(trainer))
@@ -110,12 +116,17 @@ def _route(hardware: str, *operators: Operator | None) -> Route | None:
     return Route(hardware, found) if len(found) == len(operators) else None
 
 
-def built_in() -> Registry:
-    """What Weft has: a CPU and a GPU that prepare batches, copies by DMA or reads over UVA, training on the GPU."""
+def built_in(beside: bool = False) -> Registry:
+    """What Weft has: a CPU and a GPU that prepare batches, copies by DMA or reads over UVA, training on the GPU.
+
+    ``beside``: the GPU samples and gathers on a stream of its own while it trains, by kernels that leave most of its
+    multiprocessors to the training step; else it does one after the other, as MorphGL assumes.
+    """
+    gpu = ("gpu preparing", "pcie") if beside else ("gpu", "pcie")
     return Registry((
         Operator("batching", "cpu", "weft.flow: compiled sampler and gather", ("cpu",)),
         Operator("transfer", "pcie", "copy from pinned memory (DMA)", ("pcie",)),
-        Operator("batching", "gpu", "weft.flow: Triton sampler over UVA", ("gpu", "pcie")),
-        Operator("transfer", "gpu", "gather over UVA", ("gpu", "pcie")),
+        Operator("batching", "gpu", "weft.flow: Triton sampler over UVA", gpu),
+        Operator("transfer", "gpu", "gather over UVA", gpu),
         Operator("training", "gpu", "training step", ("gpu",)),
     ))  # fmt: skip

@@ -95,6 +95,8 @@ class _Running:
         self._submitted: deque[Any] = deque()  # marks behind actions of what trains
         host = division.host_batches > 0 and bool(seeds)
         works = [("prepare", self._prepare)] * division.workers + [("transfer", self._transfer)] if host else []
+        if division.beside and division.device_batches and seeds:
+            works.append(("device", self._prepare_beside))
         self._threads = [
             threading.Thread(target=self._guard, args=(work,), name=f"weft-{name}", daemon=True) for name, work in works
         ]
@@ -154,6 +156,23 @@ class _Running:
         self._submit()
         self._done(batch, item, self.schedule.finished_on_device)
 
+    def _prepare_beside(self) -> None:
+        """The device's own batches in a thread of their own, while others are trained."""
+        device = self._pipeline.device
+        assert device is not None
+        while (batch := self._claim(self._begin_beside, lambda: not self.schedule.device_has_work)) is not None:
+            sampling = partial(self._log.timed, self._keys.batching, device.batch)
+            reading = partial(self._log.timed, self._keys.reading, device.read)
+            item = self._attempt(batch, sampling, self._seeds[batch])
+            self._done(batch, self._attempt(batch, reading, item), self.schedule.finished_on_device)
+            del item
+
+    def _begin_beside(self) -> int | None:
+        batch = self.schedule.next_beside()
+        if batch is not None:
+            self.schedule.begin_on_device("prepare", batch)
+        return batch
+
     # ---- the host's threads --------------------------------------------------------------------------
 
     def _prepare(self) -> None:
@@ -187,12 +206,15 @@ class _Running:
                 self._changed.wait()
         return None
 
-    def _run(self, batch: int, work: Callable[[Any], Any], item: Any, finished: Callable[[int], None]) -> None:
+    def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None]) -> None:
+        self._done(batch, self._attempt(batch, work, item), finished)
+
+    def _attempt(self, batch: int, work: partial[Any], item: Any) -> Any:
+        """``work(item)``; an error names the phase, which is the first argument of ``work``."""
         try:
-            result = work(item)
+            return work(item)
         except Exception as error:
-            raise _failure(work.args[0], batch, error) from error  # type: ignore[attr-defined]
-        self._done(batch, result, finished)
+            raise _failure(work.args[0], batch, error) from error
 
     def _done(self, batch: int, item: Any, finished: Callable[[int], None]) -> None:
         with self._changed:

@@ -30,13 +30,17 @@ TRANSFER = "transfer_pcie"
 
 @dataclass(frozen=True)
 class Profiled:
-    """What to measure: both sides (None: not there), a training step on an item, and the hardware's name and clock."""
+    """What to measure: both sides (None: not there), a training step on an item, and the hardware's name and clock.
+
+    ``beside``: the device prepares while it trains.
+    """
 
     host: HostSide | None
     device: DeviceSide | None
     train: Callable[[Any], Any]
     trainer: str = "gpu"
     clock: DeviceClock | None = None
+    beside: bool = False
 
 
 def profile(
@@ -74,6 +78,8 @@ class _Profiler:
         if self._what.host is not None:
             self._beside_host(alone)
             self._beside_transfer(alone)
+        if self._what.beside and self._what.device is not None:
+            self._beside_preparation(alone)
         return PhaseTimes(self._phases, self._interference, self._crowding, self._bytes)
 
     # ---- phases alone --------------------------------------------------------------------------------
@@ -182,6 +188,19 @@ class _Profiler:
         self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
         if meanwhile:
             self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
+
+    def _beside_preparation(self, alone: Mapping[str, Callable[[], Any]]) -> None:
+        """Training while the device samples, and while it reads features, and both meanwhile."""
+        training = f"training_{self._what.trainer}"
+        for key in (f"batching_{self._what.trainer}", f"transfer_{self._what.trainer}"):
+            with _background([alone[key]]) as seconds:
+                self._wait_for(seconds, 1)
+                first = len(seconds)
+                found = self._segment_of(alone[training], lambda s=seconds, n=first: len(s) > n)
+                meanwhile = seconds[first:]
+            self._note(training, key, _mean(found) / max(self._phases[training].mean, 1e-9))
+            if meanwhile:
+                self._note(key, training, _mean(meanwhile) / max(self._phases[key].mean, 1e-9))
 
     def _note(self, key: str, beside: str, factor: float) -> None:
         self._interference.setdefault(key, {})[beside] = max(factor, LEAST_FACTOR)

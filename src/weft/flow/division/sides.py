@@ -24,7 +24,10 @@ class HostSide(Protocol):
 
 
 class DeviceSide(Protocol):
-    """Prepares batches on what trains, in the thread that trains."""
+    """Prepares batches on what trains, in the thread that trains.
+
+    Where a division prepares beside training, another thread calls it, and calls return when their work is done.
+    """
 
     def batch(self, seeds: SeedBatch) -> Any:
         """Sample: the structure of a batch."""

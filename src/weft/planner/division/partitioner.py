@@ -24,11 +24,12 @@ GAIN = 0.002  # of an epoch that a move must save
 
 @dataclass(frozen=True)
 class Limits:
-    """The most batches that may wait in host and in device memory, and the most workers."""
+    """The most batches that may wait in host and in device memory, the most workers, and how the device prepares."""
 
     host_buffer: int = 64
     device_buffer: int = DEVICE_BATCHES
     workers: int = 1
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def overlap_for(share: float, limits: Limits, trainer: str, workers: int) -> Div
     """
     most_device, most_host = max(limits.device_buffer, 1), max(limits.host_buffer, 1)
     if share >= 1.0 - 1e-9:
-        return Division(0, most_device, trainer=trainer)
+        return Division(0, most_device, trainer=trainer, beside=limits.beside)
     if share <= 1e-9:
-        return Division(1, 0, workers, limits.host_buffer, limits.device_buffer, trainer=trainer)
+        return Division(1, 0, workers, limits.host_buffer, limits.device_buffer, False, trainer, limits.beside)
     pairs = [(_host_batches(device, share, most_host), device) for device in range(1, LARGEST * most_device + 1)]
     host, device = min(pairs, key=lambda pair: _mismatch(pair[0], pair[1], most_device, share))
     return divided(host, device, limits, trainer, workers)
@@ -92,7 +93,7 @@ def _mismatch(host: int, device: int, most_device: int, share: float) -> tuple[b
 def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) -> Division:
     """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
     buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, host, workers))
-    return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer)
+    return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer, limits.beside)
 
 
 def partition(
@@ -105,6 +106,7 @@ def partition(
 ) -> Partition:
     """The division for an epoch of ``batches``: the initial share, one-sided ones, and what feedback makes of them."""
     count = workers or limits.workers
+    limits = replace(limits, beside=registry.beside(trainer))
     search = _Search(lambda division: simulate(division, times, batches, registry), limits, trainer, count)
     host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
     if host:

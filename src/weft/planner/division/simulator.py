@@ -126,7 +126,7 @@ class _Run:
         self._device = device.operators if device else ()
         self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
         self._activities: list[Activity] = []
-        self._device_busy = False
+        self._device_busy = self._preparing = False
         self._pending: tuple[int, int] | None = None  # batch and operator that the device is to go on with
         self._waited = [0.0, 0.0]  # device for host, host for room
 
@@ -153,10 +153,26 @@ class _Run:
 
     def _dispatch(self) -> None:
         self._dispatch_device()
-        while (self._host and self._free(self._host[1])) and (batch := self._schedule.begin_transfer()) is not None:
-            self._begin(self._host[1], batch, lambda _, b=batch: self._schedule.finished_transfer(b))  # type: ignore[misc]
+        if self._division.beside:
+            self._dispatch_beside()
+        self._dispatch_bus()
         while self._host and self._free(self._host[0]) and (batch := self._schedule.begin_on_host()) is not None:
             self._begin(self._host[0], batch, lambda _, b=batch: self._schedule.finished_on_host(b))  # type: ignore[misc]
+
+    def _dispatch_bus(self) -> None:
+        while (self._host and self._free(self._host[1])) and (batch := self._schedule.begin_transfer()) is not None:
+            self._begin(self._host[1], batch, lambda _, b=batch: self._schedule.finished_transfer(b))  # type: ignore[misc]
+
+    def _dispatch_beside(self) -> None:
+        """Preparation beside training; where both need the bus, the batch that is trained first goes first."""
+        batch, other = self._schedule.next_beside(), self._schedule.next_transfer()
+        if self._preparing or batch is None or not self._free(self._device[0]) or self._pending is not None:
+            return
+        if other is not None and other < batch and "pcie" in self._device[0].occupies:
+            return
+        self._schedule.begin_on_device("prepare", batch)
+        self._preparing = True
+        self._prepare(batch, 0)
 
     def _dispatch_device(self) -> None:
         if self._pending is not None:
@@ -184,12 +200,18 @@ class _Run:
                 self._prepare(batch, place + 1)
             else:
                 self._schedule.finished_on_device(batch)
-                self._release_device()
+                self._release_preparing()
 
         self._begin(self._device[place], batch, then)
 
     def _release_device(self) -> None:
         self._device_busy = False
+
+    def _release_preparing(self) -> None:
+        if self._division.beside:
+            self._preparing = False
+        else:
+            self._device_busy = False
 
     def _free(self, operator: Operator) -> bool:
         return all(self._used.get(name, 0) < self._places(name) for name in operator.occupies)
