@@ -38,8 +38,8 @@ class Division:
                 raise SpecError(f"division: {name}={value!r} must be a whole number, at least {low}")
         if not self.host_batches + self.device_batches:
             raise SpecError("division: host_batches and device_batches are both 0; one side has to prepare batches")
-        host = max(self.host_buffer, self.workers, self.host_batches) if self.host_batches else 0
-        object.__setattr__(self, "host_buffer", host)
+        host = self.host_buffer or max(self.workers, self.host_batches)
+        object.__setattr__(self, "host_buffer", host if self.host_batches else 0)
         object.__setattr__(self, "device_buffer", self.device_buffer or max(self.device_batches, 1))
         object.__setattr__(self, "takes_over", self.takes_over and self.divided)
 

@@ -179,10 +179,11 @@ class DualBuffer:
     def _end_filling(self) -> None:
         """Once per overlap: note which side was late."""
         if self._filling and self.division.divided:
-            late = self._held < min(self.division.host_batches, self._left_of_host())
-            full = self._held >= self.division.host_buffer and self.host_has_work
+            full = min(self.division.host_batches, self.division.host_buffer)
+            late = self._held < min(full, self._left_of_host())
+            waits = self._held >= self.division.host_buffer and self.host_has_work
             self.blocking.host_late += late
-            self.blocking.device_late += full
+            self.blocking.device_late += waits
         self._filling = False
 
     def _left_of_host(self) -> int:

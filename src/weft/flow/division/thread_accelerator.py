@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.core.division import Operator, Registry, built_in
-from weft.flow.division.sides import DeviceSide, HostSide
+from weft.flow.division.hardware import Parts, Sides, exact_sides
+from weft.flow.division.sides import DeviceSide, HostClock, HostSide
 from weft.flow.seeds import SeedBatch
 from weft.flow.workers import Workers
 
@@ -67,6 +68,11 @@ class ThreadAccelerator:
     def device_side(self, inner: DeviceSide) -> DeviceSide:
         """``inner`` as commands of this accelerator."""
         return _PacedDevice(self, inner)
+
+    def sides(self, parts: Parts) -> Sides:
+        """Sampling and gathering on the CPU, by the host's threads and by this accelerator's."""
+        host, device = exact_sides(parts)
+        return Sides(self.host_side(host), self.device_side(device), HostClock())
 
     def stop(self) -> None:
         """End the thread."""

@@ -92,7 +92,7 @@ def _mismatch(host: int, device: int, most_device: int, share: float) -> tuple[b
 
 def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) -> Division:
     """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
-    buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, host, workers))
+    buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, 1))
     return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer, limits.beside)
 
 
