@@ -26,7 +26,7 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_choices, check_handles, check_options, not_work
+from weft.engine.base.options import check_batches, check_choices, check_handles, check_options, not_work
 from weft.engine.display.progress_bar import display_for
 from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
@@ -67,6 +67,7 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
     ranks: int = 1,
+    batches: Any = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -89,6 +90,7 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -103,8 +105,9 @@ def run(
     if report is not None:
         limit = _planned_limit(report, limit, weave=weave, compile=compile)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report)
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    check_batches(batches, tasks, resume, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report, batches)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None)
