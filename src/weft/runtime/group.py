@@ -15,7 +15,7 @@ import torch
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-from weft.runtime.batches.source import FullGraph, MakeSource
+from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
@@ -182,6 +182,12 @@ class GroupRun(GroupState):
             self._prepare_without()
         self.epoch += 1
         self._without_evaluation()
+
+    def one_step(self, source: Source) -> Callable[[Batch], None]:
+        """A function that trains the stacks of ``source`` on one of its batches: for profiles."""
+        if not self.started:
+            self.prepare()
+        return next(one.train_on for one in self._stepped or () if one.source is source)
 
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """As :meth:`GroupState.drop`; the step is captured again before the next epoch."""
