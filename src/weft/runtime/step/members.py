@@ -295,9 +295,9 @@ class Members:
             self._compare(trials, *self._together(state, loss_of(range(state.members))))
 
     def _trial(self, state: State, row: int, loss: Loss) -> Trial:
-        untouched, _ = copy_module(self._trials[row])
         model = self._trials[row]
         _set_reduce(model, self.source.reduce)
+        untouched, _ = copy_module(model)
         forward, own = self._forward(model, alone=True), state.select([row])
         forward.attach(own, [rate[None] for rate in self.slots[row].rates])
         batch = self.source.example()
@@ -308,7 +308,7 @@ class Members:
     def _learn(self, trial: Trial, members: int) -> None:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
         if trial.hidden_state is not None and members > 1:
-            raise CannotStack(trial.hidden_state)
+            raise CannotStack(f"{self._task.model_name} cannot be one of several: {trial.hidden_state}")
         self.hidden_state = trial.hidden_state
         self.without_gradient = trial.without_gradient
         if trial.without_gradient:

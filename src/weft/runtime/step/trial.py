@@ -75,11 +75,11 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
     if attributes:
-        return f"its module changes {attributes[0]!r} from call to call, which is no buffer"
+        return f"it changes {attributes[0]!r} from call to call, which is no buffer"
     if drawn:
-        return "its module draws from Python's or NumPy's generator"
+        return "it draws from Python's or NumPy's generator"
     if any(not apart(again, first) <= REPEATED for first, again in twice):
-        return "its module gives other numbers when it is called again"
+        return "it gives other numbers when it is called again"
     return None
 
 
