@@ -36,7 +36,8 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
-from weft.runtime.group import GroupRun, StepMerger
+from weft.runtime.group import GroupRun
+from weft.runtime.group_step import StepMerger
 
 CPU = torch.device("cpu")
 
@@ -152,11 +153,10 @@ def _follow(
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.merge_steps()
+    run.group_step.merge()
     if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.run_steps = dry_run_concurrent(observer)
-    if run.merged is not None and run.merger is not None:
-        run.merger.observe(run.merged, observer, streams=run.plan.device == "cuda")
+        run.group_step.run_steps = dry_run_concurrent(observer)
+    run.group_step.observe_merged(observer)
     return run
 
 
