@@ -7,7 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +25,18 @@ from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Features, Source
 from weft.runtime.device.precision import DTYPES
-from weft.runtime.step.buffers import RATE, detach_clock, drawing_modules, take_buffers
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
-from weft.runtime.step.parameters import Layout, Slots, layout_of
+from weft.runtime.step.parameters import Layout, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.step.trial import NEAR, Trial, check_used_through_modules, compare, same_draws, try_alone
+from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.python_state import restore_state, saved_state
 
 
 class CannotStack(Exception):
@@ -64,6 +66,8 @@ class Members:
         self._is_users = self._task.traits is None
         self.hidden_state: str | None = None  # why a captured step would not be what the module does
         self.without_gradient: tuple[str, ...] = ()
+        self._changing: tuple[str, ...] = ()
+        self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
         rates = self._take_rates(models)
@@ -114,6 +118,15 @@ class Members:
         """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
         self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
 
+    def python_state(self) -> dict[str, Tensor]:
+        """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
+        return {} if self.hidden_state is None else saved_state(self._model, self._changing)
+
+    def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`python_state`."""
+        if self.hidden_state is not None:
+            restore_state(self._model, saved)
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""
         self.slots = [self.slots[row] for row in rows]
@@ -155,19 +168,22 @@ class Members:
         """A module to try for every member: its own, and a copy of the one that runs for all."""
         if not self._is_users or self._graph.device.type == "meta":
             return []
-        return [self._copied(model) if row == widest else model for row, model in enumerate(models)]
+        return [self._another(model) if row == widest else model for row, model in enumerate(models)]
+
+    def _another(self, model: nn.Module) -> nn.Module:
+        """The module of the widest task again: built anew, or a copy of the object that the task was given."""
+        if isinstance(self._task.model, nn.Module):
+            return self._copied(model)
+        with same_draws(self._graph.device):
+            return self._build_whole(self._task)
 
     def _copied(self, model: nn.Module) -> nn.Module:
-        task = self._task
         try:
             return copy_module(model)[0]
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
-                f"given back: {type(error).__name__}: {error}"
-            ) from error
+            raise self._cannot_copy(f"{type(error).__name__}: {error}") from error
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), _model_errors(task, self._graph.name):
@@ -309,7 +325,7 @@ class Members:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
         if trial.hidden_state is not None and members > 1:
             raise CannotStack(f"{self._task.model_name} cannot be one of several: {trial.hidden_state}")
-        self.hidden_state = trial.hidden_state
+        self.hidden_state, self._changing = trial.hidden_state, trial.attributes
         self.without_gradient = trial.without_gradient
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
@@ -332,19 +348,36 @@ class Members:
             state.restore(before)
 
     def _try_copy(self, state: State) -> None:
-        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
-        if state.flat.is_meta:
-            return
-        task, buffers = self._task, {name: buffer[0] for name, buffer in state.buffers.items()}
+        """Copy a user's module as at the end of training, so that a failing copy is known before training.
+
+        The copy is given other weights: one whose results do not follow them still holds the module's own somewhere.
+        """
+        task, row = self._task, self.slots[0]
+        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
-            self.model_of(self.slots[0], state.flat[0], buffers, state)
+            model = self.model_of(row, flat, buffers, state)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
-                f"given back: {type(error).__name__}: {error}"
-            ) from error
+            raise self._cannot_copy(f"{type(error).__name__}: {error}") from error
+        if self.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
+            return
+        batch = self.source.example()
+        with torch.no_grad(), same_draws(self._graph.device):
+            before = state.snapshot()
+            state.flat[0] = flat
+            expected = self.forward.one(state.flat[0], training=False, batch=batch)
+            state.restore(before)
+            self._rebuilds = apart(bind(model)(batch), expected) > NEAR["tf32"]
+        if self._rebuilds and isinstance(task.model, nn.Module):
+            raise self._cannot_copy("a function that it keeps holds its parameters")
+
+    def _cannot_copy(self, why: str) -> SpecError:
+        task = self._task
+        return SpecError(
+            f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
+            f"given back: {why}"
+        )
 
     def _note_left_out(self, names: Sequence[str]) -> None:
         if names:
@@ -384,17 +417,18 @@ class Members:
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
         if slot.task.traits is not None:
             model = self._build(slot.task)
+        elif self._rebuilds:
+            with same_draws(device):
+                model = self._build_whole(slot.task)
         else:
             own = {name: value.to(device) for name, value in buffers.items()}
             model, left_out = self.forward.copied(flat.to(device), slot.rates, own, state)
             self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
-        Slots(model, self.layout.names).bind([nn.Parameter(named[name].clone()) for name in self.layout.names])
-        for prefix, module in model.named_modules():
-            for key in module._buffers:
-                name = f"{prefix}.{key}" if prefix else key
-                if name in buffers:
-                    module._buffers[key] = named[name].clone()
+        for name, parameter in model.named_parameters():
+            if name in named:
+                parameter.data = named[name].clone()
+        BufferSlots(model).bind({name: named[name].clone() for name in buffers})
         return model.eval()
 
 

@@ -8,19 +8,16 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
-from weft.runtime.device.torch_rng import generator_states, restore_generators
+from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
@@ -121,20 +118,3 @@ def apart(mine: Tensor, true: Tensor, whole: Tensor | None = None) -> float:
 
 def _largest(values: Tensor) -> float:
     return float(values.abs().nan_to_num(0.0, 0.0, 0.0).max()) if values.numel() else 0.0
-
-
-@contextmanager
-def same_draws(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Restore torch's, Python's and NumPy's generators at the end; gives whether the latter two have moved."""
-    torch_states, python, numpy = generator_states(device), random.getstate(), np.random.get_state(legacy=False)
-
-    def moved() -> bool:
-        now = np.random.get_state(legacy=False)
-        return random.getstate() != python or str(now) != str(numpy) or now["state"]["pos"] != numpy["state"]["pos"]
-
-    try:
-        yield moved
-    finally:
-        restore_generators(torch_states, device)
-        random.setstate(python)
-        np.random.set_state(numpy)
