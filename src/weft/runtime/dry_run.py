@@ -37,6 +37,7 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
+from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.group import GroupRun
 from weft.runtime.group_step import StepMerger
 
@@ -77,7 +78,11 @@ def capture(
     merges the steps of several stacks if the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
-    plan = plan or default_plan(group, device)
+    with same_draws(CPU):  # a user's module may draw: the run that follows is to draw the same
+        return _capture(group, graph, plan or default_plan(group, device), merger)
+
+
+def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
     try:
         return _follow(group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger)
     except Exception as error:

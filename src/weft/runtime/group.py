@@ -105,7 +105,7 @@ class GroupRun(GroupState):
     def prepare(self) -> None:
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
-            self._stepped = stepped_epochs(self.stacks, self.plan.replay, self.group_step.in_own_random)
+            self._stepped = stepped_epochs(self.stacks, self._may_record(), self.group_step.in_own_random)
             return
         self.group_step.merge()
         self.group_step.compile(self._skips_evaluations())
@@ -123,7 +123,17 @@ class GroupRun(GroupState):
             self._prepare_without()
 
     def _prepare_with(self) -> None:
-        self._with_evaluation = self._replay(self.group_step.evaluated, record=self.plan.replay)
+        self._with_evaluation = self._replay(self.group_step.evaluated, record=self._may_record())
+
+    def _may_record(self) -> bool:
+        """Whether to capture the step: as planned, unless a module keeps something in Python between calls."""
+        hidden = [stack.members for stack in self.stacks if stack.members.hidden_state is not None]
+        if not self.plan.replay or not hidden:
+            return self.plan.replay
+        why = f"model {hidden[0].tasks[0].model_name}: {hidden[0].hidden_state}, and a CUDA graph would repeat one call"
+        note = f"the step runs eagerly: {why}"
+        self._notes += [note] if note not in self._notes else []
+        return False
 
     def _always_evaluates(self) -> bool:
         return any(member.task.eval_every == 1 for member in self.present)
@@ -132,7 +142,7 @@ class GroupRun(GroupState):
         return any(member.task.eval_every < member.task.epochs for member in self.present)
 
     def _prepare_without(self) -> None:
-        record, pool = self.plan.replay, None
+        record, pool = self._may_record(), None
         if self._with_evaluation is not None:
             record, pool = record and self._with_evaluation.recorded, self._with_evaluation.pool
         self._without_evaluation = self._replay(self.group_step.without_evaluation, record=record, pool=pool)
