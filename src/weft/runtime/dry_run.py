@@ -84,7 +84,9 @@ def capture(
 
 def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
     try:
-        return _follow(group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger)
+        return _follow(
+            group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
+        )
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):

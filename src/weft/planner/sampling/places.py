@@ -82,9 +82,7 @@ def feature_bytes(task: Task, stats: GraphStats) -> int:
     return stats.num_nodes * row_bytes(task, stats)
 
 
-def with_cache(
-    placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int
-) -> Placement:
+def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int) -> Placement:
     """``placement`` with the bytes of its cache: as given, or those ``left`` over; no cache if it would be too small."""
     if not placement.cached:
         return placement

@@ -110,7 +110,7 @@ class Members:
     def _forward(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
         dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        if self._is_users and alone and dtype == torch.float32 and self._graph.device.type != "meta":
+        if self._is_users and alone and dtype == torch.float32 and self._inputs.device.type != "meta":
             return LeafForward(model, self.layout, bind(model), reduce)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
@@ -166,7 +166,7 @@ class Members:
 
     def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
         """A module to try for every member: its own, and a copy of the one that runs for all."""
-        if not self._is_users or self._graph.device.type == "meta":
+        if not self._is_users or self._inputs.device.type == "meta":
             return []
         return [self._another(model) if row == widest else model for row, model in enumerate(models)]
 
@@ -174,7 +174,7 @@ class Members:
         """The module of the widest task again: built anew, or a copy of the object that the task was given."""
         if isinstance(self._task.model, nn.Module):
             return self._copied(model)
-        with same_draws(self._graph.device):
+        with same_draws(self._inputs.device):
             return self._build_whole(self._task)
 
     def _copied(self, model: nn.Module) -> nn.Module:
@@ -263,7 +263,7 @@ class Members:
     def try_out(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
         """Call the model before training, so that errors show; a user's one also as a plain loop would call it."""
         users = self._is_users and not state.flat.is_meta
-        with same_draws(self._graph.device) if users else nullcontext():
+        with same_draws(self._inputs.device) if users else nullcontext():
             self._try_features(state)
             if users:
                 self._try_alone(state, loss_of)
@@ -286,7 +286,7 @@ class Members:
         task, batch, rates = self.slots[row].task, self.source.example(), [rate[None] for rate in self.slots[row].rates]
         with torch.no_grad(), _model_errors(task, self._graph.name):
             if self._is_users and not state.flat.is_meta:
-                model = copy_module(self._trials[row])[0]
+                model = self._copied(self._trials[row])
                 _set_reduce(model, self.source.reduce)
                 forward = Forward(model, self.layout, bind(model), DTYPES[task.precision], self.source.reduce)
                 forward.attach(state.select([row]), rates)
@@ -363,7 +363,7 @@ class Members:
         if self.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
             return
         batch = self.source.example()
-        with torch.no_grad(), same_draws(self._graph.device):
+        with torch.no_grad(), same_draws(self._inputs.device):
             before = state.snapshot()
             state.flat[0] = flat
             expected = self.forward.one(state.flat[0], training=False, batch=batch)
