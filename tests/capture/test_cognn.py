@@ -23,7 +23,7 @@ FLOAT = 4
 
 
 def peak(widths: list[int], ephemeral: bool) -> int:
-    """Walk the operators of a chain of (Propagate, Linear) forward and back, as section IV-C of the paper says."""
+    """Visit the operators of a chain of (Propagate, Linear) forward and back, as section IV-C of the paper says."""
     layers = list(pairwise(widths))
     weights = sum(a * b for a, b in layers)
     alive, most = weights, 0

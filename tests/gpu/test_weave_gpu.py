@@ -120,10 +120,10 @@ def test_both_directions(form):
 
 def test_attention_of_different_heads():
     looped = adjacency().with_self_loops()
-    walk, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
+    csr, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
     calls = [
         OpCall(
-            "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, walk, back)
+            "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, csr, back)
         )
         for heads in (1, 4, 8)
     ]

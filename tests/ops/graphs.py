@@ -84,7 +84,7 @@ def adjacencies(draw: st.DrawFn) -> Adjacency:
 
 
 def neighbourhoods(adj: Adjacency) -> list[tuple[int, slice, Tensor]]:
-    """``(row, its edges, their sources)`` of every row: the way the plain formulas of the tests walk a graph."""
+    """``(row, its edges, their sources)`` of every row: the way the plain formulas of the tests visit a graph."""
     ends = adj.indptr.tolist()
     spans = [slice(a, b) for a, b in pairwise(ends)]
     return [(row, span, adj.indices[span].long()) for row, span in enumerate(spans)]

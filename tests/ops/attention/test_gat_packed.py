@@ -61,10 +61,10 @@ def test_tasks_and_vmap():
 def test_operators_are_well_registered():
     adj = mixed_square()
     packed = packed_of(adj, dtype=torch.float32)
-    walk, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
-    torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, walk, back))
-    out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, walk, back)]
-    torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, walk, back))
+    csr, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
+    torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, csr, back))
+    out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, csr, back)]
+    torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, csr, back))
 
 
 @pytest.mark.parametrize(
