@@ -85,9 +85,19 @@ def edges_and_loops(stats: GraphStats) -> int:
     return stats.num_edges + stats.num_nodes
 
 
+def dense_values(stats: GraphStats) -> int:
+    """Values of the features if all are stored, as many as the first aggregation has."""
+    return stats.num_nodes * stats.num_features
+
+
 def feature_values(stats: GraphStats) -> int:
     """Values of the features that are stored."""
-    return stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
+    return dense_values(stats) if stats.feature_nnz is None else stats.feature_nnz
+
+
+def hidden_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of the hidden rows of all nodes, which a sparse product gathers from."""
+    return stats.num_nodes * task.hidden * BYTES[task.precision]
 
 
 def gathered_bytes(tasks: Sequence[Task], stats: GraphStats) -> float:
@@ -136,7 +146,7 @@ def graph_bytes(stats: GraphStats, size: int = 4) -> float:
 def memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
     """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member; some spare."""
     size = BYTES[tasks[0].precision]
-    constant = stats.num_nodes * stats.num_features * size if stats.feature_nnz is None else 0
+    constant = dense_values(stats) * size if stats.feature_nnz is None else 0
     total = graph_bytes(stats, size) + constant  # the first aggregation, kept
     for task in tasks:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
