@@ -15,7 +15,7 @@ import torch
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-from weft.runtime.batches.source import FullGraph, MakeSource
+from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
 from weft.runtime.device.cuda_graph import Replay
 from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
@@ -27,7 +27,7 @@ from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epoch
 
 
 class GroupRun(GroupState):
-    """Tasks in training on ``device``, with the graph there; ``notes`` holds remarks for the user.
+    """Tasks in training on ``device``, with the graph where the plan says; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
@@ -105,7 +105,7 @@ class GroupRun(GroupState):
     def prepare(self) -> None:
         """Capture the step as a CUDA graph if the plan says so; the state is unchanged."""
         if not all_constant(self.stacks):
-            self._stepped = stepped_epochs(self.stacks, self.plan.replay, self.group_step.in_own_random)
+            self._stepped = stepped_epochs(self.stacks, self._may_record(), self.group_step.in_own_random)
             return
         self.group_step.merge()
         self.group_step.compile(self._skips_evaluations())
@@ -123,7 +123,17 @@ class GroupRun(GroupState):
             self._prepare_without()
 
     def _prepare_with(self) -> None:
-        self._with_evaluation = self._replay(self.group_step.evaluated, record=self.plan.replay)
+        self._with_evaluation = self._replay(self.group_step.evaluated, record=self._may_record())
+
+    def _may_record(self) -> bool:
+        """Whether to capture the step: as planned, unless a module keeps something in Python between calls."""
+        hidden = [stack.members for stack in self.stacks if stack.members.hidden_state is not None]
+        if not self.plan.replay or not hidden:
+            return self.plan.replay
+        why = f"model {hidden[0].tasks[0].model_name}: {hidden[0].hidden_state}, and a CUDA graph would repeat one call"
+        note = f"the step runs eagerly: {why}"
+        self._notes += [note] if note not in self._notes else []
+        return False
 
     def _always_evaluates(self) -> bool:
         return any(member.task.eval_every == 1 for member in self.present)
@@ -132,7 +142,7 @@ class GroupRun(GroupState):
         return any(member.task.eval_every < member.task.epochs for member in self.present)
 
     def _prepare_without(self) -> None:
-        record, pool = self.plan.replay, None
+        record, pool = self._may_record(), None
         if self._with_evaluation is not None:
             record, pool = record and self._with_evaluation.recorded, self._with_evaluation.pool
         self._without_evaluation = self._replay(self.group_step.without_evaluation, record=record, pool=pool)
@@ -182,6 +192,12 @@ class GroupRun(GroupState):
             self._prepare_without()
         self.epoch += 1
         self._without_evaluation()
+
+    def one_step(self, source: Source) -> Callable[[Batch], None]:
+        """A function that trains the stacks of ``source`` on one of its batches: for profiles."""
+        if not self.started:
+            self.prepare()
+        return next(one.train_on for one in self._stepped or () if one.source is source)
 
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """As :meth:`GroupState.drop`; the step is captured again before the next epoch."""

@@ -7,10 +7,12 @@ from copy import copy
 
 import torch
 
+from weft.core.placement import within_device
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
+from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.source import MakeSource
 from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.group_members import Member
@@ -30,10 +32,11 @@ class GroupBuild:
     ) -> None:
         self._tasks, self._plan, self._device = tuple(tasks), plan, device
         self.notes: list[str] = []
-        self.graph = graph.to(device)
+        self.graph = place_graph(graph, plan.places, device)
         if plan.row_order == "clustered" and device.type == "cuda":
             self.graph = clustered(self.graph, self.notes)
-        self.inputs = Inputs(self.graph, make_source)
+        place = within_device(plan.places, plan.device).features
+        self.inputs = Inputs(self.graph, make_source, device, place)
         self._epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
         self.own_random: dict[int, OwnGenerator] = {}  # by the id of the stack

@@ -89,6 +89,7 @@ class GroupState:
             saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
+            saved |= {f"{member.index}.{name}": value for name, value in member.stack.members.python_state().items()}
         return saved | generator_states(self.device)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -116,6 +117,7 @@ class GroupState:
             return
         for name, tensor in member.stack.state.tensors().items():
             tensor[member.row].copy_(own[name])
+        member.stack.members.restore_python_state(_of_member(saved, member.index))
         random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
@@ -147,6 +149,12 @@ class GroupState:
             "objective": stack.objective.name,
             "precision": self.tasks[index].precision,
         }
+
+
+def _of_member(saved: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """The part of a checkpoint that is one member's, by names without its place."""
+    start = f"{index}."
+    return {name.removeprefix(start): tensor for name, tensor in saved.items() if name.startswith(start)}
 
 
 def _with_epochs(saved: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,10 +9,12 @@ import torch
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement, on_device
 from weft.core.task import Task
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
+from weft.runtime.batches.placing import place_graph
 
 HOST = torch.device("cpu")
 
@@ -35,6 +37,7 @@ class Graphs:
         self._find = find or _find_for_plan
         self._found: dict[Hashable, Graph | GraphStats] = {}
         self._placed: dict[Hashable, Graph] = {}
+        self._where: dict[Hashable, tuple[str, str]] = {}
         self._true: dict[Hashable, GraphStats] = {}
 
     def summary(self, task: Task) -> Graph | GraphStats:
@@ -54,14 +57,20 @@ class Graphs:
         check_trainable(task, self.summary(task))
 
     def on_device(self, task: Task) -> Graph:
-        """The graph of ``task`` where it is trained."""
-        key = graph_key(task)
+        """The graph of ``task`` where it is trained, all of it."""
+        return self.placed(task, on_device(self._device.type))
+
+    def placed(self, task: Task, placement: Placement) -> Graph:
+        """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
+        key, where = graph_key(task), (placement.features, placement.topology)
+        if self._where.get(key) != where:
+            self._placed.pop(key, None)
         if key not in self._placed:
             found = self.summary(task)
             if isinstance(found, GraphStats):
                 found = find_graph(task, self._maker)
             check_ids(found)
-            self._placed[key] = found.to(self._device)
+            self._placed[key], self._where[key] = place_graph(found, placement, self._device), where
             self._true[key] = self._placed[key].stats()
         return self._placed[key]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
@@ -38,6 +40,7 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
+from weft.runtime.batches.loaded_source import loading_for
 from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
@@ -54,6 +57,7 @@ class JobOptions:
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
     report: PlanReport | None = None  # the groups to train, where they are planned already
+    batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
 
 
 class Job:
@@ -140,7 +144,8 @@ class Job:
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = self._planner.with_modes(list(self._tasks.values()))
         self._planner.check(tasks)
-        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        whole = [task for task in tasks if not task.sampled]
+        throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
@@ -170,7 +175,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
-                    graph = self._graphs.on_device(tasks[0])
+                    graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
@@ -191,7 +196,12 @@ class Job:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0]))
+        loader = self._options.batches
+        if loader is None:
+            source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
+        else:
+            source = loading_for(tasks[0], loader)
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
