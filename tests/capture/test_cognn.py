@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.capture.graphs import PRODUCTS
+from tests.graphs_for_tests import PRODUCTS
 from weft.core.task import Task
 from weft.planner.cost.memory import live_bytes
 from weft.runtime.dry_run import capture

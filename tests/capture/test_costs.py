@@ -10,7 +10,7 @@ import torch
 
 import weft.ops
 import weft.weave
-from tests.capture.graphs import random_graph
+from tests.graphs_for_tests import random_graph
 from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
 from weft.capture.costs_weft import WEFT

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, elu, relu
 
+from tests.graphs_for_tests import GRAPHS, from_pairs
 from tests.ops.comparing import TOLERANCE, assert_agrees, assert_near, value_and_gradients
-from tests.ops.graphs import GRAPHS, from_pairs
 from weft import ops
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gatv2 import attention_v2_torch

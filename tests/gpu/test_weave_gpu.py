@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import from_pairs, tiny_graph
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from tests.weave.launch_counts import count_launches
 from tests.weave.trainees import STEPS, Trainee, assert_trains_as_alone, restore, snapshot
 from weft import ops

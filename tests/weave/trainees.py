@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.tiny import CLASSES, FEATURES
+from tests.graphs_for_tests import CLASSES, FEATURES
 from weft import ops
 from weft.graph.data.graph import Graph
 from weft.nn.build import build

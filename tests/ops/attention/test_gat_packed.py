@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import GRAPHS, mixed
+from tests.graphs_for_tests import GRAPHS, mixed
 from weft.core.errors import InputError
 from weft.ops import graph_attention, graph_attention_packed
 from weft.ops.attention.gat_packed import _backward_op, _op, take_apart

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.ops.graphs import from_pairs
+from tests.graphs_for_tests import from_pairs
 from weft.ops import Adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.worklist import build_worklist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import empty
+from tests.graphs_for_tests import empty
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention import gat_backward_triton as attention_backward
 from weft.ops.attention import gat_forward_triton as attention_forward

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
+from tests.graphs_for_tests import from_pairs
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers
 from weft.ops.attention.gat import attention_forward_torch
 from weft.ops.attention.gat_forward_triton import attention_forward_triton

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import empty, no_rows
+from tests.graphs_for_tests import empty, no_rows
 from tests.ops.interpreted.packed import CHUNK, LIGHT, assert_same, both_csr, numbers, small
 from weft.ops.sparse.edge_softmax import edge_softmax_backward_torch, edge_softmax_torch
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton

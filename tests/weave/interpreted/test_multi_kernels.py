@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import empty, no_rows
+from tests.graphs_for_tests import empty, no_rows
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention.gat import attention_forward_torch
 from weft.ops.attention.gat_packed import take_apart

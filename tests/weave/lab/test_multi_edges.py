@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import GRAPHS, mixed
 from tests.ops.comparing import TOLERANCE, assert_near
-from tests.ops.graphs import GRAPHS, mixed
 from tests.weave.lab.test_multi_spmm import made
 from weft.core.errors import InputError
 from weft.ops import edge_softmax, sddmm

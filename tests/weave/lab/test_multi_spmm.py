@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.graphs_for_tests import GRAPHS, adjacencies, mixed
 from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_near
-from tests.ops.graphs import GRAPHS, adjacencies, mixed
 from weft.core.errors import InputError
 from weft.ops import Adjacency, spmm
 from weft.ops.csr.packed import pack_csr, unpack_csr
