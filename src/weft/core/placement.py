@@ -1,9 +1,9 @@
 """Placement: where the features and the edges of a sampled run lie, what a cache holds, and how it is evaluated.
 
-    gpu       in the memory of the GPU
-    host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
-    cached    as host, with the most used rows or neighbour lists kept on the device
-    disk      in the mapped files of a saved graph, read by the CPU
+gpu       in the memory of the GPU
+host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
+cached    as host, with the most used rows or neighbour lists kept on the device
+disk      in the mapped files of a saved graph, read by the CPU
 """
 
 from __future__ import annotations

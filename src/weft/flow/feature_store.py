@@ -113,7 +113,8 @@ class FeatureStore:
                 "cache fewer rows"
             )
         ids = cached.to(self.device).long()
-        self._cache = gather_rows_cpu(self.x, cached.cpu()).to(self.device)
+        read = gather_rows_triton if self.tier == "pinned" else gather_rows_cpu
+        self._cache = read(self.x, ids if self.tier == "pinned" else cached.cpu()).to(self.device)
         self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
         self._slots[ids] = torch.arange(cached.numel(), dtype=torch.int32, device=self.device)
 

@@ -266,7 +266,9 @@ def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedL
     first = count.cumsum(0) - count
     total = int(count.sum())
     if total >= 2**31:
-        raise InputError(f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph")
+        raise InputError(
+            f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
+        )
     places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
     starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
     starts[nodes] = first.to(torch.int32)

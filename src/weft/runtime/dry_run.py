@@ -78,7 +78,9 @@ def capture(
     group = [task] * tasks if isinstance(task, Task) else list(task)
     plan = plan or default_plan(group, device)
     try:
-        return _follow(group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger)
+        return _follow(
+            group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
+        )
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):

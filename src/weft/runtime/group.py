@@ -194,6 +194,13 @@ class GroupRun:
         """Features and first aggregations that are kept for all steps."""
         return self._inputs.held()
 
+    def reads(self) -> dict[str, float]:
+        """What caches of sampled training had of what was read, so far; empty without any."""
+        found: dict[str, float] = {}
+        for stack in self.stacks:
+            found |= stack.source.reads()
+        return found
+
     # ---- one epoch -----------------------------------------------------------------------------------
 
     def step(self) -> None:

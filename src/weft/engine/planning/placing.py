@@ -16,7 +16,10 @@ from weft.runtime.batches.caches import policy_name
 
 
 def place_options(
-    features: str | None = None, topology: str | None = None, cache: str | float | None = None, cache_policy: object = None
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: object = None,
 ) -> dict[str, object]:
     """The options of where things lie, checked, by the names that :class:`PlanOptions` has for them."""
     for name, place in (("features", features), ("topology", topology)):

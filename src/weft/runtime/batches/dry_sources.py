@@ -61,9 +61,10 @@ class DrySampled(FullGraph):
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
 
     def _for_sampling(self, task: Task) -> list[Tensor]:
-        """The table of local ids; for GCN, degrees of all nodes; for a cache, the places of its rows."""
+        """The table of local ids; for GCN, degrees of all nodes; for evaluation layer by layer, where a layer's nodes are."""
         nodes = self._request.graph.num_nodes
         kept = [self._empty(nodes, dtype=torch.int32)]
+        kept += [self._empty(nodes, dtype=torch.int32) for _ in range(task.layers if self._layers else 0)]
         if task.traits is not None and task.model == "gcn":
             kept += [self._empty(nodes, dtype=torch.float32), self._empty(nodes, dtype=torch.int64)]
         return kept
