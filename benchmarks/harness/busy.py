@@ -11,7 +11,7 @@ SHOWN = 10  # kernels
 
 
 def profile(work: Callable[[], Any], steps: int) -> dict[str, Any]:
-    """Run ``work`` (``steps`` steps) under torch's profiler: ``busy`` in [0, 1] and the longest kernels, ms per step."""
+    """Run ``work`` (``steps`` steps) under torch's profiler: ``busy`` in [0, 1], the longest kernels in ms per step."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as found:

@@ -14,8 +14,8 @@ steps per epoch); whole epochs, without evaluation, after one that compiles and 
     pyg              PyG's GraphSAGE, eager, on the local subgraphs of the same sampler
     papers100M       the shape of ogbn-papers100M within 40 GiB of the GPU, placed as planned
 
-``busy`` is the share of the time in which a kernel runs (torch's profiler, some steps after the timed epoch); ``predicted``
-is what ``weft.plan`` says beside what was measured. ``--quick`` leaves out what is not asked for most.
+``busy`` is the share of the time in which a kernel runs (torch's profiler, some steps after the timed epoch);
+``predicted`` is what ``weft.plan`` says beside what was measured. ``--quick`` leaves out what is not asked for most.
 """
 
 from __future__ import annotations
@@ -219,8 +219,9 @@ def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
         synchronize(device)
         seconds = time.perf_counter() - begin
     step = seconds / steps
-    return {"epoch_seconds": round(step * len(order), 4), "ms": round(1e3 * step, 4), "ms_per_task": round(1e3 * step, 4),
-            "steps_per_epoch": len(order), "extrapolated": steps != len(order)}  # fmt: skip
+    ms = round(1e3 * step, 4)
+    about = {"steps_per_epoch": len(order), "extrapolated": steps != len(order)}
+    return {"epoch_seconds": round(step * len(order), 4), "ms": ms, "ms_per_task": ms, **about}
 
 
 def _some(sampler: NeighbourSampler, order: SeedOrder, steps: int) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """Sampled training on the shape of ogbn-papers100M within a budget: features in host memory, placed as a plan says.
 
-A part of ``benchmarks.suites.sampled_epoch``. The graph is made on the GPU in half precision, its features are copied to
-pinned host memory in float32 (53 GiB), and torch is then held to the budget. Where host memory or time is short, half of
-the shape is made, and the cell says so.
+A part of ``benchmarks.suites.sampled_epoch``. The graph is made on the GPU in half precision, its features are
+copied to pinned host memory in float32 (53 GiB), and torch is then held to the budget. Where host memory or time is
+short, half of the shape is made, and the cell says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where features and edges lie on a machine with a GPU: the same bits from everywhere, one step after another or not."""
+"""Where features and edges lie on a machine with a GPU: the same bits from everywhere, overlapped or not."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_other_models(graph, model):
 
 
 def test_what_is_left_early_is_resumed(graph):
-    """A batch on its way when training stops does no harm, and the rest of the epoch is that of an uninterrupted run."""
+    """A batch on its way when training stops does no harm, and the rest of the epoch is as if uninterrupted."""
     expected = trained(run_of(graph, Placement("host", overlap=True)))
     run = run_of(graph, Placement("host", overlap=True))
     answers = iter([False, False, True])

@@ -138,8 +138,8 @@ class FeatureStore:
     def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, beside: bool = False) -> Tensor:
         """The rows of the first ``count [1]`` of ``ids [M]`` in ``out [M, F]``, nothing read back; the others are kept.
 
-        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work runs
-        on the device at the same time.
+        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work
+        runs on the device at the same time.
         """
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")

@@ -38,7 +38,7 @@ class EventSource(Protocol):
     def progress(
         self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
     ) -> None:
-        """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: what caches had."""
+        """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
 
     def ended(self, track: MemberProgress) -> None:
         """A member has ended."""

@@ -60,7 +60,7 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds of an epoch of the whole group, and over how many it was measured; what caches had. Empty if neither."""
+        """Seconds of an epoch of the whole group, and over how many; what caches had. Empty if neither is known."""
         reads = self.group.reads()
         if not self._whole_epochs:
             return reads

@@ -84,7 +84,7 @@ def feature_bytes(task: Task, stats: GraphStats) -> int:
 
 
 def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int) -> Placement:
-    """``placement`` with the bytes of its cache: as given, or those ``left`` over; no cache if it would be too small."""
+    """``placement`` with the bytes of its cache: as given, or those ``left`` over; none if it would be too small."""
     if not placement.cached:
         return placement
     most = 4 * stats.num_nodes * 2
@@ -148,8 +148,8 @@ def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Mac
     held, there = host_activations(task, stats), machine.host.memory_bytes
     short = f", more than the {show_bytes(there)} that the host has" if 0 < there < held else ""
     return (
-        f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} of "
-        f"activations per task in host memory{short}"
+        f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
+        f"of activations per task in host memory{short}"
     )
 
 

@@ -61,7 +61,7 @@ class DrySampled(FullGraph):
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
 
     def _for_sampling(self, task: Task) -> list[Tensor]:
-        """The table of local ids; for GCN, degrees of all nodes; for evaluation layer by layer, where a layer's nodes are."""
+        """The table of local ids; for GCN, degrees of all nodes; for evaluation by layers, where their nodes are."""
         nodes = self._request.graph.num_nodes
         kept = [self._empty(nodes, dtype=torch.int32)]
         kept += [self._empty(nodes, dtype=torch.int32) for _ in range(task.layers if self._layers else 0)]
