@@ -136,9 +136,7 @@ def test_own_rows_and_all_rows_have_the_gradient_of_a_slice(tasks):
         return (x.narrow(-2, 0, 3) ** 2).sum() + ((weight @ x) ** 3).sum()
 
     mine, theirs = (torch.vmap(f) if tasks else f for f in (kept, sliced))
-    for one, other in zip(
-        torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x), strict=True
-    ):
+    for one, other in zip(torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x), strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -78,8 +78,8 @@ def within_device(placement: Placement, device: str) -> Placement:
     """``placement`` with ``"gpu"`` for all that is in the memory of ``device``: a CPU's own is the host's."""
     if device == "cuda":
         return placement
-    own = {name: "gpu" for name in ("features", "topology") if getattr(placement, name) == "host"}
-    return replace(placement, **own)
+    features, topology = ("gpu" if place == "host" else place for place in (placement.features, placement.topology))
+    return replace(placement, features=features, topology=topology)
 
 
 def check_place(name: str, place: Any) -> None:
