@@ -98,7 +98,7 @@ class Wrong:
 
 def test_what_policies_may_not_do(graph):
     placement = Placement("cached", "host", cache_bytes=ROWS)
-    with pytest.raises(InputError, match="Greedy.choose takes 19,200 bytes of the cache, which has room for 2,880"):
+    with pytest.raises(InputError, match=r"Greedy.choose takes 19,200 bytes of the cache, which has room for 2,880"):
         choose_cache(placement, Greedy(), graph, graph.x)
     with pytest.raises(InputError, match=r"Wrong.choose returned Tensor; expected a weft.flow.CacheChoice"):
         choose_cache(placement, Wrong(), graph, graph.x)
