@@ -217,7 +217,7 @@ def elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) -> Graph:
-    """A graph of the same sizes without data, on the ``meta`` device; what ``placement`` keeps elsewhere takes nothing."""
+    """A graph of the same sizes without data, on the ``meta`` device; what ``placement`` has elsewhere is empty."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
     if not stats.num_features or not stats.num_classes:
         raise GraphError(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.files import check_file, write_file
-from weft.cli.run import Compile, Weave
+from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.settings.spec_file import read_spec
@@ -35,6 +35,10 @@ def plan(
     ] = None,
     weave: Weave = None,
     compile: Compile = None,
+    features: Features = None,
+    topology: Topology = None,
+    cache: Cache = None,
+    cache_policy: CachePolicy = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     out: Annotated[
         Path | None,
@@ -70,7 +74,8 @@ def plan(
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     work = read_spec(spec, changes or [])
-    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
+    places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:

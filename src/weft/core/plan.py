@@ -59,8 +59,8 @@ class Plan:
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
     ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
 
-    ``mode``: ``"full"``, training on the whole graph, or ``"sampled"``. ``placement``: where features and edges lie (not
-    given: all on the device). ``stages``: the way of a batch (none given: one
+    ``mode``: ``"full"``, training on the whole graph, or ``"sampled"``. ``placement``: where features and edges lie
+    (not given: all on the device). ``stages``: the way of a batch (none given: one
     stage, ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``:
     bytes that it may take on the device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it
     executable

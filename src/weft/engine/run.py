@@ -96,11 +96,11 @@ def run(
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
-    Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory, there
-    with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the first
-    of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is left of
-    the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a
-    ``choose`` method (:class:`weft.flow.CachePolicy`).
+    Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
+    there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
+    first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
+    left of the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an
+    object with a ``choose`` method (:class:`weft.flow.CachePolicy`).
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of

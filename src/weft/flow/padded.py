@@ -24,7 +24,7 @@ Full = Callable[[], tuple[Tensor, Tensor]]
 class PaddedAdjacency(Adjacency):
     """``indptr [N+1]``, ``indices [P]`` int32; the destinations are the first N of the M sources.
 
-    ``full()``: ``(gcn_scale [M], degree [N])`` of the whole graph, for GCN. Assumes that no sampled edge is a self loop.
+    ``full()``: ``(gcn_scale [M], degree [N])`` of the whole graph, for GCN. Assumes that no edge is a self loop.
     """
 
     def __init__(self, *arrays: Any, full: Full | None = None, **factors: Any) -> None:

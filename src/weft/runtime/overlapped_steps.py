@@ -1,7 +1,7 @@
 """OverlappedSteps: sample and fetch the next batch on a stream of its own while the current one trains.
 
-There are two buffers. A batch is fetched into one of them by a CUDA graph on the fetching stream, while the batch in the
-other is trained on by another CUDA graph on the caller's stream:
+There are two buffers. A batch is fetched into one of them by a CUDA graph on the fetching stream, while the batch in
+the other is trained on by another CUDA graph on the caller's stream:
 
     fetching stream   | fetch 0 | fetch 1 |   fetch 2   |   fetch 3   | ...
     caller's stream             | train 0 | train 1     | train 2     | ...

@@ -49,7 +49,7 @@ def policy_called(name: str, own: CachePolicy | None, batches: Presampled, place
 
 
 def choose_cache(placement: Placement, policy: CachePolicy, graph: Graph, x: Tensor) -> CacheChoice:
-    """Rows of ``x`` and nodes whose neighbour lists to keep within ``placement.cache_bytes``, tables by node included."""
+    """Rows of ``x`` and nodes whose lists to keep within ``placement.cache_bytes``, with the tables by node."""
     tables = 4 * graph.num_nodes * ((placement.features == "cached") + (placement.topology == "cached"))
     room = placement.cache_bytes - tables
     if room <= 0:

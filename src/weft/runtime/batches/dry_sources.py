@@ -18,7 +18,7 @@ from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.batches.layerwise import MOST_ROWS
+from weft.runtime.batches.layerwise import MOST_ROWS, infer_chunk
 from weft.runtime.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 
@@ -61,9 +61,10 @@ class DrySampled(FullGraph):
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
 
     def _for_sampling(self, task: Task) -> list[Tensor]:
-        """The table of local ids; for GCN, degrees of all nodes; for a cache, the places of its rows."""
+        """The table of local ids; for GCN, degrees of all nodes; for evaluation by layers, where their nodes are."""
         nodes = self._request.graph.num_nodes
         kept = [self._empty(nodes, dtype=torch.int32)]
+        kept += [self._empty(nodes, dtype=torch.int32) for _ in range(task.layers if self._layers else 0)]
         if task.traits is not None and task.model == "gcn":
             kept += [self._empty(nodes, dtype=torch.float32), self._empty(nodes, dtype=torch.int64)]
         return kept
@@ -81,9 +82,9 @@ class DrySampled(FullGraph):
         """Of all nodes on the whole graph, or layer by layer a chunk and then room for all results."""
         if not self._layers or layers is None:
             return infer(self._on_device())
-        found = infer(self._chunk(0, None))
+        found = infer_chunk(infer, self._chunk(0, None))
         for place in range(1, layers):
-            found = infer(self._chunk(place, found))
+            found = infer_chunk(infer, self._chunk(place, found))
         return found.new_empty(found.shape[0], self.rows("all").numel(), found.shape[-1])
 
     def _on_device(self) -> Batch:

@@ -147,7 +147,7 @@ class Sampled:
         return usual and adj.weight is None and not _has_loops(adj)
 
     def reads(self) -> dict[str, float]:
-        """Rows of features and neighbour lists that were read, and the shares that caches had; empty without a cache."""
+        """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""
         found: dict[str, float] = {}
         placement = self._sampling.placement
         if placement is not None and placement.features == "cached":

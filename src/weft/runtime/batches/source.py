@@ -144,6 +144,9 @@ class Source(Protocol):
     overlaps: bool
     reduce: Reduce
 
+    def reads(self) -> dict[str, float]:
+        """What was read of features and edges, and which shares caches had; empty without caches."""
+
     def counters(self) -> list[Tensor]:
         """What making a batch on the device writes besides the batch: a trial run of a captured step restores it."""
 
@@ -178,6 +181,10 @@ class FullGraph:
         self._graph = graph = request.graph
         share = torch.ones(1, device=graph.device)
         self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
+
+    def reads(self) -> dict[str, float]:
+        """Nothing: there is no cache."""
+        return {}
 
     def counters(self) -> list[Tensor]:
         """None: the batch is there."""

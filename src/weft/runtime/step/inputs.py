@@ -114,8 +114,8 @@ def _is_star(model: nn.Module, name: str) -> bool:
 class Inputs:
     """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
-    ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains, the
-    graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
+    ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
+    the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
     """
 
     def __init__(
