@@ -20,12 +20,14 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
+from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.engine.base.device import machine_of
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.base.machines import load_throughput
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session
@@ -124,7 +126,15 @@ class ShardedJob(Job):
         key = graph_key(tasks[0])
         if key not in self._shards:
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
+            self._tune(self._shards[key], tasks)
         return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
+
+    def _tune(self, shard: ShardGraph, tasks: list[Task]) -> None:
+        """Choose the kernel's launch before the first epoch."""
+        adj = shard.adj
+        assert isinstance(adj, ShardedAdjacency)
+        if is_worth_tuning(adj, shard.stats().num_edges):
+            self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         session = SharedSession(group, self._events, save, driver, self._options.control)

@@ -21,6 +21,7 @@ from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
+from weft.runtime.step.early_gradients import EarlyGradients
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
@@ -145,11 +146,21 @@ class Stack:
         The sum of the losses is differentiated, in which each has a slope of 1: a member whose loss is NaN does not
         affect the others. The ones are given as grad_outputs, so neither the sum nor its gradient is computed.
         """
+        if self.source.reduce.ranks > 1:
+            return self._gradients_over_ranks(flat, batch)
         leaf = flat.detach().requires_grad_()
         losses = self._loss(self.forward(leaf, training=True, batch=batch), batch)
         (grad,) = torch.autograd.grad(losses, leaf, self._ones)
-        reduce = self.source.reduce
-        return reduce.sum(losses.detach()), reduce.sum(grad)
+        return losses.detach(), grad
+
+    def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
+        early = EarlyGradients(self.members.layout, flat.shape[0], self.members.in_first_layer, self.source.reduce)
+        with self.forward.watched(early.take) as leaves:
+            losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
+        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
+        found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+        return early.finish(losses.detach(), found)
 
     def logits(self, flat: Tensor, batch: Batch) -> Tensor:
         """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
