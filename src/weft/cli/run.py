@@ -86,6 +86,9 @@ def run(
     ranks: Annotated[
         int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
     ] = None,
+    order: Annotated[
+        str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
+    ] = "given",
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -124,10 +127,12 @@ def run(
             weave=weave,
             compile=compile,
             ranks=count,
+            order=order,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
         options |= {name: None if number is None else str(number) for name, number in asked.items()}
+        options |= {"--order": None if order == "given" else order}
         chosen = {"weave": weave, "compile": compile}
         flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
