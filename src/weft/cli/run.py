@@ -109,6 +109,9 @@ def run(
     topology: Topology = None,
     cache: Cache = None,
     cache_policy: CachePolicy = None,
+    order: Annotated[
+        str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
+    ] = "given",
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -149,11 +152,13 @@ def run(
             compile=compile,
             ranks=count,
             **places,
+            order=order,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
         options |= {name: None if number is None else str(number) for name, number in asked.items()}
         options |= {f"--{name.replace('_', '-')}": place for name, place in places.items()}
+        options |= {"--order": None if order == "given" else order}
         chosen = {"weave": weave, "compile": compile}
         flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)

@@ -29,7 +29,7 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
-from weft.runtime.step.parameters import Layout, layout_of
+from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
@@ -96,6 +96,12 @@ class Members:
     def layers(self) -> int | None:
         """Layers of the model, if each can be run alone."""
         return layers_of(self._model)
+
+    @property
+    def in_first_layer(self) -> list[bool]:
+        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
+        prefix = first_layer_prefix(self._model)
+        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
 
     @property
     def _sparse(self) -> bool:
