@@ -26,7 +26,14 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_batches, check_choices, check_handles, check_options, not_work
+from weft.engine.base.options import (
+    check_batches,
+    check_choices,
+    check_handles,
+    check_hardware,
+    check_options,
+    not_work,
+)
 from weft.engine.display.progress_bar import display_for
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
@@ -69,6 +76,7 @@ def run(
     compile: bool | None = None,
     ranks: int = 1,
     batches: Any = None,
+    hardware: Any = None,
     features: str | None = None,
     topology: str | None = None,
     cache: str | float | None = None,
@@ -96,6 +104,8 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``hardware``: what prepares batches of sampled training beside the host's threads, with ``name``, ``registry()`` and
+    ``sides(parts)`` (docs/division.md); None: the GPU, where features or edges lie in host memory.
     ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
     there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
@@ -122,7 +132,8 @@ def run(
     driver = DriverOptions(checkpoint_every, policy_for(prune))
     tasks = [work] if isinstance(work, Task) else work.tasks()
     check_batches(batches, tasks, resume, ranks)
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches)
+    check_hardware(hardware, tasks, batches, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None, order)

@@ -147,7 +147,7 @@ def load_calibration(machine: Machine) -> Calibration | None:
         found = Calibration.from_dict(data) if data["basis"] == basis_of(machine) else Calibration()
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return found if found.known else None
+    return found if found.known or found.phases else None
 
 
 def basis_of(machine: Machine) -> str:

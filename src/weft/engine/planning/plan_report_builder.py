@@ -166,7 +166,7 @@ def _notes(
         notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
-    if calibration is None:
+    if calibration is None or not calibration.known:
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")
