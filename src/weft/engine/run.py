@@ -26,6 +26,7 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
+from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.options import check_choices, check_handles, check_options, not_work
 from weft.engine.display.progress_bar import display_for
 from weft.engine.planning.plan_checks import check_runnable, device_of
@@ -94,6 +95,33 @@ def run(
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
+    return run_keeping(
+        None, work, device=device, out=out, resume=resume, overwrite=overwrite, progress=progress, on_event=on_event,
+        checkpoint_every=checkpoint_every, prune=prune, cancel=cancel, control=control, budget=budget, weave=weave,
+        compile=compile, ranks=ranks,
+    )  # fmt: skip
+
+
+def run_keeping(
+    store: GraphStore | None,
+    work: Task | Sweep | Sequence[Task] | PlanReport,
+    *,
+    device: str | torch.device = "auto",
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool | str = "auto",
+    on_event: Listener | None = None,
+    checkpoint_every: float = CHECKPOINT_SECONDS,
+    prune: str | Policy | None = None,
+    cancel: Cancel | None = None,
+    control: Control | None = None,
+    budget: str | float | None = None,
+    weave: bool | None = None,
+    compile: bool | None = None,
+    ranks: int = 1,
+) -> Result | SweepResult:
+    """:func:`run` with graphs from ``store``, where a worker process keeps them for the runs to come."""
     report = work if isinstance(work, PlanReport) else None
     work = _checked(work)
     check_options(out=out, resume=resume, overwrite=overwrite, on_event=on_event, checkpoint_every=checkpoint_every)
@@ -103,7 +131,7 @@ def run(
     if report is not None:
         limit = _planned_limit(report, limit, weave=weave, compile=compile)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report, store)
     tasks = [work] if isinstance(work, Task) else work.tasks()
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)

@@ -10,6 +10,7 @@ from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
+from weft.engine.base.graph_store import GraphStore
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
@@ -22,7 +23,7 @@ class Graphs:
 
     A graph of a named shape is made on ``device``, where that is fastest; with ``on_host`` it is made on the host,
     since making one may take more memory than training on it. ``find``: the graph of a task, or its summary, as a plan
-    needs it (None: by its name).
+    needs it (None: by its name). ``store``: where a worker keeps graphs between runs.
     """
 
     def __init__(
@@ -30,8 +31,10 @@ class Graphs:
         device: torch.device = HOST,
         on_host: bool = False,
         find: Callable[[Task], Graph | GraphStats] | None = None,
+        store: GraphStore | None = None,
     ) -> None:
         self._device, self._maker = device, HOST if on_host else device
+        self._store = store
         self._find = find or _find_for_plan
         self._found: dict[Hashable, Graph | GraphStats] = {}
         self._placed: dict[Hashable, Graph] = {}
@@ -41,8 +44,14 @@ class Graphs:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
         key = graph_key(task)
         if key not in self._found:
-            self._found[key] = self._find(task)
+            self._found[key] = self._kept_on_host(task)
         return self._found[key]
+
+    def _kept_on_host(self, task: Task) -> Graph | GraphStats:
+        if self._store is None or not isinstance(task.graph, str):
+            return self._find(task)
+        found: Graph | GraphStats = self._store.host(task.graph, lambda: self._find(task))
+        return found
 
     def stats(self, task: Task) -> GraphStats:
         """What grouping knows of the graph of ``task``; a Graph remembers its own."""
@@ -57,13 +66,22 @@ class Graphs:
         """The graph of ``task`` where it is trained."""
         key = graph_key(task)
         if key not in self._placed:
-            found = self.summary(task)
-            if isinstance(found, GraphStats):
-                found = find_graph(task, self._maker)
-            check_ids(found)
-            self._placed[key] = found.to(self._device)
+            self._placed[key] = self._kept_on_device(task)
             self._true[key] = self._placed[key].stats()
         return self._placed[key]
+
+    def _kept_on_device(self, task: Task) -> Graph:
+        if self._store is None or not isinstance(task.graph, str):
+            return self.bring(task)
+        return self._store.placed(task.graph, lambda: self.bring(task))
+
+    def bring(self, task: Task) -> Graph:
+        """The graph of ``task``, copied to the device."""
+        found = self.summary(task)
+        if isinstance(found, GraphStats):
+            found = find_graph(task, self._maker)
+        check_ids(found)
+        return found.to(self._device)
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""
@@ -73,6 +91,8 @@ class Graphs:
         """Take every graph off the device that none of ``needed`` trains on."""
         keys = {graph_key(task) for task in needed}
         self._placed = {key: graph for key, graph in self._placed.items() if key in keys}
+        if self._store is not None:
+            self._store.settle(key for key in keys if isinstance(key, str))
 
 
 def _find_for_plan(task: Task) -> Graph | GraphStats:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft.core.compatibility import group_key, stack_key
+from weft.core.event import finite
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import machine_with
 from weft.engine.planning.plan_report_builder import plan
 from weft.planner.report.plan_report import PlanReport
@@ -27,7 +30,7 @@ def estimate_of(task: Task, device: str) -> dict[str, Any]:
         if task.traits is not None:
             raise
         return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
-    return {**_predicted(report, kind), **_common(task)}
+    return {**_predicted(report, kind), **_common(task), "runnable": _runnable(report, task)}
 
 
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
@@ -41,6 +44,18 @@ def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
         "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
         "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
     }
+
+
+def _runnable(report: PlanReport, task: Task) -> dict[str, Any] | None:
+    """The plan without its task and reasons, and what is needed to plan a group of such tasks.
+
+    A model of a user's own is planned by the worker: its settings alone do not say what its step is.
+    """
+    if task.traits is None:
+        return None
+    plan = replace(report.plans[0], tasks=(), why=(), budget=None)
+    stats = Graphs().stats(task)
+    return finite({"plan": plan.to_dict(), "stats": stats.to_dict(), "machine": report.machine.to_dict()})
 
 
 def _guess(reason: str) -> dict[str, Any]:
