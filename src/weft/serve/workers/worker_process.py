@@ -120,6 +120,7 @@ class WorkerProcess:
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
+        self.fetched = ""  # the graph that it was last told to fetch
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
         try:
