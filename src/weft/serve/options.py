@@ -22,8 +22,9 @@ class ServeOptions:
     graphs that are downloaded. ``quota``: tasks per user that have not ended. ``overrun_bytes``: what a CPU worker may
     hold beyond its group's bytes before its allocations fail. ``hang_seconds`` without progress, or ``silent_seconds``
     without a heartbeat, end a worker. ``keep_seconds``: how long ended tasks stay in the queue (None: for good).
-    ``keep_graphs``: bytes of graphs that each worker keeps between groups, out of the budget. ``mps``: whether NVIDIA's
-    multi-process service is started for several workers of a GPU. ``inference_workers``: workers of each device that
+    ``keep_graphs``: bytes of graphs that each worker keeps between groups. ``reserved``: bytes of the budget that no
+    group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's multi-process
+    service is started for several workers of a GPU. ``inference_workers``: workers of each device that
     are kept for inference tasks.
     """
 
@@ -43,6 +44,7 @@ class ServeOptions:
     overrun_bytes: int = 1024 * MIB
     keep_seconds: float | None = None
     keep_graphs: int = 512 * MIB
+    reserved: int | None = None
     mps: bool = True
     inference_workers: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +69,10 @@ class ServeOptions:
     def runs(self) -> Path:
         """The folder of all runs."""
         return self.db.with_name(self.db.name + ".runs")
+
+    def reserved_of(self, room: int) -> int:
+        """Bytes of a device with ``room`` bytes that no group gets."""
+        return min(self.workers * self.keep_graphs, room // 4) if self.reserved is None else self.reserved
 
     def device_names(self) -> tuple[str, ...]:
         """The devices, with ``auto`` resolved to every GPU or the CPU."""

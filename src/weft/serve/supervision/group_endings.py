@@ -32,6 +32,8 @@ class GroupEndings:
         self._charge(active)
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]))
+            if message["kind"] == "memory":  # what its model may have leaked stays with the process
+                worker.kill("is replaced after it ran out of memory")
             return
         outcomes = message["members"]
         self._learn(active, outcomes)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from weft.sched.admission import free_bytes
 from weft.sched.policies import find_policy
+from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
@@ -17,7 +18,6 @@ from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 
 MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
-MOST_KEPT = 4  # at most one part in so many of a device's memory is reserved for graphs between groups
 
 
 class Scheduler:
@@ -26,7 +26,11 @@ class Scheduler:
     def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
         self._state, self._pool = state, pool
         self._starts = GroupStarts(state, pool)
-        self._policy = find_policy(state.options.policy)
+        self._policy: Policy = find_policy(state.options.policy)
+
+    def use(self, policy: Policy) -> None:
+        """Decide by another policy from now on."""
+        self._policy = policy
 
     def schedule(self) -> None:
         """Start what can start now."""
@@ -67,7 +71,7 @@ class Scheduler:
         for name, room in self._pool.room.items():
             workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
             workers, options = max(workers, 1), self._state.options
-            kept = min(workers * options.keep_graphs, room // MOST_KEPT)
+            kept = options.reserved_of(room)
             lanes = {"workers": workers, "inference_workers": min(options.inference_workers, workers - 1)}
             devices.append(DeviceState(name, room, kept, started=self._state.started_on.get(name, 0), **lanes))
         users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())

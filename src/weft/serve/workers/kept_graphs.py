@@ -11,6 +11,7 @@ from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore, bytes_of
 from weft.engine.base.memory_errors import give_back_memory
+from weft.runtime.device.cuda_graph import no_capture
 
 HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
 PINNED_BYTES = 256 << 20  # held by segments that only parts of graphs are left in: beyond, graphs are fetched anew
@@ -31,7 +32,7 @@ class KeptGraphs:
 
     def _fetch(self, graph: str) -> None:
         try:
-            with suppress(Exception):  # whatever is wrong with the graph, its own task will report
+            with suppress(Exception), no_capture():  # whatever is wrong with the graph, its own task will report
                 task = Task(graph=graph, model="gcn")
                 graphs = Graphs(self._device, on_host=True, store=self.store)
                 expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched

@@ -89,7 +89,7 @@ def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: 
 
 
 def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
-    """Work in this fork; on a GPU in a new program if the spawner has touched CUDA after all, which no fork survives."""
+    """Work in this fork; on a GPU in a new program if the spawner has touched CUDA, which no fork survives."""
     import torch
 
     device, keep = wanted["device"], int(wanted.get("keep_bytes", 0))

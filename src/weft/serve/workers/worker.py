@@ -4,9 +4,9 @@
 line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is
 unpickled.
 
-To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a folder,
-a byte budget), ``prefetch`` (a graph that a group to come needs), ``cancel`` (members of the running group), ``pause``,
-``resume``, ``preempt`` (checkpoint and return), ``stop``.
+To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a
+folder, a byte budget), ``prefetch`` (a graph that a group to come needs), ``cancel`` (members of the running group),
+``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
@@ -149,7 +149,8 @@ class Worker:
         from weft.serve.workers.estimates import estimate_of
 
         try:
-            return {"plan": estimate_of(Task.from_dict(message["task"]), message.get("device", self.device))}
+            task, device = Task.from_dict(message["task"]), message.get("device", self.device)
+            return {"plan": estimate_of(task, device, self._kept.store)}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at
