@@ -4,9 +4,9 @@
     python -m benchmarks.suites.estimates --against estimates.json --out again.json        estimates anew, runs nothing
 
 The trainings are those of ``benchmarks.harness.queue_tasks``: CoGNN's five queues, 20 random modules over ``weft.nn``,
-and PyG's modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing; the run is
-what ``weft.run`` would do: every tensor of the graph on the device, the step recorded, then a few epochs with their
-evaluation. Memory is torch's own account, ``max_memory_allocated`` and ``max_memory_reserved``, from an empty cache.
+and PyG's modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing;
+the run is what ``weft.run`` would do: every tensor of the graph on the device, the step recorded, then a few epochs
+with their evaluation. Memory is torch's own account, ``max_memory_allocated`` and ``max_memory_reserved``, from an empty cache.
 
 Time is compared before calibration and after it: the factors are fitted to one half of the trainings and used on the
 other, both ways, so that no training corrects its own estimate.

@@ -118,6 +118,6 @@ def test_a_first_aggregation_is_kept_with_its_graph(tmp_path):
     run_keeping(store, task, device="cpu", progress=False)
     first = place(store, path).kept
     assert first
-    tensors = {key: value for key, value in first.items()}
+    tensors = dict(first)
     run_keeping(store, task.with_values(seed=5), device="cpu", progress=False)
     assert all(place(store, path).kept[key] is value for key, value in tensors.items())
