@@ -31,14 +31,14 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import mps
-from benchmarks.baselines.pyg_queue import PyGWorker, run_in_order
-from benchmarks.harness.cdf_plot import cdf_svg
-from benchmarks.harness.device_sampler import DeviceSampler
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.interference_fit import Fit, Pair, alone, conditions, fit
-from benchmarks.harness.queue_server import QueueRun, QueueServer, peak_bytes
-from benchmarks.harness.queue_tasks import QUEUES, Entry, queue
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.queue_runs.cdf_plot import cdf_svg
+from benchmarks.queue_runs.device_sampler import DeviceSampler
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, conditions, fit
+from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
+from benchmarks.queue_runs.queue_server import QueueRun, QueueServer, peak_bytes
+from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
 from weft.sched.gantt import gantt_svg

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.harness.cdf_plot import cdf_svg
-from benchmarks.harness.device_sampler import DeviceSampler
-from benchmarks.harness.interference_fit import Pair, alone, fit, together
-from benchmarks.harness.queue_server import peak_bytes
+from benchmarks.queue_runs.cdf_plot import cdf_svg
+from benchmarks.queue_runs.device_sampler import DeviceSampler
+from benchmarks.queue_runs.interference_fit import Pair, alone, fit, together
+from benchmarks.queue_runs.queue_server import peak_bytes
 from benchmarks.suites import queues
 from weft.sched.queue_state import QueuedTask
 from weft.sched.simulation import GroupRun

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.baselines.modules import CONVS, JUMPS, NORMS, OPAQUE, Recipe, opaque_module, random_module
-from benchmarks.harness.queue_tasks import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
 from benchmarks.harness.scatter import Axis, Point, write_scatter
+from benchmarks.suites.prediction.queues import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -26,9 +26,9 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.graph_store import GraphStore
-from weft.engine.base.options import check_choices, check_handles, check_options, not_work
+from weft.engine.base.options import check_batches, check_choices, check_handles, check_options, not_work
 from weft.engine.display.progress_bar import display_for
+from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
@@ -68,6 +68,11 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
     ranks: int = 1,
+    batches: Any = None,
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: Any = None,
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -90,49 +95,31 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
+    Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory, there
+    with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the first
+    of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is left of
+    the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an object with a
+    ``choose`` method (:class:`weft.flow.CachePolicy`).
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
-    return run_keeping(
-        None, work, device=device, out=out, resume=resume, overwrite=overwrite, progress=progress, on_event=on_event,
-        checkpoint_every=checkpoint_every, prune=prune, cancel=cancel, control=control, budget=budget, weave=weave,
-        compile=compile, ranks=ranks,
-    )  # fmt: skip
-
-
-def run_keeping(
-    store: GraphStore | None,
-    work: Task | Sweep | Sequence[Task] | PlanReport,
-    *,
-    device: str | torch.device = "auto",
-    out: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool | str = "auto",
-    on_event: Listener | None = None,
-    checkpoint_every: float = CHECKPOINT_SECONDS,
-    prune: str | Policy | None = None,
-    cancel: Cancel | None = None,
-    control: Control | None = None,
-    budget: str | float | None = None,
-    weave: bool | None = None,
-    compile: bool | None = None,
-    ranks: int = 1,
-) -> Result | SweepResult:
-    """:func:`run` with graphs from ``store``, where a worker process keeps them for the runs to come."""
     report = work if isinstance(work, PlanReport) else None
     work = _checked(work)
     check_options(out=out, resume=resume, overwrite=overwrite, on_event=on_event, checkpoint_every=checkpoint_every)
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
+    places = place_options(features, topology, cache, cache_policy)
     if report is not None:
-        limit = _planned_limit(report, limit, weave=weave, compile=compile)
+        decided = {name: choice for name, choice in places.items() if name != "cache_policy"}
+        limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report, store)
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    check_batches(batches, tasks, resume, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None)
@@ -181,11 +168,11 @@ def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
     return folder
 
 
-def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
+def _planned_limit(report: PlanReport, limit: int | None, **choices: Any) -> int | None:
     """The bytes to keep to: the plan's, or fewer; a plan's own choices cannot be given again."""
     for name, choice in choices.items():
         if choice is not None:
-            raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")
+            raise SpecError(f"{name}={choice!r}: plan {report.name!r} has decided that already; give it to weft.plan")
     limits = [one for one in (limit, report.plans[0].budget) if one is not None]
     return min(limits, default=None)
 

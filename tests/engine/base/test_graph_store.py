@@ -7,8 +7,7 @@ import torch
 import weft
 from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.graph_store import GraphStore, bytes_of, state_of
-from weft.engine.run import run_keeping
+from weft.engine.base.graph_store import GraphStore, bytes_of, sharing, state_of
 from weft.graph.generate import citation
 from weft.ops.csr.adjacency import Adjacency
 
@@ -23,6 +22,11 @@ def saved(folder, name: str, nodes: int = 60, seed: int = 1) -> str:
 def place(store: GraphStore, name: str):
     graphs = Graphs(CPU, store=store)
     return graphs.on_device(Task(graph=name, model="gcn"))
+
+
+def run_keeping(store: GraphStore, task: Task, **how):
+    with sharing(store):
+        return weft.run(task, **how)
 
 
 def test_a_graph_is_found_once_and_shared_between_runs(tmp_path):

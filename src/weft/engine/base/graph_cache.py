@@ -9,11 +9,13 @@ import torch
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement, on_device
 from weft.core.task import Task
 from weft.engine.base.graph_store import GraphStore
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
+from weft.runtime.batches.placing import place_graph
 
 HOST = torch.device("cpu")
 
@@ -38,6 +40,7 @@ class Graphs:
         self._find = find or _find_for_plan
         self._found: dict[Hashable, Graph | GraphStats] = {}
         self._placed: dict[Hashable, Graph] = {}
+        self._where: dict[Hashable, tuple[str, str]] = {}
         self._true: dict[Hashable, GraphStats] = {}
 
     def summary(self, task: Task) -> Graph | GraphStats:
@@ -63,25 +66,33 @@ class Graphs:
         check_trainable(task, self.summary(task))
 
     def on_device(self, task: Task) -> Graph:
-        """The graph of ``task`` where it is trained."""
-        key = graph_key(task)
+        """The graph of ``task`` where it is trained, all of it."""
+        return self.placed(task, on_device(self._device.type))
+
+    def placed(self, task: Task, placement: Placement) -> Graph:
+        """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
+        key, where = graph_key(task), (placement.features, placement.topology)
+        if self._where.get(key) != where:
+            self._placed.pop(key, None)
         if key not in self._placed:
-            self._placed[key] = self._kept_on_device(task)
+            self._placed[key], self._where[key] = self._kept_in_place(task, placement), where
             self._true[key] = self._placed[key].stats()
         return self._placed[key]
 
-    def _kept_on_device(self, task: Task) -> Graph:
-        if self._store is None or not isinstance(task.graph, str):
-            return self.bring(task)
-        return self._store.placed(task.graph, lambda: self.bring(task))
+    def _kept_in_place(self, task: Task, placement: Placement) -> Graph:
+        device = on_device(self._device.type)
+        whole = (placement.features, placement.topology) == (device.features, device.topology)
+        if self._store is None or not whole or not isinstance(task.graph, str):
+            return self.bring(task, placement)
+        return self._store.placed(task.graph, lambda: self.bring(task, placement))
 
-    def bring(self, task: Task) -> Graph:
-        """The graph of ``task``, copied to the device."""
+    def bring(self, task: Task, placement: Placement | None = None) -> Graph:
+        """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
         found = self.summary(task)
         if isinstance(found, GraphStats):
             found = find_graph(task, self._maker)
         check_ids(found)
-        return found.to(self._device)
+        return place_graph(found, placement or on_device(self._device.type), self._device)
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""

@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from weft.graph.data.graph import Graph
 from weft.runtime.device.cuda_graph import no_capture
 
 Changed = Callable[[int], None]
+_SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
 ATOMS = (str, bytes, int, float, bool, complex, type(None), torch.dtype, torch.device)
 
 
@@ -153,6 +155,21 @@ class GraphStore:
         while total > self.host_bytes and next(iter(self._host)) != newest:
             _, gone = self._host.popitem(last=False)
             total -= bytes_of(gone, host)
+
+
+@contextmanager
+def sharing(store: GraphStore) -> Iterator[None]:
+    """Runs inside take their graphs from ``store``, and leave them there."""
+    token = _SHARED.set(store)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def shared_store() -> GraphStore | None:
+    """The store that runs share here; None outside of :func:`sharing`."""
+    return _SHARED.get()
 
 
 def state_of(name: str) -> Hashable:

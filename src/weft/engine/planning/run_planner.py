@@ -58,7 +58,7 @@ class RunPlanner:
 
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks, those sampled that leave it open and do not fit on the whole graph; see :func:`with_modes`."""
-        return with_modes(tasks, self._estimator, self.room)
+        return with_modes(tasks, self._estimator, self.room, self._plan_options)
 
     def weights(self, task: Task) -> tuple[str, ...]:
         """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,13 +19,14 @@ from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.graph_store import GraphStore
+from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
@@ -39,6 +41,7 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
+from weft.runtime.batches.loaded_source import loading_for
 from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
@@ -55,7 +58,7 @@ class JobOptions:
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
     report: PlanReport | None = None  # the groups to train, where they are planned already
-    store: GraphStore | None = None  # graphs that a worker keeps between runs
+    batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
 
 
 class Job:
@@ -75,6 +78,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._results: dict[str, Result] = {}
@@ -85,7 +89,7 @@ class Job:
         self.groups: Groups = []
 
     def _make_graphs(self) -> Graphs:
-        return Graphs(self._device, on_host=self._options.budget is not None, store=self._options.store)
+        return Graphs(self._device, on_host=self._options.budget is not None, store=self._store)
 
     def graph_of(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -125,7 +129,7 @@ class Job:
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
-        return memory_cap(self._device, self._planner.machine, self._options.budget, self._options.store, names)
+        return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
 
@@ -145,7 +149,8 @@ class Job:
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = self._planner.with_modes(list(self._tasks.values()))
         self._planner.check(tasks)
-        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        whole = [task for task in tasks if not task.sampled]
+        throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
@@ -175,7 +180,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
-                    graph = self._graphs.on_device(tasks[0])
+                    graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
@@ -196,7 +201,12 @@ class Job:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source_for(tasks[0]))
+        loader = self._options.batches
+        if loader is None:
+            source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
+        else:
+            source = loading_for(tasks[0], loader)
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1

@@ -179,9 +179,10 @@ class Worker:
 
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train the group; per member how it ended, its metrics, and the folder of its files."""
+        from weft.engine.base.graph_store import sharing
         from weft.engine.results.result import Result
         from weft.engine.results.sweep_result import folder_names
-        from weft.engine.run import run_keeping
+        from weft.engine.run import run
         from weft.serve.workers.checkpoint_split import drop_damaged, split_off
         from weft.serve.workers.worker_memory import byte_limit
 
@@ -203,8 +204,8 @@ class Worker:
             "checkpoint_every": message.get("checkpoint_every", 30.0),
         }
         work = self._work_of(message, tasks)
-        with byte_limit(self.device, message.get("limit")):
-            found = _when_unlocked(lambda: run_keeping(self._kept.store, work, **options))
+        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
+            found = _when_unlocked(lambda: run(work, **options))
         self._kept.settle()
         if isinstance(found, Result):
             return {found.name: _outcome(found, "")}

@@ -32,7 +32,7 @@ class PyGWorker:
         begin = time.perf_counter()
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.baselines.pyg_queue", device],
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.queue_runs.pyg_queue", device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
