@@ -136,7 +136,7 @@ class WorkerProcess:
     @property
     def idle(self) -> bool:
         """Whether it can take a group."""
-        return self.ready and not self.group
+        return self.ready and not self.group and not self.end_reason
 
     def send(self, do: str, **data: Any) -> None:
         """Send a message; one to a process that has ended is lost, and ``gone`` will follow."""
