@@ -21,9 +21,9 @@ from torch import Tensor
 
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
+from weft.dist.early_gradients import EarlyGradients
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
-from weft.runtime.step.early_gradients import EarlyGradients
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
@@ -163,7 +163,9 @@ class Stack:
 
     def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
-        early = EarlyGradients(self.members.layout, flat.shape[0], self.members.in_first_layer, self.source.reduce)
+        early = EarlyGradients(
+            self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, self.source.reduce
+        )
         with self.forward.watched(early.take) as leaves:
             losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
         grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)

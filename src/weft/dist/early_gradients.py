@@ -15,8 +15,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from weft.runtime.step.parameters import Layout
-
 
 class SumStarted(Protocol):
     """A sum over ranks that is under way."""
@@ -33,11 +31,11 @@ class StartsSums(Protocol):
 
 
 class EarlyGradients:
-    """One backward pass. ``late``: per parameter of ``layout`` whether it belongs to the first layer."""
+    """One backward pass. ``sizes`` of the parameters; ``late``: of each, whether it belongs to the first layer."""
 
-    def __init__(self, layout: Layout, members: int, late: Sequence[bool], reduce: StartsSums) -> None:
+    def __init__(self, sizes: Sequence[int], members: int, late: Sequence[bool], reduce: StartsSums) -> None:
         self._members = members
-        self._sizes, self._late, self._reduce = layout.sizes, tuple(late), reduce
+        self._sizes, self._late, self._reduce = list(sizes), tuple(late), reduce
         self._found: dict[int, Tensor] = {}
         self._waiting = {place for place, is_late in enumerate(late) if not is_late}
         self._early: SumStarted | None = None
