@@ -14,9 +14,10 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
 from weft.ops.sampling.hop import HopSample
+from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
 from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 
 pytestmark = [
@@ -64,18 +65,31 @@ def test_weighted_and_full():
     )
 
 
+LAUNCHES = [
+    (sample_reservoir_triton, {}),
+    (sample_reservoir_triton, {"edges": True, "launch": AS_DGL}),
+    (sample_paper_triton, {}),
+    (sample_paper_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
+    (sample_classes_triton, {}),
+    (sample_classes_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
+    (sample_threads_triton, {}),
+    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
+]
+
+
 @pytest.mark.parametrize("fanout", [1, 15, 30])
 def test_reservoir_and_paper(fanout):
     csr, there = arrays()
     clock = make_clock(1, 2, 3)
     expected = sample_reservoir_torch(*csr, SEEDS, fanout, clock)
-    assert_same_sample(on_cpu(sample_reservoir_triton(*there, SEEDS.cuda(), fanout, clock.cuda())), expected)
-    for launch in (PaperLaunch(), PaperLaunch(degree_threshold=20, block_threshold=10)):
-        mine = sample_paper_triton(*there, SEEDS.cuda(), fanout, clock.cuda(), launch=launch)
-        assert_same_sample(on_cpu(mine), expected)
+    for sampler, options in LAUNCHES:
+        assert_same_sample(on_cpu(sampler(*there, SEEDS.cuda(), fanout, clock.cuda(), **options)), expected)
 
 
-@pytest.mark.parametrize("sampler", [sample_triton, sample_paper_triton, sample_reservoir_triton])
+KERNELS = [sample_triton, *dict.fromkeys(sampler for sampler, _ in LAUNCHES)]
+
+
+@pytest.mark.parametrize("sampler", KERNELS)
 @pytest.mark.parametrize("fanout", [1, 6])
 def test_every_neighbour_is_as_likely(sampler, fanout):
     degree, nodes = 7, 200_000

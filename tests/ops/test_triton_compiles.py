@@ -299,7 +299,7 @@ def test_sharded_spmm(launches, ps, width, dtype):
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
     first = int(adj.indptr[5])
-    walk = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:])
+    walk = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:], chunks=2)
     table, counts = address_table([x[:5], x], x.device)
     for schedule in SCHEDULES:
         sharded_spmm_triton(x, table, counts, walk, scale, ShardedLaunch(ps, 2, 4), schedule)

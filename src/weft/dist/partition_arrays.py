@@ -40,17 +40,33 @@ def own_rows_of_transpose(adj: Adjacency, low: int, high: int) -> tuple[Tensor, 
 
 
 def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
-    """The remote nodes ``[h]`` among ``columns``, ascending."""
-    return torch.unique(columns[(columns < low) | (columns >= high)])
+    """The remote nodes ``[h]`` among ``columns``, ascending; marked, not sorted: there are many edges per node."""
+    far = columns[(columns < low) | (columns >= high)]
+    if not far.numel():
+        return far
+    seen = torch.zeros(int(far.max()) + 1, dtype=torch.bool, device=far.device)
+    seen[far.long()] = True
+    return seen.nonzero().squeeze(1).to(columns.dtype)
+
+
+def places_in(halo: Tensor, columns: Tensor) -> Tensor:
+    """Where every one of ``columns``, which are all in ``halo``, stands there; int32."""
+    if not halo.numel():
+        return torch.zeros_like(columns, dtype=torch.int32)
+    place = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
+    place[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
+    return place[columns.long()]
 
 
 def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
     """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
-    own = (columns >= low) & (columns < high)
     if not halo.numel():
         return (columns - low).to(torch.int32)
-    place = torch.searchsorted(halo, columns.contiguous())
-    return torch.where(own, columns - low, place + (high - low)).to(torch.int32)
+    place = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
+    place[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
+    behind = torch.arange(high - low, high - low + halo.numel(), dtype=torch.int32, device=halo.device)
+    place[halo.long()] = behind
+    return place[columns.long()]
 
 
 @dataclass(frozen=True)

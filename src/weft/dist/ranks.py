@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -67,8 +67,12 @@ class Ranks:
         self._pids = self.gather_objects(os.getpid())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for name in ("memory", "barrier", "staging"):
+    def __exit__(self, kind: object, *_: object) -> None:
+        memory: PeerMemory | None = self.__dict__.pop("memory", None)
+        if memory is not None:
+            with suppress(RankLostError):
+                memory.close(together=kind is None)
+        for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
         if dist.is_initialized():
             dist.destroy_process_group()

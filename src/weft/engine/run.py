@@ -26,7 +26,7 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_choices, check_handles, check_options, not_work
+from weft.engine.base.options import check_batches, check_choices, check_handles, check_options, not_work
 from weft.engine.display.progress_bar import display_for
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
@@ -68,6 +68,7 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
     ranks: int = 1,
+    batches: Any = None,
     features: str | None = None,
     topology: str | None = None,
     cache: str | float | None = None,
@@ -94,6 +95,7 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
     Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
     there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
     first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
@@ -115,8 +117,9 @@ def run(
         decided = {name: choice for name, choice in places.items() if name != "cache_policy"}
         limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report)
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    check_batches(batches, tasks, resume, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None)

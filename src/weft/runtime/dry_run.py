@@ -37,7 +37,9 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
-from weft.runtime.group import GroupRun, StepMerger
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.group import GroupRun
+from weft.runtime.group_step import StepMerger
 
 CPU = torch.device("cpu")
 
@@ -76,7 +78,11 @@ def capture(
     merges the steps of several stacks if the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
-    plan = plan or default_plan(group, device)
+    with same_draws(CPU):  # a user's module may draw: the run that follows is to draw the same
+        return _capture(group, graph, plan or default_plan(group, device), merger)
+
+
+def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
     try:
         return _follow(
             group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
@@ -156,11 +162,10 @@ def _follow(
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.merge_steps()
+    run.group_step.merge()
     if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.run_steps = dry_run_concurrent(observer)
-    if run.merged is not None and run.merger is not None:
-        run.merger.observe(run.merged, observer, streams=run.plan.device == "cuda")
+        run.group_step.run_steps = dry_run_concurrent(observer)
+    run.group_step.observe_merged(observer)
     return run
 
 

@@ -33,11 +33,13 @@ def test_hops_with_compaction(launches):  # noqa: F811
 
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
+    from weft.ops.sampling.paper_classes_triton import sample_classes_triton, sample_threads_triton
     from weft.ops.sampling.paper_triton import sample_paper_triton
-    from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+    from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 
-    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK)
-    sample_paper_triton(*random_csr(), SEEDS, fanout, CLOCK)
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+        sampler(*random_csr(), SEEDS, fanout, CLOCK)
+    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK, edges=True, launch=AS_DGL)
     compile_all(launches)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
+from weft.runtime.batches.loaded_source import loading_for
 from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
@@ -55,6 +57,7 @@ class JobOptions:
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
     report: PlanReport | None = None  # the groups to train, where they are planned already
+    batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
 
 
 class Job:
@@ -193,8 +196,12 @@ class Job:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
-        make_source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=make_source)
+        loader = self._options.batches
+        if loader is None:
+            source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
+        else:
+            source = loading_for(tasks[0], loader)
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1

@@ -18,8 +18,7 @@ from weft.planner.cost.rule_of_thumb import BYTES, forward_multiply_adds, gather
 # embedded graph took 20 times as long beside one other process.
 WORK_FOR_THREADS = 1 << 25
 
-# Rows by cluster, measured on an H200 (benchmarks.suites.spmm, benchmarks.suites.multi_kernels): of the time of
-# sparse products
+# Rows by cluster, measured on an H200 (suites spmm and multi_kernels): of the time of sparse products
 # nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
 # products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and
 # some seconds the first time on a machine, when a kernel is compiled for it.

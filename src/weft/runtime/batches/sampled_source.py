@@ -183,7 +183,7 @@ class Sampled:
         if isinstance(sampled, MiniBatch):
             blocks, labelled = tuple(block.adjacency() for block in sampled.blocks), sampled.seeds
         else:
-            blocks, labelled = _local_adjacency(sampled), sampled.nodes
+            blocks, labelled = local_adjacency(sampled), sampled.nodes
         count = sampled.seeds.numel()
         rows = torch.arange(count, device=self._device)
         share = torch.full((1,), count / self._order.seeds.numel(), device=self._device)
@@ -271,7 +271,7 @@ def _has_loops(adj: Adjacency) -> bool:
     return False
 
 
-def _local_adjacency(local: Subgraph) -> Adjacency:
+def local_adjacency(local: Subgraph) -> Adjacency:
     """The sampled edges as a square matrix over the batch's nodes, rows in the order of ``nodes``."""
     src, dst = local.edge_index
     order = torch.sort(dst, stable=True).indices

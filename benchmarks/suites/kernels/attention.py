@@ -1,6 +1,6 @@
 """One attention layer, forward and backward: Weft's fused GATConv against PyG's, eager and compiled.
 
-    python -m benchmarks.suites.attention --shapes arxiv --out attention.json
+    python -m benchmarks.suites.kernels.attention --shapes arxiv --out attention.json
 
 The whole layer on both sides: the linear map, scores, softmax, aggregation, bias, and gradients of the input
 and of every weight, for a random gradient of the output. Both start from the same weights; without dropout

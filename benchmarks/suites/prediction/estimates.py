@@ -1,9 +1,9 @@
 """Memory and time as Weft estimates them before a run, against what the run takes.
 
-    python -m benchmarks.suites.estimates --out estimates.json        writes estimates.csv and estimates.svg beside it
-    python -m benchmarks.suites.estimates --against estimates.json --out again.json        estimates anew, runs nothing
+    python -m benchmarks.suites.prediction.estimates --out estimates.json  # and estimates.csv, estimates.svg
+    python -m benchmarks.suites.prediction.estimates --against estimates.json --out again.json  # runs nothing
 
-The trainings are those of ``benchmarks.suites.queues``: CoGNN's five queues, 20 random modules over ``weft.nn``, and
+The trainings are those of ``queues.py``: CoGNN's five queues, 20 random modules over ``weft.nn``, and
 PyG's
 modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing; the run is
 what ``weft.run`` would do: every tensor of the graph on the device, the step recorded, then a few epochs with their
@@ -30,9 +30,9 @@ import torch
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, listed
 from benchmarks.harness.timing import synchronize
-from benchmarks.suites.estimates_again import again, machine_of
-from benchmarks.suites.estimates_report import print_summary, summary, write_csv, write_plot
-from benchmarks.suites.queues import SETS, Entry, entries
+from benchmarks.suites.prediction.estimates_again import again, machine_of
+from benchmarks.suites.prediction.estimates_report import print_summary, summary, write_csv, write_plot
+from benchmarks.suites.prediction.queues import SETS, Entry, entries
 from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task

@@ -1,6 +1,6 @@
 """Sparse products of many tasks at once: one batched SpMM against one wide and T separate products of cuSPARSE.
 
-    python -m benchmarks.suites.multi_kernels --out multi_kernels.json
+    python -m benchmarks.suites.kernels.multi_kernels --out multi_kernels.json
 
 ``widths``: T x 64 features on one graph. Weft takes ``[T, N, 64]`` as a stacked step has it, with the rows of the graph
 by length and by cluster (``--rows``); cuSPARSE gets the same numbers as one ``[N, T * 64]`` matrix (which a stacked
@@ -29,9 +29,9 @@ from benchmarks.harness import traffic
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Timing, copy_bandwidth, record_graph, time_until
-from benchmarks.suites import row_orders
-from benchmarks.suites.passes import Passes
-from benchmarks.suites.spmm import WORST_ERROR, exact_rows, sample_rows
+from benchmarks.suites.kernels import row_orders
+from benchmarks.suites.kernels.passes import Passes
+from benchmarks.suites.kernels.spmm import WORST_ERROR, exact_rows, sample_rows
 from weft import ops
 from weft.ops.csr.adjacency import Adjacency
 

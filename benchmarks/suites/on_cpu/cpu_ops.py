@@ -1,6 +1,6 @@
 """CPU kernels, operator by operator: compiled by numba, the torch reference, and what a library offers.
 
-    python -m benchmarks.suites.cpu_ops [--data DIR] [--graphs cora,facebook] [--out cpu_ops.json]
+    python -m benchmarks.suites.on_cpu.cpu_ops [--data DIR] [--graphs cora,facebook] [--out cpu_ops.json]
 
 ``weft/ops/cpu`` serves float32 and float64 by what this finds. The library is torch's CSR product (MKL) for spmm,
 with the normalised values in the matrix, and torch's own relu and dropout for the epilogue. Also: what one call

@@ -4,7 +4,7 @@ The matrix is GCN's ``D^-1/2 (A + I) D^-1/2``. cuSPARSE gets its values; Weft ge
 structure with row and column scales (how its GCN runs) and with explicit weights, each with its rows by length and by
 cluster (``--rows``); the summary takes the order that a plan would. ``--sweep`` tries launch parameters instead.
 
-    python -m benchmarks.suites.spmm --shapes pubmed,arxiv,products,reddit --features 16,64,256,1024 --out spmm.json
+    python -m benchmarks.suites.kernels.spmm --shapes pubmed,arxiv,products --features 16,64,256,1024 --out spmm.json
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.harness import traffic
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import Timing, copy_bandwidth, record_graph, time_until
-from benchmarks.suites import row_orders
+from benchmarks.suites.kernels import row_orders
 from weft import ops
 from weft.ops.csr.adjacency import Adjacency
 
@@ -279,7 +279,7 @@ def main() -> None:
     """Run the cells and print the table."""
     args = arguments()
     if args.sweep:
-        from benchmarks.suites.spmm_sweep import sweep
+        from benchmarks.suites.kernels.spmm_sweep import sweep
 
         sweep(args)
         return

@@ -1,6 +1,6 @@
 """Cora's GCN on a CPU, 200 epochs: Weft against PyG in one run.
 
-    python -m benchmarks.suites.cpu [--data DIR] [--out cpu.json]
+    python -m benchmarks.suites.on_cpu.cpu [--data DIR] [--out cpu.json]
 
 The original paper's settings (hidden 16, dropout 0.5 on the input and the hidden layer, Adam 0.01, decay 5e-4
 on the first layer). PyG trains on dense features as its examples do; Weft keeps them sparse. Runs alternate

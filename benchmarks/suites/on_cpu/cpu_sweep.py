@@ -1,6 +1,6 @@
 """A sweep of Cora's GCN on a CPU: Weft trains all members together, PyG one after another, in one run.
 
-    python -m benchmarks.suites.cpu_sweep [--data DIR] [--out cpu_sweep.json]
+    python -m benchmarks.suites.on_cpu.cpu_sweep [--data DIR] [--out cpu_sweep.json]
 
 16 tasks (2 widths of the hidden layer, 2 learning rates, 4 seeds; the other settings of the original paper). The time
 of a side is everything from the graph in memory to the last trained model. Both sides evaluate after every epoch and
@@ -23,7 +23,7 @@ import weft
 from benchmarks.baselines.epochs import dense_features
 from benchmarks.baselines.pyg_training import train_pyg
 from benchmarks.harness.recorder import Recorder, common_arguments, find, print_table
-from benchmarks.suites.cpu import DATA, THREADS, faster_threads, find_graph
+from benchmarks.suites.on_cpu.cpu import DATA, THREADS, faster_threads, find_graph
 from weft.core.sweep import Sweep
 from weft.graph.data.graph import Graph
 from weft.runtime.device.threads import cpu_threads

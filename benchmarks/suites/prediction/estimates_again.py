@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.suites.queues import SETS, Entry, entries
+from benchmarks.suites.prediction.queues import SETS, Entry, entries
 from weft.core.machine import Machine
 from weft.graph.data.graph import Graph
 
