@@ -17,7 +17,7 @@ from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes
 from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
 from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
-from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton
 
 NONE = SEEDS[:0]
 
@@ -159,7 +159,41 @@ def test_gather_with_a_cache(width):
     slots[held] = torch.arange(3, dtype=torch.int32)
     cache = x[held] + 100  # so that the result tells where a row came from
     ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
-    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True, programs=1)):
         rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
         assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
     assert hits.tolist() == [6]
+    out = torch.zeros(5, width)
+    gather_cached_triton(x, cache, slots, ids, hits, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
+    assert torch.equal(out[:2], cache[[1, 1]])
+    assert not out[2:].any()
+    assert hits.tolist() == [8]
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3])
+def test_few_programs_gather_all_rows(programs):
+    x, ids = torch.randn(50, 20), torch.arange(49, dtype=torch.int32)
+    launch = GatherLaunch(4, 32, programs=programs)
+    assert torch.equal(gather_rows_triton(x, ids, launch=launch), x[:49])
+    out = torch.zeros(49, 20)
+    gather_rows_triton(x, ids, out, count=torch.tensor([30]), launch=launch)
+    assert torch.equal(out, torch.where(torch.arange(49)[:, None] < 30, x[:49], 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_lists_on_the_device(dtype):
+    """Picks are those without a cache; they are read from the cache where it has the list."""
+    indptr, indices = random_csr(dtype=dtype)
+    held = torch.tensor([0, 7, 31, 58])
+    lists = [indices[indptr[node] : indptr[node + 1]] for node in held.tolist()]
+    starts = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
+    starts[held] = torch.tensor([0, *(len(one) for one in lists[:-1])]).cumsum(0).to(torch.int32)
+    everyone = torch.tensor([SEEDS.numel()], dtype=torch.int32)
+    for shift in (0, 1000):
+        cached = CachedLists(torch.cat(lists) + shift, starts, torch.zeros(2, dtype=torch.int64))
+        mine = launch_sample(indptr, indices, SEEDS, everyone, 5, CLOCK, 1, cached=cached, launch=SampleLaunch(8, 4))
+        plain = sample_torch(indptr, indices, SEEDS, 5, CLOCK, 1)
+        assert torch.equal(mine.indptr, plain.indptr)
+        here = torch.isin(SEEDS.long(), held).repeat_interleave(plain.indptr.diff().long())
+        assert torch.equal(mine.trimmed().sources, plain.sources + shift * here)
+        assert cached.read.tolist() == [SEEDS.numel(), int(torch.isin(SEEDS.long(), held).sum())]
