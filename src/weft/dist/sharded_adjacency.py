@@ -216,13 +216,7 @@ class ShardedAdjacency(Adjacency):
 
     def _normalise_gcn(self) -> ShardedAdjacency:
         looped = self.with_self_loops()
-        if looped.weight is None:
-            degree = looped.degrees().to(torch.float32)
-        else:
-            degree = torch.zeros(looped.num_rows, dtype=looped.weight.dtype, device=self.device)
-            degree.index_add_(0, looped.rows().long(), looped.weight)
-        scale = degree.clamp(min=0).rsqrt()
-        scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        scale = looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
     def block(self) -> Adjacency:
