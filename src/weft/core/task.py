@@ -42,6 +42,8 @@ class Task:
     norm: str | None = choice(None, "batch", "layer", section="model")
     residual: bool = setting(False, bool, section="model")
     aggregator: str = choice("mean", "mean", "max", "sum", section="model")  # sage
+    bases: int | None = setting(None, int, low=1, high=MOST, section="model")  # rgcn: matrices that relations mix
+    blocks: int | None = setting(None, int, low=1, high=MOST, section="model")  # rgcn: blocks of block-diagonal ones
     init: str | None = choice(None, "fresh", section="model")  # None: a module given as an object keeps its weights
     model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
@@ -94,6 +96,7 @@ class Task:
                 f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
                 "it is the width of all heads together"
             )
+        self._check_decomposition()
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "
@@ -240,6 +243,20 @@ class Task:
                 "give one number per layer"
             )
         object.__setattr__(self, "fanout", tuple(fanout))
+
+    def _check_decomposition(self) -> None:
+        if self.traits is None or self.blocks is None or self.ignores("blocks"):
+            return
+        if self.bases is not None:
+            raise SpecError(
+                f"task {self.label!r}: bases={self.bases} and blocks={self.blocks} are two ways to share weights "
+                "between relations; give one of them"
+            )
+        if self.layers > 1 and self.hidden % self.blocks:
+            raise SpecError(
+                f"task {self.label!r}: hidden={self.hidden} must be a multiple of blocks={self.blocks}: "
+                "the blocks are equal parts of it"
+            )
 
     def _check_betas(self) -> None:
         betas = self.betas

@@ -166,8 +166,15 @@ class NeighbourSampler:
         found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
         return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
 
+    def relation_at(self, edges: Tensor | None) -> Tensor | None:
+        """Relations at picked ``edges``, of which those beyond the existing ones may be anything; None without any."""
+        if self._relation is None or edges is None:
+            return None
+        return _values_at(self._relation, edges.clamp(0, max(self._relation.numel() - 1, 0)))
+
     def _block(self, hop: Hop) -> Block:
-        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop))
+        sizes = {"num_relations": self.graph.num_relations}
+        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop), **sizes)
         if self._full is None:
             return block
         scale, degree = self._full
@@ -178,7 +185,8 @@ class NeighbourSampler:
         pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
         parts = [self._per_edge(hop) for hop in hops]
         joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
-        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, epoch=epoch, batch=batch)
+        about = {"epoch": epoch, "batch": batch, "num_relations": self.graph.num_relations}
+        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, **about)
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:

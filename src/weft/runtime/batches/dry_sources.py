@@ -12,6 +12,8 @@ from torch import Tensor
 from weft.core.task import Task
 from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
+from weft.graph.data.graph import Graph
+from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 
@@ -31,7 +33,7 @@ class DrySampled(FullGraph):
         size = capacity(task.fanouts, min(task.batch, train), graph.num_nodes)
         self.steps_per_epoch = -(-train // task.batch)
         blocks = tuple(
-            _block(rows, columns, edges, graph.device)
+            _block(rows, columns, edges, graph)
             for rows, columns, edges in zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
         )[::-1]
         labels = graph.y.new_empty((size.rows[0], *graph.y.shape[1:]))
@@ -44,8 +46,12 @@ class DrySampled(FullGraph):
         return infer(self._whole)
 
 
-def _block(rows: int, columns: int, edges: int, device: torch.device) -> PaddedAdjacency:
+def _block(rows: int, columns: int, edges: int, graph: Graph) -> Adjacency:
+    device = graph.device
     indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
     indices = torch.zeros(edges, dtype=torch.int32, device=device)
     full = torch.ones(columns, device=device), torch.ones(rows, device=device)
-    return PaddedAdjacency(indptr, indices, columns, full=full)
+    block = PaddedAdjacency(indptr, indices, columns, full=full)
+    if not graph.num_relations:
+        return block
+    return block.related(torch.zeros(edges, dtype=torch.int32, device=device), graph.num_relations)

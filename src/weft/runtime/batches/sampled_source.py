@@ -176,7 +176,9 @@ class Sampled:
         nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
         scale, degree = self._sampler.full_degrees
         full = scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
-        return PaddedAdjacency(hop.indptr, hop.indices, nodes.numel(), full=full)
+        block = PaddedAdjacency(hop.indptr, hop.indices, nodes.numel(), full=full)
+        relation = self._sampler.relation_at(hop.edges)
+        return block if relation is None else block.related(relation, self._graph.num_relations)
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
@@ -244,4 +246,5 @@ def _local_adjacency(local: Subgraph) -> Adjacency:
     indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
     torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
     weight = None if local.weight is None else local.weight[order]
-    return Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    adj = Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
