@@ -8,7 +8,7 @@ from weft.core.models import traits_of
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 
-NODES, FEATURES, CLASSES = 60, 9, 3
+NODES, FEATURES, CLASSES, RELATIONS = 60, 9, 3, 4
 
 
 def small(model="gcn") -> dict[str, int]:
@@ -35,4 +35,6 @@ def tiny_graph(seed: int = 0, sparse: bool = False, multilabel: bool = False, we
     graph = Graph.from_edges(
         src[kept], dst[kept], NODES, x=x, y=labels, edge_weight=weight, directed=False, name="tiny"
     )
+    relation = torch.arange(graph.num_edges, dtype=torch.int32) % RELATIONS  # for the models that read it
+    graph = Graph(graph.adj, graph.x, graph.y, relation=relation, name="tiny", num_classes=graph.num_classes)
     return graph.random_split(train=24, val=16, seed=seed)

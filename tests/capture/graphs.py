@@ -17,6 +17,9 @@ PRODUCTS = GraphStats(
     num_features=100,
     num_classes=47,
     symmetric=True,
+    num_relations=3,
+    relation_edges=(100_000_000, 20_000_000, 3_718_280),
+    relation_rows=6_000_000,
     max_degree=17_481,
     degree_histogram=(0, 100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 300_000, 40_000, 8_000, 1_000, 29),
     num_train=196_615,
@@ -44,7 +47,7 @@ def random_graph(
     x = (x * (x > 0.8)).to_sparse() if sparse else x
     y = torch.arange(nodes) % classes
     order = torch.randperm(nodes, generator=draw)
-    return weft.Graph.from_edges(
+    graph = weft.Graph.from_edges(
         src,
         dst,
         nodes,
@@ -56,6 +59,9 @@ def random_graph(
         edge_weight=torch.rand(edges, generator=draw) + 0.5 if weighted else None,
         directed=directed,
     )
+    fields = (graph.x, graph.y, graph.train, graph.val, graph.test)
+    relation = torch.arange(graph.num_edges, dtype=torch.int32) % 3  # for the models that read it
+    return weft.Graph(graph.adj, *fields, relation=relation, num_classes=graph.num_classes)
 
 
 def without_histogram(stats: GraphStats) -> GraphStats:

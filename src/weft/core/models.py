@@ -101,6 +101,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
                 operators={"spmm": 6, "matmul": 6, "pointwise": 4},
                 launches=18,
                 walks=4,
+                kept=0.75,
             ),
         )
     }
