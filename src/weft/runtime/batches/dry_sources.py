@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.core.fanout import resolve
 from weft.core.task import Task
 from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
@@ -30,7 +31,8 @@ class DrySampled(FullGraph):
         graph = request.graph
         self._whole = self.batch
         train = max(graph.train.numel(), 1)
-        size = capacity(task.fanouts, min(task.batch, train), graph.num_nodes)
+        fanouts = resolve(task.fanouts, graph.num_relations, graph.stats().relation_edges)
+        size = capacity(fanouts, min(task.batch, train), graph.num_nodes, graph.num_edges)
         self.steps_per_epoch = -(-train // task.batch)
         blocks = tuple(
             _block(rows, columns, edges, graph)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
+from weft.core.fanout import Hop, is_per_relation
 from weft.core.task import Task
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.feature_store import FeatureStore
 from weft.flow.padded import PaddedAdjacency
 from weft.flow.pipeline import Pipeline
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.sampler import NeighbourSampler, is_plain
 from weft.flow.seeds import SeedBatch, SeedOrder
 from weft.flow.training_stages import training_stages
 from weft.ops.csr.adjacency import Adjacency
@@ -26,7 +27,6 @@ from weft.ops.reduce import ONE_RANK
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 EVALUATION_ROWS = 1 << 16  # nodes per chunk of a layer, in evaluation without the whole graph on the device
@@ -42,7 +42,7 @@ class Sampling:
     on a CPU. ``device``: where batches are trained on (None: where the graph is).
     """
 
-    fanout: tuple[int, ...]
+    fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
@@ -92,6 +92,7 @@ class Sampled:
         graph, x = request.graph, request.x
         self._x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather rows of it
         self._graph, self._sampling = graph, sampling
+        self._apart = any(is_per_relation(hop) for hop in sampling.fanout)
         self._device = sampling.device or graph.device
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
@@ -99,7 +100,7 @@ class Sampled:
         self._sampler = NeighbourSampler(
             graph,
             sampling.fanout,
-            degrees="sampled" if request.subgraph else "full",
+            degrees="sampled" if request.subgraph or self._apart else "full",
             subgraph=request.subgraph,
             **about,
         )
@@ -118,8 +119,7 @@ class Sampled:
         graph, kept = self._graph, self._x.device.type == "cuda" or self._x.is_pinned()
         if self._device.type != "cuda" or graph.device != self._device or not kept or graph.adj.weight is not None:
             return False
-        usual = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout)
-        return usual and not has_loops(graph.adj.rows(), graph.adj.indices)
+        return is_plain(self._sampler.fanouts) and not has_loops(graph.adj.rows(), graph.adj.indices)
 
     # ---- training ------------------------------------------------------------------------------------
 
@@ -174,11 +174,14 @@ class Sampled:
 
     def _padded(self, hop: DeviceHop) -> PaddedAdjacency:
         nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
-        scale, degree = self._sampler.full_degrees
-        full = scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+        full = None if self._apart else self._degrees_at(nodes, hop.indptr.numel() - 1)
         block = PaddedAdjacency(hop.indptr, hop.indices, nodes.numel(), full=full)
         relation = self._sampler.relation_at(hop.edges)
         return block if relation is None else block.related(relation, self._graph.num_relations)
+
+    def _degrees_at(self, nodes: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        scale, degree = self._sampler.full_degrees
+        return scale.index_select(0, nodes), degree.index_select(0, nodes[:rows])
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
