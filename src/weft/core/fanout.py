@@ -25,10 +25,11 @@ def read_fanout(where: str, fanout: Any) -> tuple[Hop, ...]:
     """The fan-outs of a task as it keeps them, or a :class:`SpecError` that begins with ``where`` and names them."""
     if not isinstance(fanout, (list, tuple)) or not fanout:
         raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
-    hops = tuple(_read_hop(hop) for hop in fanout)
-    if any(hop is None for hop in hops):
+    hops = [_read_hop(hop) for hop in fanout]
+    good = tuple(hop for hop in hops if hop is not None)
+    if len(good) < len(hops):
         raise SpecError(f"{where}fanout={fanout!r} {SHAPE}")
-    return hops  # type: ignore[return-value]
+    return good
 
 
 def _read_hop(hop: Any) -> Hop | None:
@@ -68,7 +69,7 @@ def plain_hop(hop: Hop) -> Any:
     """A hop for JSON, which :func:`read_fanout` reads back."""
     if isinstance(hop, int):
         return hop
-    return {str(key): count for key, count in hop} if isinstance(hop[0], tuple) else list(hop)  # type: ignore[misc]
+    return {str(key): count for key, count in hop} if isinstance(hop[0], tuple) else list(hop)
 
 
 def show_hop(hop: Hop) -> str:
@@ -76,8 +77,8 @@ def show_hop(hop: Hop) -> str:
     if isinstance(hop, int):
         return _show_count(hop)
     if not isinstance(hop[0], tuple):
-        return f"{', '.join(_show_count(k) for k in hop)} by relation"  # type: ignore[arg-type]
-    words = (f"{_show_count(k)} {'of each relation' if r == EACH else f'of relation {r}'}" for r, k in hop)  # type: ignore[misc]
+        return f"{', '.join(_show_count(k) for k in hop)} by relation"
+    words = (f"{_show_count(k)} {'of each relation' if r == EACH else f'of relation {r}'}" for r, k in hop)
     return " and ".join(words)
 
 
@@ -100,12 +101,12 @@ def _resolved(hop: Hop, relations: int, edges: Sequence[int]) -> int | tuple[int
     if not isinstance(hop[0], tuple):
         if len(hop) != relations:
             raise InputError(f"a hop of fanout has {len(hop)} numbers, but the graph has {relations} relations")
-        return hop  # type: ignore[return-value]
-    given = dict(hop)  # type: ignore[arg-type]
-    for relation in given:
-        if relation != EACH and relation >= relations:
+        return hop
+    given: dict[int | str, int] = dict(hop)
+    for relation, count in given.items():
+        if isinstance(relation, int) and relation >= relations:
             raise InputError(f"fanout names relation {relation}, but the graph has relations 0 to {relations - 1}")
-        if relation != EACH and given[relation] and edges and not edges[relation]:
+        if isinstance(relation, int) and count and edges and not edges[relation]:
             raise InputError(f"fanout names relation {relation}, of which the graph has no edges; leave it out")
     return tuple(given.get(relation, given.get(EACH, 0)) for relation in range(relations))
 

@@ -21,6 +21,8 @@ from weft.flow.pipeline import Pipeline
 from weft.flow.sampler import NeighbourSampler, is_plain
 from weft.flow.seeds import SeedBatch, SeedOrder
 from weft.flow.training_stages import training_stages
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.self_loops import has_loops
 from weft.ops.reduce import ONE_RANK
@@ -30,6 +32,7 @@ from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 EVALUATION_ROWS = 1 << 16  # nodes per chunk of a layer, in evaluation without the whole graph on the device
+MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
 WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the device is evaluated as a whole
 
 
@@ -90,7 +93,7 @@ class Sampled:
 
     def __init__(self, request: SourceRequest, sampling: Sampling) -> None:
         graph, x = request.graph, request.x
-        self._x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather rows of it
+        self._x = x if isinstance(x, Tensor) else _dense_rows(x, graph)  # batches gather rows of it
         self._graph, self._sampling = graph, sampling
         self._apart = any(is_per_relation(hop) for hop in sampling.fanout)
         self._device = sampling.device or graph.device
@@ -239,6 +242,15 @@ class Sampled:
     def labels(self) -> Tensor:
         """Of all nodes."""
         return self._graph.y.to(self._device)
+
+
+def _dense_rows(x: SparseFeatures, graph: Graph) -> Tensor:
+    if x.shape[0] * x.shape[1] > MOST_DENSE:
+        raise SpecError(
+            f"graph {graph.name!r}: sampled batches have dense features, and {x.shape[0]:,} x {x.shape[1]:,} of them "
+            "are too many; give the nodes narrower features, or train on the whole graph with mode='full'"
+        )
+    return x.to_dense()
 
 
 def _local_adjacency(local: Subgraph) -> Adjacency:
