@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.results import Results
 from benchmarks.report.markdown import MISSING, MODELS, Legend, number, paragraph, percent, table
-from benchmarks.suites import estimates_report as report
+from benchmarks.suites.prediction import estimates_report as report
 
 GROUPS = {
     "queues T=1": "queues, T = 1",

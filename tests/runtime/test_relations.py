@@ -9,10 +9,11 @@ from torch import nn
 import weft
 from tests.nn.relational import relational
 from weft.core.errors import SpecError
+from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import planted_relations
-from weft.runtime.batches import sampled_source
+from weft.runtime.batches import layerwise
 from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
 
@@ -58,13 +59,16 @@ def test_full_neighbourhoods_of_all_seeds_are_the_whole_graph(graph, kind, fanou
 def test_evaluation_layer_by_layer_is_exact(graph, members, monkeypatch):
     tasks = [task(seed=seed, layers=3, bases=2) for seed in range(members)]
     mine = group_of(tasks, graph, fanout=(5, 3, 2)).stacks[0]
-    infer = lambda batch: mine.infer(mine.state.flat, batch)  # noqa: E731
+    monkeypatch.setattr(layerwise, "MOST_ROWS", 37)
+    monkeypatch.setattr(layerwise, "NEARLY_ALL", 1.0)
+    places = Placement("host", "host", evaluation="layers", chunk_edges=200)
+    part = group_of(tasks, graph, fanout=(5, 3, 2), placement=places).stacks[0]
     with torch.no_grad():
-        whole = mine.source.logits(infer, 3)
-        monkeypatch.setattr(sampled_source, "WHOLE_BYTES", 0)
-        monkeypatch.setattr(sampled_source, "EVALUATION_ROWS", 37)
-        chunks = mine.source.logits(infer, 3)
-    torch.testing.assert_close(chunks, whole, rtol=1e-4, atol=1e-5)
+        whole = mine.source.logits(lambda batch: mine.infer(mine.state.flat, batch), 3)
+        layers = part.source.logits(lambda batch: mine.infer(mine.state.flat, batch), 3)
+    for split in ("train", "val", "test"):
+        found = layers[:, part.source.rows(split)]
+        torch.testing.assert_close(found, whole[:, getattr(graph, split)], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.fanout import Hop, is_per_relation, plain_hop, read_fanout
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.settings.fanout import Hop, is_per_relation, plain_hop, read_fanout
 from weft.core.settings.field_rule import Rule, choice, setting
 from weft.core.suggest import did_you_mean
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.core.fanout import most_picks
+from weft.core.settings.fanout import most_picks
 from weft.ops.sampling.relations import picks_at_most
 
 

@@ -21,6 +21,7 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.hop import HopSample
 from weft.ops.sampling.reference import relabel_torch
 from weft.ops.sampling.relations import RelationFanouts
+from weft.ops.sampling.sample_triton import CachedLists
 
 Fanout = int | tuple[int, ...]  # of all relations together, or of each
 
@@ -95,10 +96,11 @@ class TritonHops:
         replace: bool,
         edges: bool,
         device: torch.device,
+        cached: CachedLists | None = None,
         relations: RelationFanouts | None = None,
     ) -> None:
         self._arrays = indptr, indices
-        self._options = {"replace": replace, "edges": edges, "relations": relations}
+        self._options = {"replace": replace, "edges": edges, "cached": cached, "relations": relations}
         self._compactor = Compactor(indptr.numel() - 1, device)
 
     def padded(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor) -> list[DeviceHop]:

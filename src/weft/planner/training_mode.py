@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.core.fanout import show_hop
 from weft.core.graph_stats import GraphStats
+from weft.core.settings.fanout import show_hop
 from weft.core.stage import Stage
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -22,7 +22,7 @@ def why_this_mode(task: Task, stats: GraphStats) -> str:
     fanout = ", ".join(show_hop(hop) for hop in task.fanouts)
     return (
         f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "
-        f"neighbours per hop {fanout}; memory is that of the largest batch, evaluation that of the whole graph"
+        f"neighbours per hop {fanout}"
     )
 
 

@@ -1,4 +1,4 @@
-"""sharded_spmm: both schedules against the torch reference, with partial rows poisoned before."""
+"""sharded_spmm: every schedule against the torch reference, with partial rows poisoned before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
-from tests.ops.interpreted.walks import assert_same, numbers
+from tests.graphs_for_tests import from_pairs
+from tests.ops.interpreted.packed import assert_same, numbers
 from weft.core.errors import InputError
 from weft.dist.partition_arrays import own_rows
 from weft.dist.shard_walk import shard_walk
@@ -32,13 +32,13 @@ def graph(nodes: int = 20):
     return from_pairs(*there.nonzero(as_tuple=True), nodes, nodes)
 
 
-def parts(adj, rank, ps, weighted, lead=(), width=5, dtype=torch.float32):
+def parts(adj, rank, ps, weighted, lead=(), width=5, dtype=torch.float32, chunks=1):
     indptr, columns, _, first = own_rows(adj, BOUNDS[rank], BOUNDS[rank + 1])
     weight = numbers(adj.num_edges, seed=3, dtype=dtype) if weighted else None
     own = None if weight is None else weight[first : first + columns.numel()]
     x = numbers(*lead, adj.num_cols, width, dtype=dtype)
     peers = [x[..., low:high, :].contiguous() for low, high in itertools.pairwise(BOUNDS)]
-    return shard_walk(indptr, columns, BOUNDS, rank, ps, own), peers, x, weight
+    return shard_walk(indptr, columns, BOUNDS, rank, ps, own, chunks), peers, x, weight
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -78,9 +78,37 @@ def test_tasks():
         assert torch.equal(found, again)
 
 
+@pytest.mark.parametrize(("ps", "chunks"), [(1, 2), (4, 3), (3, 5), (4, 40), (0, 3)])
+def test_chunks_of_remote_rows(ps, chunks):
+    """Chunks may be empty; the same pieces in another order have the same bits."""
+    walk, peers, x, weight = parts(graph(), 2, ps, weighted=True, chunks=chunks)
+    assert walk.chunk_pieces[-1] == walk.remote_start.numel()
+    assert walk.chunk_rows[-1] == walk.halo_row.numel()
+    for chunk in range(chunks):
+        for piece in walk.remote_order[walk.chunk_pieces[chunk] : walk.chunk_pieces[chunk + 1]].tolist():
+            start, length = int(walk.remote_start[piece]), int(walk.remote_length[piece])
+            places = walk.remote_place[start : start + length]
+            assert 0 < length <= (ps or 20)
+            assert bool(((places >= walk.chunk_rows[chunk]) & (places < walk.chunk_rows[chunk + 1])).all())
+    table, counts = address_table(peers, x.device)
+    launch = ShardedLaunch(ps, 2, 2)
+    found = {
+        schedule: sharded_spmm_triton(
+            peers[2], table, counts, walk, None, launch, schedule, torch.full((20 * 60 * 5,), torch.nan),
+            torch.full((20 * 5,), torch.nan),
+        )
+        for schedule in ("pipelined", "fetch_first")
+    }  # fmt: skip
+    assert_same(found["pipelined"], spmm(graph(), x, weight)[7:13], x.dtype)
+    assert torch.equal(found["pipelined"], found["fetch_first"])
+
+
 def test_a_launch_for_other_pieces_is_refused():
     walk, peers, x, _ = parts(graph(), 0, 4, weighted=False)
     with pytest.raises(InputError, match="pieces of 4"):
         sharded_spmm_triton(peers[0], *address_table(peers, x.device), walk, None, ShardedLaunch(8))
     with pytest.raises(InputError, match="ps=33"):
         ShardedLaunch(33)
+    walk, *_ = parts(graph(), 0, 0, weighted=False)
+    with pytest.raises(InputError, match="leaves rows whole"):
+        sharded_spmm_triton(peers[0], *address_table(peers, x.device), walk, None, ShardedLaunch(0), "apart")

@@ -57,6 +57,7 @@ class Graph:
         self.test = none if test is None else test
         self._num_classes, self._num_relations = num_classes, num_relations
         self._stats: GraphStats | None = None
+        self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
         if relation is not None and adj.relation is not relation:
             self.adj = adj.related(relation, self.num_relations)
@@ -265,6 +266,7 @@ class Graph:
         names = ("adj", "x", "y", *SPLITS, "relation")
         held = {name: getattr(self, name) for name in names}
         moved = {name: None if value is None else value.to(device) for name, value in held.items()}
+        moved["relation"] = moved["adj"].relation  # moved with the edges
         if all(moved[name] is held[name] for name in names):
             return self
         graph = self._changed(**moved)

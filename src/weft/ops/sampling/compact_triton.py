@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.core.fanout import most_picks
+from weft.core.settings.fanout import most_picks
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
 from weft.ops.sampling.relations import RelationFanouts
 from weft.ops.sampling.relations_triton import launch_sample_relations
-from weft.ops.sampling.sample_triton import SampleLaunch, launch_sample
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample
 
 EMPTY = 2**31 - 1
 
@@ -157,13 +157,14 @@ def sample_hops_triton(
     *,
     replace: bool = False,
     edges: bool = False,
+    cached: CachedLists | None = None,
     launch: SampleLaunch | None = None,
     relations: RelationFanouts | None = None,
 ) -> list[DeviceHop]:
     """All hops of a batch, seeds outwards; hop h samples for every node found before it. Nothing is read back.
 
-    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1. A hop with a fan-out per relation
-    needs ``relations``.
+    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1. ``cached``: neighbour lists on the
+    device in front of ``indices`` in host memory. A hop with a fan-out per relation needs ``relations``.
     """
     for fanout in fanouts:
         check_fanout(most_picks(fanout), replace)
@@ -176,7 +177,7 @@ def sample_hops_triton(
         marks = {"table": compactor.table, "table_offset": offset}
         if isinstance(fanout, int):
             check_slots(nodes.numel(), fanout)
-            options = {"replace": replace, "edges": edges, "launch": launch, **marks}
+            options = {"replace": replace, "edges": edges, "launch": launch, "cached": cached, **marks}
             sample = launch_sample(indptr, indices, nodes, num_rows, fanout, clock, number, **options)
         else:
             assert relations is not None, "a fan-out per relation needs rows per relation"

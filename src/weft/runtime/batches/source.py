@@ -81,6 +81,14 @@ class Batch:
 
     def prepared(self) -> Batch:
         """The batch as a step takes it; one that is made on the device (sampled, gathered) is made here."""
+        return self.built(self.fetched(0))
+
+    def fetched(self, place: int) -> Any:
+        """Sample and gather on the device, into buffers number ``place``; nothing where the batch is there already."""
+        return None
+
+    def built(self, fetched: Any) -> Batch:
+        """The batch as a step takes it, of what :meth:`fetched` gave; everything derived from it is derived anew."""
         return self
 
     def tensors(self) -> list[Tensor]:
@@ -116,7 +124,8 @@ class SourceRequest:
     """The source that a stack requests: batches of ``graph`` with features ``x`` and first aggregation ``first``.
 
     ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
-    batches may have rows that stand for no node; not where a norm is over all rows.
+    batches may have rows that stand for no node; not where a norm is over all rows. ``device``: where it trains (None:
+    where the graph is).
     """
 
     graph: Graph
@@ -124,19 +133,28 @@ class SourceRequest:
     first: Tensor | None = None
     subgraph: bool = False
     padding: bool = False
+    device: torch.device | None = None
 
 
 class Source(Protocol):
     """Where the batches of a stack come from.
 
     ``constant``: every step of every epoch has the same batch, :meth:`batches` yields it again and again, and so a
-    whole epoch with its evaluation can be captured. ``rows``: where the nodes of the splits are in what
+    whole epoch with its evaluation can be captured. ``overlaps``: the next batch is to be made on the device while the
+    current one trains (:mod:`weft.runtime.overlapped_steps`). ``rows``: where the nodes of the splits are in what
     :meth:`logits` gives, ``{"train": ..., "val": ..., "test": ...}``. ``reduce``: how rows on other ranks count in.
     """
 
     steps_per_epoch: int
     constant: bool
+    overlaps: bool
     reduce: Reduce
+
+    def reads(self) -> dict[str, float]:
+        """What was read of features and edges, and which shares caches had; empty without caches."""
+
+    def counters(self) -> list[Tensor]:
+        """What making a batch on the device writes besides the batch: a trial run of a captured step restores it."""
 
     def batches(self, epoch: int, first: int = 0) -> Iterable[Batch]:
         """The batches of ``epoch`` from step ``first`` on."""
@@ -163,12 +181,20 @@ MakeSource = Callable[[SourceRequest], Source]
 class FullGraph:
     """The whole graph, every time: one step per epoch, one constant batch."""
 
-    steps_per_epoch, constant, reduce = 1, True, ONE_RANK
+    steps_per_epoch, constant, overlaps, reduce = 1, True, False, ONE_RANK
 
     def __init__(self, request: SourceRequest) -> None:
         self._graph = graph = request.graph
         share = torch.ones(1, device=graph.device)
         self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
+
+    def reads(self) -> dict[str, float]:
+        """Nothing: there is no cache."""
+        return {}
+
+    def counters(self) -> list[Tensor]:
+        """None: the batch is there."""
+        return []
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The one batch, unless it is done already."""
