@@ -44,7 +44,7 @@ from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, 
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
-from weft.engine.training.sharded_job import ShardedJob, check_ranks, train_as_rank
+from weft.engine.training.sharded_job import ShardedJob, check_ranks, check_relations, train_as_rank
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
@@ -137,6 +137,7 @@ def run(
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None, order)
+    check_relations(tasks, count)
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:

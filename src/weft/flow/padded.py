@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.relation_slots import RelationSlots, as_matrices, slot_arrays
 from weft.ops.csr.worklist import WorkList
 
 Full = tuple[Tensor, Tensor] | Callable[[], tuple[Tensor, Tensor]]
@@ -80,6 +81,11 @@ class PaddedAdjacency(Adjacency):
         if self.weight is not None:
             weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, places, self.weight)
         return PaddedAdjacency(indptr, indices, self.num_cols, weight=weight, full=self._full)
+
+    def make_relation_slots(self) -> RelationSlots:
+        """Slots for as many (relation, node) pairs as there can be."""
+        pairs = max(min(self.num_edges, self.num_rows * self.num_relations), 1)
+        return as_matrices(slot_arrays(self, pairs, self.indptr[-1:]), self, PaddedAdjacency)
 
     def with_identity(self) -> Adjacency:
         """``A + I`` without weights."""

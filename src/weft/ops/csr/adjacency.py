@@ -10,6 +10,7 @@ Shapes: N rows, M columns, E edges.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -36,9 +37,12 @@ class Adjacency:
     A rectangular matrix is a block: its rows are the first N of its M columns (destinations come first among the
     sources). ``source_scale [M]`` is GCN's ``D^-1/2`` of every source there: a block does not know their degrees.
     ``first_edge``: where its edges begin among those of the matrix that it is some rows of.
+    ``relation [E]`` int32 numbers the relation of every edge, below ``num_relations``; see :meth:`related`.
     """
 
     first_edge = 0
+    relation: Tensor | None = None
+    num_relations = 0
 
     def __init__(
         self,
@@ -111,9 +115,10 @@ class Adjacency:
                 ("source_scale", self.source_scale),
             )
         }
-        return Adjacency(
+        there = Adjacency(
             self.indptr.to(device), self.indices.to(device), self.num_cols, symmetric=self.symmetric, **moved
         )
+        return there if self.relation is None else there.related(self.relation.to(device), self.num_relations)
 
     def scaled(
         self,
@@ -135,6 +140,13 @@ class Adjacency:
             source_scale=self.source_scale,
         )
         other._structure, other.nodes = self.structure, self.nodes
+        return other
+
+    def related(self, relation: Tensor, num_relations: int) -> Adjacency:
+        """The same matrix whose edges have these relations ``[E]``; forms derived from it do not keep them."""
+        other = copy(self)
+        other._structure, other._derived = self.structure, {}
+        other.relation, other.num_relations = relation, num_relations
         return other
 
     @property

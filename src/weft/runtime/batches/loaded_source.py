@@ -6,7 +6,7 @@ Shapes: M nodes of a batch, S seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,10 +79,16 @@ class Loaded(OneByOne):
                 f"the loader gave {local.num_seeds} seeds, the task says batch={self._loading.batch}; "
                 "give the task the loader's batch_size"
             )
-        local = local.to(self._device)
+        local = self._related(local.to(self._device))
         rows = torch.arange(local.num_seeds, device=self._device)
         share = torch.full((1,), local.num_seeds / self._seeds, device=self._device)
         return Batch(self._features(local), local_adjacency(local), self._labels(local), rows, share)
+
+    def _related(self, local: Subgraph) -> Subgraph:
+        relations, found = self._request.graph.num_relations, local.relation
+        if found is not None and found.numel() and not 0 <= int(found.min()) <= int(found.max()) < relations:
+            raise InputError(f"edge_type of the batch must be below {relations}, the number of the graph's relations")
+        return replace(local, num_relations=relations)
 
     def _features(self, local: Subgraph) -> Tensor:
         x = self._request.x

@@ -66,6 +66,12 @@ class Batch:
         """Weights of the edges ``[E]``, in the same order."""
         return self._only_block().weight
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        """Relations of the edges ``[E]`` int64, in the same order; None without relations."""
+        relation = self._only_block().relation
+        return None if relation is None else relation.long()
+
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):
             return self.blocks
