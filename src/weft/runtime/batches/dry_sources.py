@@ -45,7 +45,8 @@ class DrySampled(FullGraph):
         # Batches gather dense rows: sparse features are kept with their zeros.
         self._dense = None if isinstance(request.x, Tensor) else self._empty(graph.num_nodes, graph.num_features)
         x, blocks = self._batch()
-        labels = graph.y.new_empty((self._size.rows[0], *graph.y.shape[1:]))
+        labelled = self._size.nodes if request.subgraph else self._size.rows[0]
+        labels = graph.y.new_zeros((labelled, *graph.y.shape[1:]))  # zeros: a step on a CPU reads them
         rows = torch.arange(self._size.rows[0], device=device)
         self.batch = Batch(x, blocks, labels, rows, torch.ones(1, device=device))
         self._waiting = self._batch() if gpu and placement is not None and placement.overlap else None
@@ -54,8 +55,11 @@ class DrySampled(FullGraph):
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._request.x.dtype, device=self._device)
 
-    def _batch(self) -> tuple[Tensor, tuple[Adjacency, ...]]:
+    def _batch(self) -> tuple[Tensor, Adjacency | tuple[Adjacency, ...]]:
         size = self._size
+        if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
+            block = _block(size.nodes, size.nodes, size.new_edges, self._device)
+            return self._empty(size.nodes, self._request.graph.num_features), block
         shapes = zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
         blocks = tuple(_block(rows, columns, edges, self._device) for rows, columns, edges in shapes)
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
@@ -123,10 +127,10 @@ class DrySampled(FullGraph):
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
 
 
-def _tensors(*things: Tensor | tuple[Adjacency, ...]) -> list[Tensor]:
+def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
     found: list[Tensor] = []
     for thing in things:
-        blocks = () if isinstance(thing, Tensor) else thing
+        blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing
         found += [thing] if isinstance(thing, Tensor) else []
         found += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
     return found
