@@ -52,7 +52,7 @@ def test_the_schedule_is_drawn(report, tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(SpecError, match=r"must end in \.html or \.svg"):
         check_simulate(tmp_path / "chart.png")
-    whole = weft.plan(weft.Task(graph="demo", model="gcn"), machine="h200")
+    whole = weft.plan(weft.Task(graph="demo", model="gcn", mode="full"), machine="h200")
     with pytest.raises(SpecError, match="no group has batches that a host and a GPU prepare together"):
         schedules(whole)
 

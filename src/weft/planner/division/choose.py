@@ -237,7 +237,7 @@ class _Search:
 
 
 def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
-    """About what ``setup`` would take with features and edges where ``placement`` says, without a dry run of its own."""
+    """About what ``setup`` would take with features and edges elsewhere, without a dry run of its own."""
     moved = {
         "features": stats.num_nodes * row_bytes(setup.task, stats),
         "topology": 4 * stats.num_edges,
