@@ -7,12 +7,12 @@ import torch
 
 from tests.dist.cases import CPU, GRAPHS, Case, TwoBranches
 from weft.core.task import Task
+from weft.dist.early_gradients import EarlyGradients
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
 from weft.planner.partition import split_by_edges
 from weft.runtime.batches.shard_source import Sharding
-from weft.runtime.step.early_gradients import EarlyGradients
 from weft.runtime.step.parameters import Layout
 
 CASES = [
@@ -83,7 +83,7 @@ class Alone:
 def test_parameters_come_back_in_their_places(late):
     layout = Layout(("a", "b", "c"), (torch.Size([2]), torch.Size([3, 2]), torch.Size([1])), (True,) * 3)
     grad, losses = torch.arange(18.0).view(2, 9), torch.tensor([5.0, 6.0])
-    early = EarlyGradients(layout, 2, late, Alone())
+    early = EarlyGradients(layout.sizes, 2, late, Alone())
     parts = [part.view(2, *shape) for part, shape in zip(grad.split(layout.sizes, 1), layout.shapes, strict=True)]
     for place in (2, 0):  # the middle one has no gradient of its own
         early.take(place, parts[place])

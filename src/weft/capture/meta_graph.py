@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.normalisation import without_weights
@@ -91,10 +92,19 @@ class MetaAdjacency(Adjacency):
         self.degrees_of_rows, self.degrees_of_cols = degrees_of_rows, degrees_of_cols
 
     @classmethod
-    def of_size(cls, rows: int, edges: int, by_row: Degrees, by_col: Degrees, cols: int | None = None, **options: Any):
-        """Offsets ``[rows+1]`` and indices ``[edges]``."""
+    def of_size(
+        cls,
+        rows: int,
+        edges: int,
+        by_row: Degrees,
+        by_col: Degrees,
+        cols: int | None = None,
+        away: bool = False,
+        **options: Any,
+    ):
+        """Offsets ``[rows+1]`` and indices ``[edges]``; ``away``: the indices lie elsewhere and take nothing here."""
         indptr = torch.empty(rows + 1, dtype=offset_dtype(edges), device=META)
-        indices = torch.empty(edges, dtype=torch.int32, device=META)
+        indices = elsewhere((edges,), torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
         return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
 
     def derived(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -201,8 +211,13 @@ def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
     return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
 
 
-def meta_graph(graph: Graph | GraphStats) -> Graph:
-    """A graph of the same sizes without data, on the ``meta`` device."""
+def elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of that shape that takes no memory of the device: the real one lies in host memory, or on disk."""
+    return torch.empty((1,) * len(shape), dtype=dtype, device=META).expand(shape)
+
+
+def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) -> Graph:
+    """A graph of the same sizes without data, on the ``meta`` device; what ``placement`` has elsewhere is empty."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
     if not stats.num_features or not stats.num_classes:
         raise GraphError(
@@ -210,13 +225,15 @@ def meta_graph(graph: Graph | GraphStats) -> Graph:
             "training needs features x and labels y"
         )
     by_row, by_col = degrees_of(graph)
+    away = placement is not None and placement.topology != "gpu"
+    dense = placement is not None and placement.features != "gpu"
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
     adj = MetaAdjacency.of_size(
-        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric
+        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric, away=away
     )
     whole = Graph(
         adj,
-        _features(stats, graph),
+        elsewhere((stats.num_nodes, stats.num_features), torch.float32) if dense else _features(stats, graph),
         _labels(stats),
         *(
             torch.empty(size, dtype=torch.int64, device=META)

@@ -26,8 +26,16 @@ from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_choices, check_handles, check_options, not_work
+from weft.engine.base.options import (
+    check_batches,
+    check_choices,
+    check_handles,
+    check_hardware,
+    check_options,
+    not_work,
+)
 from weft.engine.display.progress_bar import display_for
+from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
@@ -67,6 +75,12 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
     ranks: int = 1,
+    batches: Any = None,
+    hardware: Any = None,
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: Any = None,
     order: str = "given",
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
@@ -90,6 +104,14 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``hardware``: what prepares batches of sampled training beside the host's threads, with ``name``, ``registry()`` and
+    ``sides(parts)`` (docs/division.md); None: the GPU, where features or edges lie in host memory.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
+    Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
+    there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
+    first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
+    left of the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an
+    object with a ``choose`` method (:class:`weft.flow.CachePolicy`).
     ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
     ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
 
@@ -103,11 +125,15 @@ def run(
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
+    places = place_options(features, topology, cache, cache_policy)
     if report is not None:
-        limit = _planned_limit(report, limit, weave=weave, compile=compile)
+        decided = {name: choice for name, choice in places.items() if name != "cache_policy"}
+        limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report)
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    check_batches(batches, tasks, resume, ranks)
+    check_hardware(hardware, tasks, batches, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None, order)
@@ -156,11 +182,11 @@ def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
     return folder
 
 
-def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
+def _planned_limit(report: PlanReport, limit: int | None, **choices: Any) -> int | None:
     """The bytes to keep to: the plan's, or fewer; a plan's own choices cannot be given again."""
     for name, choice in choices.items():
         if choice is not None:
-            raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")
+            raise SpecError(f"{name}={choice!r}: plan {report.name!r} has decided that already; give it to weft.plan")
     limits = [one for one in (limit, report.plans[0].budget) if one is not None]
     return min(limits, default=None)
 

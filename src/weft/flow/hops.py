@@ -20,6 +20,7 @@ from weft.ops.sampling.compact_triton import Compactor, DeviceHop, sample_hops_t
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.hop import HopSample
 from weft.ops.sampling.reference import relabel_torch
+from weft.ops.sampling.sample_triton import CachedLists
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,17 @@ class TorchHops:
 class TritonHops:
     """O(k) sampling and compaction on the GPU, with one read of all sizes at the end of a batch."""
 
-    def __init__(self, indptr: Tensor, indices: Tensor, *, replace: bool, edges: bool, device: torch.device) -> None:
-        self._arrays, self._options = (indptr, indices), {"replace": replace, "edges": edges}
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        *,
+        replace: bool,
+        edges: bool,
+        device: torch.device,
+        cached: CachedLists | None = None,
+    ) -> None:
+        self._arrays, self._options = (indptr, indices), {"replace": replace, "edges": edges, "cached": cached}
         self._compactor = Compactor(indptr.numel() - 1, device)
 
     def padded(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor) -> list[DeviceHop]:

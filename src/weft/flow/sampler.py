@@ -29,11 +29,12 @@ from weft.ops.sampling.hop import FULL, check_fanout, check_seeds
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch
 from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT, sample_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, sample_triton
 
 BACKENDS = ("auto", "cpu", "gpu", "paper", "reservoir")
 DIRECTIONS = ("in", "out")
 DEGREES = ("sampled", "full")
+EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
 
 class NeighbourSampler:
@@ -50,7 +51,7 @@ class NeighbourSampler:
     :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
 
     ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
-    (uniform sampling with fan-outs up to 1,024).
+    (uniform sampling with fan-outs up to 1,024); ``cached``: ids of nodes whose neighbour lists it keeps on the device.
 
     A batch depends on (seed, epoch, batch) and its seeds alone. Any thread may call :meth:`sample`.
     """
@@ -69,6 +70,7 @@ class NeighbourSampler:
         subgraph: bool = False,
         threads: int = 1,
         device: torch.device | str | None = None,
+        cached: Tensor | None = None,
     ) -> None:
         _check_choice("backend", backend, BACKENDS)
         _check_choice("direction", direction, DIRECTIONS)
@@ -85,25 +87,28 @@ class NeighbourSampler:
         self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
         self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
         self._relation = None if graph.relation is None else self._reordered(graph.relation)
-        self._full = self._reachable(*_full_degrees(self.adj)) if degrees == "full" else None
+        self._degrees, self._full = degrees, None
+        self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
+        self.cached = self._cached_lists(cached)
         self._idle: dict[int, list[HopSampler]] = {}
         self._lock = threading.Lock()
 
     @property
     def full_degrees(self) -> tuple[Tensor, Tensor]:
-        """``(D^-1/2 [N], degree [N])`` of the whole graph."""
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
         if self._full is None:
-            self._full = self._reachable(*_full_degrees(self.adj))
-        scale, degree = self._full
-        return scale, degree
+            scale, degree = _full_degrees(self.adj)
+            self._full = scale.to(self.device), degree.to(self.device)
+        return self._full
 
     def _reordered(self, values: Tensor) -> Tensor:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]
 
-    def _reachable(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Numbers per node where the device of the batches can read them."""
-        return values if self.adj.device == self.device else tuple(value.pin_memory() for value in values)
+    def _cached_lists(self, nodes: Tensor | None) -> CachedLists | None:
+        if nodes is None or not nodes.numel() or self.adj.device == self.device:
+            return None
+        return cached_lists(self.adj, nodes, self.device)
 
     def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
         """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
@@ -151,7 +156,8 @@ class NeighbourSampler:
         if self.backend in ("paper", "reservoir"):
             return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
         if self._weight is None and not self.subgraph and _is_plain(self.fanouts):
-            return TritonHops(*arrays, replace=self.replace, edges=self._needs_edges, device=self.device)
+            options = {"replace": self.replace, "edges": self._needs_edges, "device": self.device}
+            return TritonHops(self._offsets, self.adj.indices, **options, cached=self.cached)
         return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
 
     @property
@@ -168,9 +174,9 @@ class NeighbourSampler:
 
     def _block(self, hop: Hop) -> Block:
         block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop))
-        if self._full is None:
+        if self._degrees == "sampled":
             return block
-        scale, degree = self._full
+        scale, degree = self.full_degrees
         rows = hop.nodes[: block.num_dst]
         return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
 
@@ -238,12 +244,36 @@ def _comparison_sampler(name: str, device: torch.device):
 
 
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
-    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops."""
-    rows, ones = adj.rows(), torch.ones(adj.num_edges, device=adj.device)
-    value = torch.where(rows == adj.indices, 0.0, ones if adj.weight is None else adj.weight.to(torch.float32))
-    total = torch.ones(adj.num_rows, device=adj.device).index_add_(0, rows, value)
+    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks."""
+    total = torch.ones(adj.num_rows, device=adj.device)
+    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
+    for first in range(0, adj.num_rows, rows):
+        last = min(first + rows, adj.num_rows)
+        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
+        count = adj.indptr[first : last + 1].diff().long()
+        of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
+        value = (of != adj.indices[begin:end]).float()
+        value = value if adj.weight is None else value * adj.weight[begin:end].float()
+        total.index_add_(0, of, value)
     scale = total.clamp(min=0).rsqrt()
-    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.degrees()
+    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
+
+
+def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedLists:
+    """The neighbour lists of ``nodes [R]`` of a graph in host memory, on ``device``."""
+    nodes = nodes.cpu().long()
+    begin, count = adj.indptr[nodes].long(), adj.degrees()[nodes]
+    first = count.cumsum(0) - count
+    total = int(count.sum())
+    if total >= 2**31:
+        raise InputError(
+            f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
+        )
+    places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
+    starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
+    starts[nodes] = first.to(torch.int32)
+    read = torch.zeros(2, dtype=torch.int64, device=device)
+    return CachedLists(adj.indices[places].to(device), starts.to(device), read)
 
 
 def _pairs(hop: Hop, direction: str) -> Tensor:

@@ -101,10 +101,20 @@ class GNN(nn.Module):
         check_features(type(self).__name__, x, self.in_features)
         x = self.input_dropout(x)
         blocks = blocks_of(adj, len(self.convs))
+        if first is None and not isinstance(adj, Adjacency):
+            first = self._first_of_block(x, blocks[0])
         for place, conv in enumerate(self.convs):
             epilogue = self.epilogues[place] if place < len(self.epilogues) else None
             x = conv(x, blocks[place], first=first if place == 0 else None, epilogue=epilogue)
         return x
+
+    def _first_of_block(self, x: Features, block: Adjacency) -> Tensor | None:
+        """The first aggregation of a batch, without a gradient: tasks share it, and no transpose is built for it."""
+        conv = self.convs[0]
+        if not isinstance(x, Tensor) or self.input_dropout.p > 0.0 or not conv.aggregates_input(x):
+            return None
+        with torch.no_grad():
+            return conv.aggregate(x, block)
 
     def _layer(self, place: int, x: Features, adj: Adjacency) -> Tensor:
         x = self.input_dropout(x) if place == 0 else x

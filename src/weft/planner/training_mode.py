@@ -21,7 +21,7 @@ def why_this_mode(task: Task, stats: GraphStats) -> str:
     fanout = ", ".join("all" if k < 0 else str(k) for k in task.fanouts)
     return (
         f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "
-        f"neighbours per hop {fanout}; memory is that of the largest batch, evaluation that of the whole graph"
+        f"neighbours per hop {fanout}"
     )
 
 

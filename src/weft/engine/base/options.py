@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -38,6 +39,37 @@ def check_handles(control: Any, cancel: Any) -> Control | None:
         raise SpecError("control= and cancel= are two handles for one run; control.cancel(...) does what cancel does")
     handle: Control | None = control if control is not None else cancel
     return handle
+
+
+def check_hardware(hardware: Any, tasks: Sequence[Task], batches: Any, ranks: Any) -> None:
+    """A :class:`SpecError` for hardware that cannot prepare batches, or has none to prepare."""
+    if hardware is None:
+        return
+    missing = [name for name in ("name", "registry", "sides") if not hasattr(hardware, name)]
+    if missing:
+        raise SpecError(f"hardware={hardware!r} has no {missing[0]!r}; it needs name, registry() and sides(parts)")
+    if ranks != 1 or batches is not None:
+        raise SpecError("hardware= prepares batches of Weft's own sampler, in a run in one process")
+    if not any(task.sampled for task in tasks):
+        raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+
+
+def check_batches(batches: Any, tasks: Sequence[Task], resume: bool, ranks: Any) -> None:
+    """A :class:`SpecError` for a loader's batches where they cannot be used, or with settings that none would read."""
+    if batches is None:
+        return
+    if ranks != 1:
+        raise SpecError(f"ranks={ranks}: batches= are for a run in one process; a sharded graph is not sampled")
+    if resume:
+        raise SpecError("resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh")
+    for task in tasks:
+        if not task.sampled or task.fanout is None:
+            raise SpecError(
+                f"task {task.label!r}: batches= needs mode='sampled' with the loader's own fanout and batch"
+            )
+        for name in ("batch_seed", "feature_norm"):
+            if name in task.given:
+                raise SpecError(f"task {task.label!r}: {name} has no effect on batches=, which the loader makes")
 
 
 def check_choices(**choices: Any) -> None:

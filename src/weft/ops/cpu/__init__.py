@@ -1,6 +1,6 @@
 """CPU kernels for float32 and float64, compiled by numba; the torch references serve every other type.
 
-Chosen by measurement (``benchmarks/suites/cpu_ops.py``, figures in ``benchmarks/results/cpu_ops.json``). On two cores
+Chosen by measurement (``benchmarks/suites/on_cpu/cpu_ops.py``, figures in ``results/cpu_ops.json``). On two cores
 they are faster than the torch references by: spmm 9 to 130 times, bias + relu + dropout 10 to 50, attention 7 to 33,
 softmax 3 to 6, elu 0.8 to 1.5. MKL's CSR product takes 0.6 (cora, F = 7) to 2.7 times (facebook, F = 64) as long as
 spmm here; it is not used, because it wins by 20 us at most and needs one multiplied-out value per edge.

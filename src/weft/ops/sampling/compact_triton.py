@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
-from weft.ops.sampling.sample_triton import SampleLaunch, launch_sample
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample
 
 EMPTY = 2**31 - 1
 
@@ -154,11 +154,13 @@ def sample_hops_triton(
     *,
     replace: bool = False,
     edges: bool = False,
+    cached: CachedLists | None = None,
     launch: SampleLaunch | None = None,
 ) -> list[DeviceHop]:
     """All hops of a batch, seeds outwards; hop h samples for every node found before it. Nothing is read back.
 
-    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1.
+    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1. ``cached``: neighbour lists on the
+    device in front of ``indices`` in host memory.
     """
     for fanout in fanouts:
         check_fanout(fanout, replace)
@@ -169,7 +171,7 @@ def sample_hops_triton(
         room = compactor.capacity(seeds.numel(), fanouts[: number + 1])
         offset = nodes.numel()  # every local id is below it
         check_slots(nodes.numel(), fanout)
-        options = {"replace": replace, "edges": edges, "launch": launch, "table": compactor.table}
+        options = {"replace": replace, "edges": edges, "launch": launch, "table": compactor.table, "cached": cached}
         sample = launch_sample(indptr, indices, nodes, num_rows, fanout, clock, number, table_offset=offset, **options)
         larger = torch.empty(room, dtype=torch.int32, device=seeds.device)
         larger[: nodes.numel()] = nodes

@@ -1,0 +1,37 @@
+"""Measure the phases of a group's batches before it trains; its state is unchanged afterwards."""
+
+from __future__ import annotations
+
+from weft.core.division import PhaseTimes
+from weft.core.errors import InputError
+from weft.flow.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
+from weft.runtime.batches.divided_source import DividedSampled
+from weft.runtime.group import GroupRun
+
+
+def divided_source(group: GroupRun) -> DividedSampled | None:
+    """The source of ``group`` if two sides prepare its batches."""
+    source = group.stacks[0].source if group.stacks else None
+    return source if isinstance(source, DividedSampled) else None
+
+
+def profile_group(group: GroupRun, workers: int, steps: int = STEPS, limit: float = LIMIT_SECONDS) -> PhaseTimes:
+    """Phases of the batches of ``group`` with up to ``workers`` threads of the host."""
+    source = divided_source(group)
+    if source is None:
+        raise InputError("only a group whose batches are divided between two sides has phases to measure")
+    train = group.one_step(source)
+    saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
+    pipeline, hardware = source.divided, source.hardware
+    what = Profiled(
+        pipeline.host,
+        pipeline.device,
+        lambda item: train(source.as_batch(item)),
+        hardware.name,
+        pipeline.clock,
+        hardware.registry().beside(hardware.name),
+    )
+    try:
+        return profile(what, source.seeds(), min(workers, source.slots - 1), steps, limit)
+    finally:
+        group.restore(saved)
