@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.dist.cases import CPU
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.dist.launch import start_ranks
 from weft.dist.ranks import Ranks

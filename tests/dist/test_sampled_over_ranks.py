@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests.dist.cases import CPU
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
