@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(small_disk):
             try:
                 names += [queue.db.submit(Submission({"task": {**TASK, "seed": seed}})).id]
             except WeftError as error:
-                assert "could not be written" in str(error)
+                assert "could not be written" in str(error)  # noqa: PT017
                 refused += 1
                 break
         time.sleep(2.0)

@@ -7,8 +7,8 @@ the other is trained on by another CUDA graph on the caller's stream:
     caller's stream             | train 0 | train 1     | train 2     | ...
 
 Events order them: training waits until its buffer is full, fetching until the batch before in its buffer is trained on.
-Training and each buffer's fetching have memory pools of their own. The result is that of one step after another: a batch
-depends on its seeds and clock alone, and training on batches in their order.
+Training and each buffer's fetching have memory pools of their own. The result is that of one step after another: a
+batch depends on its seeds and clock alone, and training on batches in their order.
 """
 
 from __future__ import annotations
