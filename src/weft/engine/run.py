@@ -276,10 +276,10 @@ def _summary(result: SweepResult) -> dict[str, Any]:
 
 def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
     first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-    return {name: _about_graph(job.graph_of(first[name])) for name in sweep.graphs}
+    return {name: about_graph(job.graph_of(first[name])) for name in sweep.graphs}
 
 
-def _about_graph(stats: GraphStats) -> dict[str, Any]:
+def about_graph(stats: GraphStats) -> dict[str, Any]:
     sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
     sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
     return {"name": stats.name, **sizes}

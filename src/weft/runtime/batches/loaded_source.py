@@ -19,7 +19,7 @@ from weft.flow.pipeline import named_errors
 from weft.flow.pyg_batch import from_pyg
 from weft.ops.reduce import ONE_RANK
 from weft.runtime.batches.sampled_source import Sampling, local_adjacency
-from weft.runtime.batches.source import Batch, Infer, SourceRequest
+from weft.runtime.batches.source import Batch, Infer, OneByOne, SourceRequest
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ def loading_for(task: Task, loader: Any) -> Loading:
     return Loading(loader, task.fanouts, task.batch)
 
 
-class Loaded:
+class Loaded(OneByOne):
     """The loader's batches, epoch after epoch, each as one local subgraph for all layers."""
 
     constant, reduce = False, ONE_RANK
 
     def __init__(self, request: SourceRequest, loading: Loading) -> None:
         self._request, self._loading = request, loading
-        self._device = request.graph.device
+        self._device = request.device or request.graph.device
         self.steps_per_epoch = _length(loading.loader)
         self._seeds = _all_seeds(loading.loader, self.steps_per_epoch, loading.batch)
         self._whole = Sampling(loading.fanout, loading.batch, captured=False)(request)
