@@ -239,8 +239,9 @@ def main() -> None:
     except NotHere as missing:
         recorder.say(f"PyG is left out: {missing}")
         args.pyg_workers = ""
+    recorder.about["steps_per_epoch"] = -(-graph.train.numel() // args.batch)
     run_all(recorder, graph, args)
-    print_report(recorder, summary(recorder.cells, -(-graph.train.numel() // args.batch)))
+    print_report(recorder, summary(recorder.cells, recorder.about["steps_per_epoch"]))
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def test_in_place_is_in_place():
 
 def test_an_estimate_does_without_torchs_compiler():
     code = (
-        "import sys; from tests.capture.graphs import PRODUCTS; from weft.core.models import MODELS;"
+        "import sys; from tests.graphs_for_tests import PRODUCTS; from weft.core.models import MODELS;"
         "from weft.core.task import Task;"
         "from weft.engine.planning.plan_report_builder import plan; from weft.runtime.dry_run import capture\n"
         "for model in MODELS:\n"

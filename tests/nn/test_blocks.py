@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft import nn, ops
 from weft.core.errors import InputError
 from weft.nn.features import keep_own_rows

@@ -29,8 +29,9 @@ class ModelTraits:
     padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"``).
 
     The rest is for rules of thumb, per layer: ``operators`` by kind, forward and backward together (``spmm``,
-    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``, ``walks``:
-    passes over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass as a multiple of a GCN's.
+    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``,
+    ``sparse_passes`` over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass
+    as a multiple of a GCN's.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ModelTraits:
     operators: Mapping[str, int] = field(default_factory=lambda: {"spmm": 2, "matmul": 3, "pointwise": 2}, hash=False)
     launches: int = 8
     linear_maps: int = 1
-    walks: int = 2
+    sparse_passes: int = 2
     norms: int = 1
     kept: float = 1.0
 
@@ -79,7 +80,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
                 **_HEADS,  # type: ignore[arg-type]
                 operators={"attention": 2, "matmul": 3, "pointwise": 2},
                 launches=12,
-                walks=4,
+                sparse_passes=4,
                 kept=2.05,
             ),
             ModelTraits(
@@ -88,7 +89,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
                 operators={"attention_v2": 2, "matmul": 5, "pointwise": 2},
                 launches=14,
                 linear_maps=2,
-                walks=5,
+                sparse_passes=5,
                 kept=1.85,
             ),
         )

@@ -49,6 +49,7 @@ class Ranks:
         self._address = address
         self.distinct = address.distinct and self.device.type == "cuda"
         self._pids: list[int] = []
+        self._beside: Any = None  # a second process group of all ranks
 
     def __enter__(self) -> Ranks:
         address = self._address
@@ -64,6 +65,8 @@ class Ranks:
             world_size=self.ranks,
             timeout=timedelta(seconds=address.timeout),
         )
+        # Made here: on first use, one rank could wait for it while another waits for that rank in a collective.
+        self._beside = dist.new_group(timeout=timedelta(seconds=address.timeout))
         self._pids = self.gather_objects(os.getpid())
         return self
 
@@ -74,6 +77,7 @@ class Ranks:
                 memory.close(together=kind is None)
         for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
+        self._beside = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -122,6 +126,19 @@ class Ranks:
             dist.all_gather(found, here)
         return found
 
+    def start_gather(self, value: Tensor) -> Gathered:
+        """Every rank's ``value``, of one shape, on its way; in a process group of its own.
+
+        So it need not be in step with other collectives of the same pass: those may come in another order on a rank
+        whose share of the graph is empty.
+        """
+        here = value.detach().contiguous()
+        on_host = here.cpu() if here.is_cuda and not self.distinct else here  # gloo works on the host
+        found = [torch.empty_like(on_host) for _ in range(self.ranks)]
+        with self.losses_named():
+            work = dist.all_gather(found, on_host, group=self._beside, async_op=True)
+        return Gathered(self, work, found, here.device)
+
     @contextmanager
     def losses_named(self) -> Iterator[None]:
         """A collective that fails because a rank is gone says which one."""
@@ -134,3 +151,19 @@ class Ranks:
             raise RankLostError(
                 f"{who}; the run cannot go on (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
             ) from None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Tensors of all ranks that are on their way."""
+
+    ranks: Ranks
+    work: Any
+    found: list[Tensor]
+    device: torch.device
+
+    def wait(self) -> list[Tensor]:
+        """All of them, in the order of the ranks."""
+        with self.ranks.losses_named():
+            self.work.wait()
+        return [part.to(self.device) for part in self.found]

@@ -99,10 +99,7 @@ class ShardedAdjacency(Adjacency):
 
     ``row_scale`` and ``col_scale`` are ``[n]``, of own nodes; those of remote columns are read from their owners.
     All ranks have to make the same calls: whatever is derived or aggregated may exchange rows.
-    ``launch``: of the kernel on a GPU; a fixed one has the same bits in every run.
     """
-
-    launch = ShardedLaunch()
 
     def __init__(
         self,
@@ -159,12 +156,21 @@ class ShardedAdjacency(Adjacency):
             raise InputError(f"a shard stays on the device of its rank, {self.device}; it cannot move to {device}")
         return self
 
+    @property
+    def launch(self) -> ShardedLaunch:
+        """The launch of the kernel on a GPU."""
+        return self.forward.exchange.staging.launch
+
     # ---- derived matrices ------------------------------------------------------------------------------
 
     def _like(self, forward: ShardRows, backward: ShardRows, **scales: Tensor | None) -> ShardedAdjacency:
         other = ShardedAdjacency(forward, backward, self._gather, symmetric=self.symmetric, **scales)
         other.nodes = self.nodes
         return other
+
+    def apart(self) -> ShardedAdjacency:
+        """The same matrix without anything derived from it."""
+        return self._like(self.forward, self.backward, row_scale=self.row_scale, col_scale=self.col_scale)
 
     def scaled(
         self, *, weight: Tensor | None = None, row_scale: Tensor | None = None, col_scale: Tensor | None = None

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
-from tests.ops.interpreted.walks import assert_same, numbers
+from tests.graphs_for_tests import from_pairs
+from tests.ops.interpreted.packed import assert_same, numbers
 from weft.core.errors import InputError
 from weft.dist.partition_arrays import own_rows
 from weft.dist.shard_walk import shard_walk

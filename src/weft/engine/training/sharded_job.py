@@ -18,14 +18,17 @@ from weft.core.decision import Decision, Update
 from weft.core.errors import SpecError, WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.dist.node_order import check_order, order_nodes, reordered_graph
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
+from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.engine.base.device import machine_of
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.base.machines import load_throughput
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session
@@ -69,8 +72,9 @@ class ShardedJob(Job):
         events: EventSource,
         folder: RunFolder | None,
         options: JobOptions,
+        order: str = "given",
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._order = ranks, order
         self._shards: dict[Any, ShardGraph] = {}
         super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options)
 
@@ -123,8 +127,24 @@ class ShardedJob(Job):
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
+            graph = self._in_order(graph)
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
+            self._tune(self._shards[key], tasks)
         return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
+
+    def _in_order(self, graph: Graph) -> Graph:
+        """The graph with its nodes renumbered as was asked for: rank 0 finds the order, all ranks take it."""
+        if self._order == "given":
+            return graph
+        found = order_nodes(graph.adj, self._order, self._ranks.ranks) if self._first else None
+        return reordered_graph(graph, self._ranks.share(found))
+
+    def _tune(self, shard: ShardGraph, tasks: list[Task]) -> None:
+        """Choose the kernel's launch before the first epoch."""
+        adj = shard.adj
+        assert isinstance(adj, ShardedAdjacency)
+        if is_worth_tuning(adj, shard.stats().num_edges):
+            self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         session = SharedSession(group, self._events, save, driver, self._options.control)
@@ -148,16 +168,20 @@ class NoEvents(EventSource):
     """Reports nothing: rank 0 does."""
 
 
-def train_as_rank(ranks: Ranks, tasks: Sequence[Task]) -> None:
+def train_as_rank(ranks: Ranks, tasks: Sequence[Task], order: str = "given") -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
-        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions()).train(resume=False)
+        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions(), order).train(resume=False)
 
 
-def check_ranks(ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool) -> int:
-    """The number of ranks, checked against what ranks cannot do."""
+def check_ranks(
+    ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool, order: str = "given"
+) -> int:
+    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    if check_order(order) != "given" and ranks == 1:
+        raise SpecError(f"order={order!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
     if ranks == 1:
         return 1
     if planned:

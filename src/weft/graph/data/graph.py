@@ -56,6 +56,7 @@ class Graph:
         self.test = none if test is None else test
         self._num_classes, self._num_relations = num_classes, num_relations
         self._stats: GraphStats | None = None
+        self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
 
     def _check_shapes(self) -> None:

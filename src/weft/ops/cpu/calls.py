@@ -76,10 +76,10 @@ class Dropout:
 
 
 def spmm(
-    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, csr: PackedCSR
 ) -> Tensor:
     """``x [..., M, F]`` to ``[..., N, F]``; see :func:`weft.ops.sparse.spmm.spmm_torch`."""
-    lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
+    lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], csr.num_rows, csr.num_edges
     x = x.contiguous()
     out = x.new_empty(*lead, N, F)
     T, stride = math.prod(lead), 0
@@ -90,73 +90,73 @@ def spmm(
     col_scale, col_step = _factors(col_scale, x)
     arguments = (
         out.data_ptr(), x.data_ptr(), weight.data_ptr(), weight_step, stride, row_scale.data_ptr(), row_step,
-        col_scale.data_ptr(), col_step, walk.indptr.data_ptr(), walk.indices.data_ptr(), T, N, M, E, F,
-        _like(x.dtype), _like(walk.indptr.dtype),
+        col_scale.data_ptr(), col_step, csr.indptr.data_ptr(), csr.indices.data_ptr(), T, N, M, E, F,
+        _like(x.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().spmm_share, arguments, count_shares(T * (E + N) * F))
     return out
 
 
-def sddmm(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
+def sddmm(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     """``a [..., N, H*D]``, ``b [..., M, H*D]`` to ``[..., E, H]``; see :func:`weft.ops.sparse.sddmm.sddmm_torch`."""
-    lead, (N, width), M, E = a.shape[:-2], a.shape[-2:], b.shape[-2], walk.num_edges
+    lead, (N, width), M, E = a.shape[:-2], a.shape[-2:], b.shape[-2], csr.num_edges
     a, b = a.contiguous(), b.contiguous()
     out, T = a.new_empty(*lead, E, heads), math.prod(lead)
     arguments = (
-        out.data_ptr(), a.data_ptr(), b.data_ptr(), walk.indptr.data_ptr(), walk.indices.data_ptr(),
-        T, N, M, E, heads, width // heads, _like(a.dtype), _like(walk.indptr.dtype),
+        out.data_ptr(), a.data_ptr(), b.data_ptr(), csr.indptr.data_ptr(), csr.indices.data_ptr(),
+        T, N, M, E, heads, width // heads, _like(a.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().sddmm_share, arguments, count_shares(T * E * width))
     return out
 
 
-def edge_softmax(scores: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax(scores: Tensor, csr: PackedCSR) -> Tensor:
     """Softmax of ``scores [..., E, H]`` over each row; see :func:`weft.ops.sparse.edge_softmax.edge_softmax_torch`."""
     (E, H), T = scores.shape[-2:], math.prod(scores.shape[:-2])
     scores = scores.contiguous()
     out = torch.empty_like(scores)
     arguments = (
-        out.data_ptr(), scores.data_ptr(), walk.indptr.data_ptr(), T, walk.num_rows, E, H,
-        _like(scores.dtype), _like(walk.indptr.dtype),
+        out.data_ptr(), scores.data_ptr(), csr.indptr.data_ptr(), T, csr.num_rows, E, H,
+        _like(scores.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().softmax_share, arguments, count_shares(16 * T * E * H))
     return out
 
 
-def edge_softmax_backward(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax_backward(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
     """The gradient ``[..., E, H]`` to the scores."""
     (E, H), T = out.shape[-2:], math.prod(out.shape[:-2])
     grad, out = grad.contiguous(), out.contiguous()
     result = torch.empty_like(out)
     arguments = (
-        result.data_ptr(), grad.data_ptr(), out.data_ptr(), walk.indptr.data_ptr(), T, walk.num_rows, E, H,
-        _like(out.dtype), _like(walk.indptr.dtype),
+        result.data_ptr(), grad.data_ptr(), out.data_ptr(), csr.indptr.data_ptr(), T, csr.num_rows, E, H,
+        _like(out.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if result.numel():
         run_shares(_kernels().softmax_backward_share, arguments, count_shares(8 * T * E * H))
     return result
 
 
-def spmm_max(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
+def spmm_max(x: Tensor, weight: Tensor | None, csr: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(out, winner) [..., N, F]``; see :func:`weft.ops.sparse.spmm_max.spmm_max_torch`."""
-    lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], walk.num_rows, walk.num_edges
+    lead, (M, F), N, E = x.shape[:-2], x.shape[-2:], csr.num_rows, csr.num_edges
     x, T = x.contiguous(), math.prod(x.shape[:-2])
     out = x.new_empty(*lead, N, F)
-    winner = torch.empty_like(out, dtype=walk.indptr.dtype)
+    winner = torch.empty_like(out, dtype=csr.indptr.dtype)
     weight, step = _factors(weight, x)
     arguments = (
-        out.data_ptr(), winner.data_ptr(), x.data_ptr(), weight.data_ptr(), step, walk.indptr.data_ptr(),
-        walk.indices.data_ptr(), T, N, M, F, _like(x.dtype), _like(walk.indptr.dtype),
+        out.data_ptr(), winner.data_ptr(), x.data_ptr(), weight.data_ptr(), step, csr.indptr.data_ptr(),
+        csr.indices.data_ptr(), T, N, M, F, _like(x.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().spmm_max_share, arguments, count_shares(2 * T * (E + N) * F))
     return out, winner
 
 
-def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk: PackedCSR, num_cols: int) -> Tensor:
+def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, csr: PackedCSR, num_cols: int) -> Tensor:
     """The gradient ``[..., M, F]``; see :func:`weft.ops.sparse.spmm_max.spmm_max_backward_torch`."""
     lead, (N, F), T = grad.shape[:-2], grad.shape[-2:], math.prod(grad.shape[:-2])
     grad, winner = grad.contiguous(), winner.contiguous()
@@ -164,7 +164,7 @@ def spmm_max_backward(grad: Tensor, winner: Tensor, weight: Tensor | None, walk:
     weight, step = _factors(weight, grad)
     arguments = (
         result.data_ptr(), grad.data_ptr(), winner.data_ptr(), weight.data_ptr(), step,
-        walk.indices.data_ptr(), T, N, num_cols, F, _like(grad.dtype), _like(winner.dtype),
+        csr.indices.data_ptr(), T, N, num_cols, F, _like(grad.dtype), _like(winner.dtype),
     )  # fmt: skip
     if result.numel():
         shares = min(count_shares(8 * T * N * F), T * -(-F // _kernels().MAX_BLOCK))
@@ -213,9 +213,9 @@ def bias_act_dropout_backward(
     return result
 
 
-def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR):
+def attention_forward(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR):
     """``(out, out_plus, alpha_plus, log_sum)``; see :func:`weft.ops.attention.gat.attention_forward_torch`."""
-    lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
+    lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], csr.num_rows, csr.num_edges
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
     out, log_sum = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H)
     out_plus, alpha_plus = torch.empty_like(out), torch.empty_like(log_sum)
@@ -223,8 +223,8 @@ def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR
     T = math.prod(lead)
     arguments = (
         out.data_ptr(), out_plus.data_ptr(), alpha_plus.data_ptr(), log_sum.data_ptr(), x.data_ptr(),
-        a_src.data_ptr(), a_dst.data_ptr(), walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments,
-        random.active, slope, T, N, M, E, H, D, _like(x.dtype), _like(walk.indptr.dtype),
+        a_src.data_ptr(), a_dst.data_ptr(), csr.indptr.data_ptr(), csr.indices.data_ptr(), *random.arguments,
+        random.active, slope, T, N, M, E, H, D, _like(x.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().attention_share, arguments, count_shares(T * E * H * (2 * D + 16)))
@@ -232,10 +232,10 @@ def attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR
 
 
 def attention_backward(
-    grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR
+    grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR
 ):
     """``(grad_x, grad_a_src)``; see :func:`weft.ops.attention.gat.attention_backward_torch`."""
-    lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], walk.num_rows, walk.num_edges
+    lead, (M, H, D), N, E = x.shape[:-3], x.shape[-3:], csr.num_rows, csr.num_edges
     given = [value.contiguous() for value in (grad, x, a_src, a_dst, delta, log_sum)]
     grad_x = x.new_empty(x.shape)
     grad_a_src = a_src.new_empty(a_src.shape)
@@ -252,17 +252,17 @@ def attention_backward(
     return grad_x, grad_a_src
 
 
-def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: PackedCSR):
+def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, csr: PackedCSR):
     """``(out, log_sum)``; see :func:`weft.ops.attention.gatv2.attention_v2_forward_torch`."""
-    lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
+    lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], csr.num_rows, csr.num_edges
     x_src, x_dst, att = x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     out, log_sum = x_src.new_empty(*lead, N, H, D), x_src.new_empty(*lead, N, H)
     random = Dropout(rate, clock, site, lead)
     T = math.prod(lead)
     arguments = (
         out.data_ptr(), log_sum.data_ptr(), x_src.data_ptr(), x_dst.data_ptr(), att.data_ptr(),
-        H * D if att.dim() > 2 else 0, walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments,
-        random.active, slope, T, N, M, E, H, D, _like(x_src.dtype), _like(walk.indptr.dtype),
+        H * D if att.dim() > 2 else 0, csr.indptr.data_ptr(), csr.indices.data_ptr(), *random.arguments,
+        random.active, slope, T, N, M, E, H, D, _like(x_src.dtype), _like(csr.indptr.dtype),
     )  # fmt: skip
     if out.numel():
         run_shares(_kernels().attention_v2_share, arguments, count_shares(T * E * H * (3 * D + 16)))
@@ -270,10 +270,10 @@ def attention_v2_forward(x_src, x_dst, att, slope, rate, clock, site, walk: Pack
 
 
 def attention_v2_backward(
-    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR
 ):
     """``(grad_x_src, grad_x_dst, grad_att)``; see :func:`weft.ops.attention.gatv2.attention_v2_backward_torch`."""
-    lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], walk.num_rows, walk.num_edges
+    lead, (M, H, D), N, E = x_src.shape[:-3], x_src.shape[-3:], csr.num_rows, csr.num_edges
     grad, x_src, x_dst, att = grad.contiguous(), x_src.contiguous(), x_dst.contiguous(), att.contiguous()
     delta, log_sum = delta.contiguous(), log_sum.contiguous()
     random = Dropout(rate, clock, site, lead)
@@ -288,8 +288,8 @@ def attention_v2_backward(
     if grad_dst.numel():
         arguments = (
             grad_dst.data_ptr(), partial_att.data_ptr(), *edges, *inputs, delta.data_ptr(), log_sum.data_ptr(),
-            walk.indptr.data_ptr(), walk.indices.data_ptr(), *random.arguments, random.active, *sizes,
-            _like(walk.indptr.dtype),
+            csr.indptr.data_ptr(), csr.indices.data_ptr(), *random.arguments, random.active, *sizes,
+            _like(csr.indptr.dtype),
         )  # fmt: skip
         run_shares(_kernels().attention_v2_target_share, arguments, shares)
     if grad_src.numel():

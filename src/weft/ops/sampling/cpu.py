@@ -153,12 +153,13 @@ class CpuSampler:
 
     def _launch(self, rows, num_rows, fanout, hop, out_indptr, sources, edges, nodes) -> int:
         """Run the kernels of one hop; the number of nodes then known."""
-        weight = 0 if self.weight is None else self.weight.data_ptr()
+        weighted = self.weight is not None and fanout != FULL  # all neighbours need no odds
+        weight = self.weight.data_ptr() if weighted else 0
         shares = 1 if self.threads == 1 else max(1, min(4 * self.threads, num_rows // ROWS_OF_A_SHARE))
         size = next_power_of_2(2 * max(fanout, 1))
         scratch = self.pool.take(shares * size, np.int32)
         graph = (self.indptr.data_ptr(), self._like)
-        weights = (weight, self.weight is not None)
+        weights = (weight, weighted)
         work = (_address(rows), num_rows, fanout, self.replace)
         made = (_address(out_indptr), _address(sources), _address(edges))
         labels = (_address(nodes), self._count, _address(self._table), self._stamp)

@@ -30,8 +30,8 @@ def sample_torch(
     """Sample ``min(fanout, degree)`` in-neighbours of every seed.
 
     ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``seeds [S]``, ``clock [3]`` = (seed, epoch, batch),
-    ``weight [E]`` not negative (neighbours of weight 0 are never picked). ``replace`` draws ``fanout`` neighbours
-    independently; a fan-out of -1 takes all of them.
+    ``weight [E]`` not negative (neighbours of weight 0 are never drawn). ``replace`` draws ``fanout`` neighbours
+    independently; a fan-out of -1 takes all of them once, whatever their weights.
     """
     check_fanout(fanout, replace, weight is not None)
     seeds = seeds.long()

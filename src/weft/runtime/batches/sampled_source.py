@@ -176,8 +176,7 @@ class Sampled:
     def example(self) -> Batch:
         """The first batch of the first epoch."""
         seeds = next(iter(self._order.epoch(0)))
-        sampled = self._sampler.sample(seeds.seeds, 0, 0)
-        sampled = sampled.with_data(self.store.read(sampled.input_nodes)).to(self._device)
+        (sampled,) = Pipeline(self.pipeline.stages, 1).run([seeds])
         return self._batch(sampled)
 
     def _batch(self, sampled: MiniBatch | Subgraph) -> Batch:

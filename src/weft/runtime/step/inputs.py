@@ -161,5 +161,15 @@ class Inputs:
             return first_aggregate(model, x, self.graph.adj)
         key = (name, id(x))
         if key not in self._firsts:
-            self._firsts[key] = first_aggregate(model, x, self.graph.adj)
+            self._firsts[key] = self._first(model, x, name)
         return self._firsts[key]
+
+    def _first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
+        """One that runs before this one have left with a graph that is kept, else a new one."""
+        kept = self.graph.kept
+        if kept is None or x is not self.graph.x:
+            return first_aggregate(model, x, self.graph.adj)
+        if name not in kept:
+            kept[name] = first_aggregate(model, x, self.graph.adj)
+        found: Tensor | None = kept[name]
+        return found

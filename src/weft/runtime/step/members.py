@@ -29,7 +29,7 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
-from weft.runtime.step.parameters import Layout, layout_of
+from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
@@ -98,6 +98,12 @@ class Members:
         return layers_of(self._model)
 
     @property
+    def in_first_layer(self) -> list[bool]:
+        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
+        prefix = first_layer_prefix(self._model)
+        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
+
+    @property
     def _sparse(self) -> bool:
         return isinstance(self._graph.x, SparseFeatures)
 
@@ -110,7 +116,8 @@ class Members:
     def _forward(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
         dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        if self._is_users and alone and dtype == torch.float32 and self._graph.device.type != "meta":
+        plain = dtype == torch.float32 and reduce.ranks == 1 and self._inputs.device.type != "meta"
+        if self._is_users and alone and plain:
             return LeafForward(model, self.layout, bind(model), reduce)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
@@ -166,7 +173,7 @@ class Members:
 
     def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
         """A module to try for every member: its own, and a copy of the one that runs for all."""
-        if not self._is_users or self._graph.device.type == "meta":
+        if not self._is_users or self._inputs.device.type == "meta":
             return []
         return [self._another(model) if row == widest else model for row, model in enumerate(models)]
 
@@ -174,7 +181,7 @@ class Members:
         """The module of the widest task again: built anew, or a copy of the object that the task was given."""
         if isinstance(self._task.model, nn.Module):
             return self._copied(model)
-        with same_draws(self._graph.device):
+        with same_draws(self._inputs.device):
             return self._build_whole(self._task)
 
     def _copied(self, model: nn.Module) -> nn.Module:
@@ -263,7 +270,7 @@ class Members:
     def try_out(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
         """Call the model before training, so that errors show; a user's one also as a plain loop would call it."""
         users = self._is_users and not state.flat.is_meta
-        with same_draws(self._graph.device) if users else nullcontext():
+        with same_draws(self._inputs.device) if users else nullcontext():
             self._try_features(state)
             if users:
                 self._try_alone(state, loss_of)
@@ -286,7 +293,7 @@ class Members:
         task, batch, rates = self.slots[row].task, self.source.example(), [rate[None] for rate in self.slots[row].rates]
         with torch.no_grad(), _model_errors(task, self._graph.name):
             if self._is_users and not state.flat.is_meta:
-                model = copy_module(self._trials[row])[0]
+                model = self._copied(self._trials[row])
                 _set_reduce(model, self.source.reduce)
                 forward = Forward(model, self.layout, bind(model), DTYPES[task.precision], self.source.reduce)
                 forward.attach(state.select([row]), rates)
@@ -363,7 +370,7 @@ class Members:
         if self.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
             return
         batch = self.source.example()
-        with torch.no_grad(), same_draws(self._graph.device):
+        with torch.no_grad(), same_draws(self._inputs.device):
             before = state.snapshot()
             state.flat[0] = flat
             expected = self.forward.one(state.flat[0], training=False, batch=batch)

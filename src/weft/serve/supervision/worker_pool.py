@@ -14,6 +14,7 @@ from weft.serve.workers.worker_process import Inbox, Spawner, WorkerProcess
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
 PLANNER = "planner"
+LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
 
 
 class NoWorkersError(WeftError):
@@ -36,7 +37,7 @@ class WorkerPool:
         """Start the planner and the workers of every device."""
         options = self._state.options
         devices = options.device_names()
-        self._mps = MPS(devices, options.workers, options.runs)
+        self._mps = MPS(devices, options.workers, options.mps)
         self._mps.start()
         self._start(PLANNER, devices[0], planner=True)
         for device in devices:
@@ -53,7 +54,8 @@ class WorkerPool:
 
     def _start(self, name: str, device: str, planner: bool = False) -> None:
         environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
-        self.workers[name] = WorkerProcess(name, "cpu" if planner else device, self.inbox, self._spawner, environment)
+        keep, there = (0, "cpu") if planner else (self._state.options.keep_graphs, device)
+        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep)
 
     def any_idle(self) -> bool:
         """Whether some worker can take a group."""
@@ -76,10 +78,10 @@ class WorkerPool:
         """A worker's heartbeat; on a CPU, one that holds far more than its group may is ended."""
         worker.bytes = int(message.get("bytes", 0))
         active = self._state.active.get(worker.group)
-        if active is None or worker.device.startswith("cuda"):  # a GPU has a wall of its own
+        if active is None or worker.device.startswith("cuda"):  # a GPU has a cap of its own
             return
         most = active.group.bytes + self._state.options.overrun_bytes
-        if worker.bytes > most:
+        if worker.bytes > most * LIMIT_MISSED:
             held = f"held {show_bytes(worker.bytes)}, more than its {show_bytes(active.group.bytes)} and the margin"
             worker.kill(f"out of memory: {held}")
 
