@@ -27,6 +27,9 @@ PRODUCTS = GraphStats(
     num_features=100,
     num_classes=47,
     symmetric=True,
+    num_relations=3,
+    relation_edges=(100_000_000, 20_000_000, 3_718_280),
+    relation_rows=6_000_000,
     max_degree=17_481,
     degree_histogram=(0, 100_000, 200_000, 300_000, 400_000, 500_000, 600_000, 300_000, 40_000, 8_000, 1_000, 29),
     num_train=196_615,
@@ -62,7 +65,14 @@ def tiny_graph(seed: int = 0, sparse: bool = False, multilabel: bool = False, we
     graph = Graph.from_edges(
         src[kept], dst[kept], NODES, x=x, y=labels, edge_weight=weight, directed=False, name="tiny"
     )
-    return graph.random_split(train=24, val=16, seed=seed)
+    return with_relations(graph).random_split(train=24, val=16, seed=seed)
+
+
+def with_relations(graph: Graph, relations: int = 4) -> Graph:
+    """The same graph with a relation per edge, for the models that read it."""
+    relation = torch.arange(graph.num_edges, dtype=torch.int32) % relations
+    fields = (graph.x, graph.y, graph.train, graph.val, graph.test, relation, graph.name)
+    return Graph(graph.adj, *fields, num_classes=graph.num_classes, num_relations=relations)
 
 
 def random_graph(
@@ -84,7 +94,7 @@ def random_graph(
     x = (x * (x > 0.8)).to_sparse() if sparse else x
     y = torch.arange(nodes) % classes
     order = torch.randperm(nodes, generator=draw)
-    return Graph.from_edges(
+    graph = Graph.from_edges(
         src,
         dst,
         nodes,
@@ -96,6 +106,7 @@ def random_graph(
         edge_weight=torch.rand(edges, generator=draw) + 0.5 if weighted else None,
         directed=directed,
     )
+    return with_relations(graph, 3)
 
 
 def without_histogram(stats: GraphStats) -> GraphStats:

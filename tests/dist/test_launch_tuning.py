@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tests.dist.cases import CPU
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.dist.launch import start_ranks
-from weft.dist.launch_tuning import search_launch, shape_of
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
 from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning, load_tuned
+from weft.engine.training.launch_search import search_launch, shape_of
 from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges

@@ -22,20 +22,24 @@ MODELS = {
     "gin-learned": {"train_eps": True},
     "gat": {"heads": 2, "out_heads": 2},
     "gatv2": {"heads": 2},
+    "rgcn": {"num_relations": 4},
+    "rgcn-bases": {"num_relations": 4, "bases": 2},
 }
 
 
 def block_of(adj: Adjacency, wanted: torch.Tensor, scale: torch.Tensor) -> tuple[Adjacency, torch.Tensor]:
     """All in-edges of ``wanted`` as a block, and the nodes of its columns: ``wanted`` first, new ones behind."""
-    rows = [adj.indices[adj.indptr[node] : adj.indptr[node + 1]].long() for node in wanted.tolist()]
+    spans = [torch.arange(int(adj.indptr[node]), int(adj.indptr[node + 1])) for node in wanted.tolist()]
+    rows = [adj.indices[span].long() for span in spans]
     edges = torch.cat(rows)
     known = set(wanted.tolist())
     nodes = torch.tensor(wanted.tolist() + [n for n in dict.fromkeys(edges.tolist()) if n not in known])
     place = torch.empty(adj.num_rows, dtype=torch.int64)
     place[nodes] = torch.arange(nodes.numel())
-    local = torch.cat([place[row].sort().values for row in rows]).int()
+    local = torch.cat([place[row] for row in rows]).int()
     indptr = torch.tensor([0, *[row.numel() for row in rows]]).cumsum(0).int()
-    return Adjacency(indptr, local, nodes.numel(), source_scale=scale[nodes]), nodes
+    block = Adjacency(indptr, local, nodes.numel(), source_scale=scale[nodes])
+    return block.related(adj.relation[torch.cat(spans)], adj.num_relations), nodes
 
 
 def blocks_for(adj: Adjacency, wanted: torch.Tensor, layers: int) -> tuple[list[Adjacency], torch.Tensor]:
@@ -80,7 +84,7 @@ def test_blocks_with_full_neighbourhoods_are_the_whole_graph(name, layers, resid
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "rgcn"])
 def test_the_first_aggregation_of_a_block(name):
     graph, model = tiny_graph(), made(name, 2, False, None)
     x = graph.x.to_dense() if not isinstance(graph.x, torch.Tensor) else graph.x

@@ -49,6 +49,16 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Chart of the memory over a step: a page (.html) or a picture (.svg)."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also list the ways to train that were not chosen, and what each takes.")
+    ] = False,
+    simulate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Gantt chart of the simulated schedule of host, bus and GPU: a page (.html) or a picture (.svg).",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(help="Also say what it takes over so many GPUs (of a CPU: ranks).", show_default="1")
     ] = None,
@@ -71,12 +81,16 @@ def plan(
     Exit codes: 0 it fits, 2 a mistake in the input, 4 it does not fit (the plan names the nearest that does).
     """
     from weft.dist.node_order import check_order
+    from weft.engine.planning.explaining import explanation, schedules
     from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
     from weft.engine.planning.sharding_report import effect_words, order_effects, shard_groups
     from weft.engine.report.memory_timeline import check_plot, write_timeline
+    from weft.engine.report.schedule_chart import check_simulate, write_schedules
 
     if plot is not None:
         check_plot(plot)
+    if simulate is not None:
+        check_simulate(simulate)
     if out is not None:
         _check_out(out)
     if gpus is not None and gpus < 1:
@@ -102,12 +116,16 @@ def plan(
         print(jsonlib.dumps(finite({**report.to_dict(), **more}), allow_nan=False))
     else:
         print(report)
+        if explain:
+            print(explanation(report))
         for number, one in enumerate(shards, 1):
             print(f"\ngroup {number}, {one}")
             if effects:
                 print(effect_words(*effects[number - 1]))
     if plot is not None:
         write_timeline(report, plot)
+    if simulate is not None:
+        write_schedules(schedules(report), simulate)
     fits = all(one.bytes_per_rank <= report.budget for one in shards) if shards else report.fits
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)

@@ -112,6 +112,10 @@ def run(
     order: Annotated[
         str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
     ] = "given",
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray|ray://HOST:PORT", help="Train on the nodes of a Ray cluster.", show_default="here"),
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -128,6 +132,12 @@ def run(
     from weft.engine.run import is_first_rank
     from weft.engine.run import run as train
 
+    if on is not None:
+        given = {"--resume": resume, "--prune": prune, "--weave": weave, "--compile": compile, "--gpus": gpus}
+        given |= {"--ranks": ranks, "--order": None if order == "given" else order}
+        given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
+        _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
+        return
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
     work = _read(spec, changes or [], places, weave=weave, compile=compile)
     folder = out if out is not None else Path("runs") / spec.stem
@@ -167,6 +177,32 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
+
+
+def _run_on_cluster(
+    on: str,
+    spec: Path,
+    changes: list[str],
+    given: Mapping[str, object],
+    device: str,
+    out: Path | None,
+    overwrite: bool,
+    budget: str | None,
+) -> None:
+    """Train on a cluster; ``given``: options that a cluster cannot do."""
+    asked = [name for name, value in given.items() if value]
+    if asked:
+        raise SpecError(f"{asked[0]} does not go with --on {on}: every node trains its share on one device")
+    if spec.suffix == ".json":
+        raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
+    from weft.cluster.ray_run import run_on_ray
+    from weft.engine.results.sweep_result import SweepResult
+
+    folder = out if out is not None else Path("runs") / spec.stem
+    options = {"device": device, "out": folder, "overwrite": overwrite, "budget": budget}
+    result = run_on_ray(read_spec(spec, changes), on, on_event=_print_line, **options)
+    if isinstance(result, SweepResult):
+        _conclude_sweep(result, folder, live=False)
 
 
 def _read(

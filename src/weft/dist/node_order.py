@@ -1,58 +1,26 @@
 """Orders of nodes that may keep neighbours on one rank, and the graph in such an order.
 
-A rank has a range of the nodes, so the order decides how many edges cross between ranks. :func:`order_effect` counts
-them. Which order helps depends on the graph: communities gain much, graphs wired at random nothing.
+A rank has a range of the nodes, so the order decides how many edges cross between ranks.
+:mod:`weft.engine.planning.order_effect` counts them. Which order helps depends on the graph: communities gain much,
+graphs wired at random nothing.
 
 Shapes: N nodes.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError, SpecError
-from weft.dist.partition_arrays import count_remote, halo_of, own_rows, row_offsets
+from weft.dist.partition_arrays import row_offsets
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-from weft.planner.partition import split_by_edges
 
 ORDERS = ("given", "degree", "bfs", "rcm", "metis")
-
-
-@dataclass(frozen=True)
-class OrderEffect:
-    """What crosses between ranks in an order: share of the edges, and nodes that the rank with most of them reads.
-
-    ``seconds``: what finding the order took. ``imbalance``: edges of the fullest rank over the mean, less 1.
-    """
-
-    order: str
-    remote_edges: float
-    halo_nodes: int
-    imbalance: float
-    seconds: float = 0.0
-
-
-def order_effect(adj: Adjacency, kind: str, ranks: int) -> OrderEffect:
-    """Count what crosses between ``ranks`` if the nodes of ``adj`` are in the order ``kind``."""
-    begin = time.perf_counter()
-    order = order_nodes(adj, kind, ranks)
-    seconds = time.perf_counter() - begin
-    other = adj if kind == "given" else reordered(adj, order)
-    found = split_by_edges(other.indptr.cpu().numpy(), ranks)  # type: ignore[arg-type]
-    remote = sum(count_remote(other, found.bounds))
-    halos = []
-    for rank in range(ranks):
-        low, high = found.bounds[rank : rank + 2]
-        halos.append(halo_of(own_rows(other, low, high)[1], low, high).numel())
-    return OrderEffect(kind, remote / max(other.num_edges, 1), max(halos), found.imbalance, seconds)
 
 
 def check_order(kind: str) -> str:

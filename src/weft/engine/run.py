@@ -44,7 +44,7 @@ from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, 
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
-from weft.engine.training.sharded_job import ShardedJob, check_ranks, train_as_rank
+from weft.engine.training.sharded_job import ShardedJob, check_ranks, check_relations, train_as_rank
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
@@ -127,7 +127,8 @@ def run(
     limit = None if budget is None else parse_bytes(budget)
     places = place_options(features, topology, cache, cache_policy)
     if report is not None:
-        decided = {name: choice for name, choice in places.items() if name != "cache_policy"}
+        # A plan has the name of a policy of the user's own, not the object.
+        decided = {name: choice for name, choice in places.items() if not hasattr(choice, "choose")}
         limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
     tasks = [work] if isinstance(work, Task) else work.tasks()
@@ -137,6 +138,7 @@ def run(
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, target, weave, compile, report is not None, order)
+    check_relations(tasks, count)
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:
@@ -275,10 +277,10 @@ def _summary(result: SweepResult) -> dict[str, Any]:
 
 def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
     first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-    return {name: _about_graph(job.graph_of(first[name])) for name in sweep.graphs}
+    return {name: about_graph(job.graph_of(first[name])) for name in sweep.graphs}
 
 
-def _about_graph(stats: GraphStats) -> dict[str, Any]:
+def about_graph(stats: GraphStats) -> dict[str, Any]:
     sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
     sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
     return {"name": stats.name, **sizes}

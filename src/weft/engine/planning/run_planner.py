@@ -20,6 +20,7 @@ from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
+from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
@@ -89,10 +90,10 @@ class RunPlanner:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [
-                plan
-                for plan, _ in groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
-            ]
+            found = groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
+            by_name = {task.label: task for task in tasks}
+            divided = with_divisions(found, by_name, self._estimator, self.room, self._plan_options)
+            return [plan for plan, _ in divided]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             return self._by_rule(tasks, throughput, _in_words(error))
 

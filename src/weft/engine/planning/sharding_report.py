@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core.task import Task
-from weft.dist.node_order import OrderEffect, order_effect
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.planning.estimator import Estimator
+from weft.engine.planning.order_effect import OrderEffect, order_effect
 from weft.planner.cost.sharding import ShardingEstimate, estimate_sharding, link_of
 from weft.planner.report.plan_report import PlanReport
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from weft.core.division import Division, PhaseTimes
 from weft.core.errors import WeftError
 from weft.core.machine import Machine
 from weft.core.plan import Plan
-from weft.core.task import Task
 from weft.core.units import show_seconds
 from weft.engine.base.machines import load_calibration, update_calibration
 from weft.flow.division.hardware import Hardware
@@ -40,9 +38,7 @@ class Dividing:
         """Whether batches of such a group can be prepared by both sides, and it may pay."""
         if plan.mode != "sampled" or len(plan.stack_members) != 1:
             return False
-        if self.hardware is not None or plan.division is not None:
-            return True
-        return plan.device == "cuda" and not plan.places.on_device and plan.places.read_by_gpu
+        return self.hardware is not None or plan.division is not None
 
     def source(self, source: MakeSource, plan: Plan) -> MakeSource:
         """``source``, with batches from both sides if the plan allows it."""
@@ -82,7 +78,7 @@ class Dividing:
     def _limits(self, source: DividedSampled, times: PhaseTimes) -> Limits:
         memory = PINNED_SHARE * self.machine.host_bytes / max(times.bytes, 1)
         slots = max(1, min(source.slots - 1, int(memory)))
-        return Limits(slots, DEVICE_BUFFER, self.workers)
+        return Limits(slots, source.division.device_buffer, self.workers)
 
     def _known(self, key: str) -> PhaseTimes | None:
         calibration = load_calibration(self.machine)
@@ -93,16 +89,6 @@ class Dividing:
         with suppress(WeftError, OSError):  # what is learned is kept if it can be
             update_calibration(self.machine, lambda known: known.with_phases(key, times))
         return times
-
-
-def phases_key(tasks: list[Task], plan: Plan, digest: str, hardware: Any) -> str:
-    """What phase times are of: equal for groups whose batches and steps are alike."""
-    first = tasks[0]
-    shape = (first.model_name, first.layers, first.hidden, first.precision, len(tasks))
-    place = plan.places
-    where = (place.features, place.topology, place.cache_bytes)
-    trainer = "gpu" if hardware is None else hardware.name
-    return " ".join(map(str, (digest, trainer, *shape, *first.fanouts, first.batch, *where)))
 
 
 def _words(division: Division, seconds: float, tried: tuple[tuple[Division, float], ...]) -> str:

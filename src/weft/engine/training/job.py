@@ -26,13 +26,14 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
-from weft.engine.training.dividing import Dividing, phases_key
+from weft.engine.training.dividing import Dividing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
@@ -219,7 +220,8 @@ class Job:
         if divided_source(group) is None:
             return None
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
-        key = phases_key(list(group.tasks), group.plan, digest, self._options.hardware)
+        trainer = getattr(self._options.hardware, "name", "gpu")
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
             self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from weft.core.files import locked, write_text
 from weft.core.task import Task
-from weft.dist.launch_tuning import launch_of, search_launch, shape_of
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.engine.base.home import machine_folder
+from weft.engine.training.launch_search import launch_of, search_launch, shape_of
 from weft.planner.kernel_tuner import CrossIterationSearch, KernelShape, TunedKernels
 
 FILE = "sharded_kernels.json"

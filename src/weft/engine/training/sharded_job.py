@@ -190,3 +190,12 @@ def check_ranks(
         if choice:
             raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
     return ranks
+
+
+def check_relations(tasks: Sequence[Task], ranks: int) -> None:
+    """A :class:`SpecError` for a model that reads relations over several ranks: shards do not hold them."""
+    for task in tasks:
+        if ranks > 1 and task.traits is not None and task.traits.relational:
+            raise SpecError(
+                f"task {task.label!r}: {task.model} trains on one rank, not on ranks={ranks}: shards have no relations"
+            )

@@ -41,7 +41,9 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
         return False, f"first layer per step: input_dropout={task.input_dropout:g} changes the input"
     if stats.sparse_features:
         return False, "first layer per step: the features are sparse, and their aggregate would be dense"
-    megabytes = dense_values(stats) * 4 / 1e6
+    relational = traits is not None and traits.relational
+    values = stats.relation_rows * stats.num_features if relational else dense_values(stats)
+    megabytes = values * 4 / 1e6
     if traits is None:
         return True, "first layer once if the model offers first_aggregate: the features do not change"
     return True, f"first layer's aggregation computed once ({megabytes:,.1f} MB kept): the features do not change"

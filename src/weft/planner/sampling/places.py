@@ -10,6 +10,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import EVALUATION_EDGES, Placement, on_device
 from weft.core.plan import PlanOptions
+from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.planner.sampling.batch_sizes import expected_batch
@@ -133,7 +134,7 @@ def _elsewhere(what: str, place: str) -> str:
 
 def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Machine) -> str:
     most = nodes = min(task.batch, max(stats.num_train, 1))
-    for fanout in task.fanouts:
+    for fanout in picks_per_hop(task.fanouts, stats):
         nodes = min(nodes * (fanout + 1) if fanout >= 0 else stats.num_nodes, stats.num_nodes + most)
     counted = "memory is counted for the most" if machine.device == "cuda" else "memory is at most that"
     return (

@@ -6,7 +6,7 @@ Shapes: M nodes of a batch, S seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from weft.flow.pipeline import named_errors
 from weft.flow.pyg_batch import from_pyg
 from weft.ops.reduce import ONE_RANK
 from weft.runtime.batches.sampled_source import Sampling, local_adjacency
-from weft.runtime.batches.source import Batch, Infer, SourceRequest
+from weft.runtime.batches.source import Batch, Infer, OneByOne, SourceRequest
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ def loading_for(task: Task, loader: Any, plan: Plan | None = None) -> Loading:
     return Loading(loader, Sampling(task.fanouts, task.batch, captured=False, **about))
 
 
-class Loaded:
+class Loaded(OneByOne):
     """The loader's batches, epoch after epoch, each as one local subgraph for all layers."""
 
-    constant, overlaps, reduce = False, False, ONE_RANK
+    constant, reduce = False, ONE_RANK
 
     def __init__(self, request: SourceRequest, loader: Any, sampling: Sampling) -> None:
         self._request, self._loader, self._most = request, loader, sampling.batch
@@ -58,10 +58,6 @@ class Loaded:
     def reads(self) -> dict[str, float]:
         """What caches had of the features that were read here."""
         return self._whole.reads()
-
-    def counters(self) -> list[Tensor]:
-        """None: no step is captured."""
-        return []
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's next pass, or the rest of one that was left; that of another process cannot be continued."""
@@ -89,10 +85,16 @@ class Loaded:
                 f"the loader gave {local.num_seeds} seeds, the task says batch={self._most}; "
                 "give the task the loader's batch_size"
             )
-        local = local.to(self._device)
+        local = self._related(local.to(self._device))
         rows = torch.arange(local.num_seeds, device=self._device)
         share = torch.full((1,), local.num_seeds / self._seeds, device=self._device)
         return Batch(self._features(local), local_adjacency(local), self._labels(local), rows, share)
+
+    def _related(self, local: Subgraph) -> Subgraph:
+        relations, found = self._request.graph.num_relations, local.relation
+        if found is not None and found.numel() and not 0 <= int(found.min()) <= int(found.max()) < relations:
+            raise InputError(f"edge_type of the batch must be below {relations}, the number of the graph's relations")
+        return replace(local, num_relations=relations)
 
     def _features(self, local: Subgraph) -> Tensor:
         x = self._request.x

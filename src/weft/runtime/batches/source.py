@@ -66,6 +66,12 @@ class Batch:
         """Weights of the edges ``[E]``, in the same order."""
         return self._only_block().weight
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        """Relations of the edges ``[E]`` int64, in the same order; None without relations."""
+        relation = self._only_block().relation
+        return None if relation is None else relation.long()
+
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):
             return self.blocks
@@ -172,23 +178,29 @@ class Source(Protocol):
 MakeSource = Callable[[SourceRequest], Source]
 
 
-class FullGraph:
-    """The whole graph, every time: one step per epoch, one constant batch."""
+class OneByOne:
+    """Of sources whose batches are there when they are handed out: nothing is made meanwhile, and nothing counted."""
 
-    steps_per_epoch, constant, overlaps, reduce = 1, True, False, ONE_RANK
-
-    def __init__(self, request: SourceRequest) -> None:
-        self._graph = graph = request.graph
-        share = torch.ones(1, device=graph.device)
-        self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
+    overlaps = False
 
     def reads(self) -> dict[str, float]:
         """Nothing: there is no cache."""
         return {}
 
     def counters(self) -> list[Tensor]:
-        """None: the batch is there."""
+        """None."""
         return []
+
+
+class FullGraph(OneByOne):
+    """The whole graph, every time: one step per epoch, one constant batch."""
+
+    steps_per_epoch, constant, reduce = 1, True, ONE_RANK
+
+    def __init__(self, request: SourceRequest) -> None:
+        self._graph = graph = request.graph
+        share = torch.ones(1, device=graph.device)
+        self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The one batch, unless it is done already."""

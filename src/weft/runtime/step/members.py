@@ -19,6 +19,7 @@ from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings.value_names import identity
 from weft.core.task import Task
+from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
@@ -81,6 +82,7 @@ class Members:
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self._forward(self._model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        self.notes += _empty_relations(self._task, self._graph)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -116,7 +118,8 @@ class Members:
     def _forward(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
         dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        if self._is_users and alone and dtype == torch.float32 and self._inputs.device.type != "meta":
+        plain = dtype == torch.float32 and reduce.ranks == 1 and self._inputs.device.type != "meta"
+        if self._is_users and alone and plain:
             return LeafForward(model, self.layout, bind(model), reduce)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
@@ -143,7 +146,9 @@ class Members:
         device = self._inputs.device
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
-            return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
+            graph = self._graph
+            _check_relations(task, graph)
+            return build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, are initialised."""
@@ -436,6 +441,25 @@ class Members:
                 parameter.data = named[name].clone()
         BufferSlots(model).bind({name: named[name].clone() for name in buffers})
         return model.eval()
+
+
+def _check_relations(task: Task, graph: Graph) -> None:
+    if task.traits is not None and task.traits.relational and not graph.num_relations:
+        raise SpecError(
+            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
+            "give the graph relation=, one number per edge, or choose another model"
+        )
+
+
+def _empty_relations(task: Task, graph: Graph) -> list[str]:
+    """A remark on relations without edges, if the model has weights for them."""
+    if task.traits is None or not task.traits.relational:
+        return []
+    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
+    if not empty:
+        return []
+    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
 
 
 def aggregation_key(task: Task) -> Hashable:

@@ -155,11 +155,9 @@ class Stack:
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
-        reduce = self.source.reduce
-        if reduce.ranks > 1 and not isinstance(self.forward, LeafForward):
+        if self.source.reduce.ranks > 1:
             return self._gradients_over_ranks(flat, batch)
-        losses, grad = self.forward.gradients(flat, batch, self._loss, self._ones)
-        return reduce.sum(losses), reduce.sum(grad)
+        return self.forward.gradients(flat, batch, self._loss, self._ones)
 
     def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""

@@ -27,6 +27,7 @@ class Scheduler:
         self._state, self._pool = state, pool
         self._starts = GroupStarts(state, pool)
         self._policy: Policy = find_policy(state.options.policy)
+        self._known: dict[str, QueueTask] = {}  # planned tasks as last read
 
     def use(self, policy: Policy) -> None:
         """Decide by another policy from now on."""
@@ -34,7 +35,7 @@ class Scheduler:
 
     def schedule(self) -> None:
         """Start what can start now."""
-        waiting = list(self._state.db.tasks(state="planned", limit=MOST_PLANNED))
+        waiting = self._planned()
         self._state.why = {}
         if not self._pool.room:
             self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
@@ -50,6 +51,18 @@ class Scheduler:
         started = set(decision.started)
         self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
         self._prefetch([task for task in ready if task.id not in started and task.id not in decision.refuse], decision)
+
+    def _planned(self) -> list[QueueTask]:
+        """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
+        stamps = self._state.db.stamps("planned", MOST_PLANNED)
+        seen = {name: task.updated for name, task in self._known.items()}
+        changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
+        if len(changed) > len(stamps) // 2:
+            self._known = {task.id: task for task in self._state.db.tasks(state="planned", limit=MOST_PLANNED)}
+        else:
+            kept = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = kept | {name: self._state.db.get(name) for name in changed}
+        return [self._known[name] for name in stamps if name in self._known]
 
     def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
         """Let busy workers fetch the graph of the task that is likely to be next, beside what they train."""
