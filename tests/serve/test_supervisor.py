@@ -114,7 +114,18 @@ def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):
     good = queue.submit({"seed": 2, "hidden": 4})
     [failed], [done] = queue.wait(bad), queue.wait(good)
     assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
-    assert "out of memory: held" in failed.error
+    assert "out of memory" in failed.error
+
+
+def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
+    before = queue.supervisor.counters.memory_errors
+    bad = submit_own(queue, own("LeaksSmall", epochs=1000))
+    good = queue.submit({"seed": 4, "hidden": 4})
+    [failed], [done] = queue.wait(bad), queue.wait(good)
+    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
+    assert "the device ran out of memory" in failed.error  # raised inside the task; its process was not ended for it
+    assert queue.supervisor.counters.memory_errors == before + 2
+    assert same(queue.history(done.id), history_of(weft.Task(**{**TASK, "seed": 4, "hidden": 4}))["gcn"])
 
 
 def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempts(queue):

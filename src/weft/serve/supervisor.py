@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.core.errors import WeftError
+from weft.sched.policies.policy import Policy
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import delete_ended
@@ -69,6 +70,11 @@ class Supervisor:
     def wake(self) -> None:
         """Look at the queue now: something was submitted, cancelled, paused or resumed."""
         self.pool.inbox.put((None, {"say": "wake"}))
+
+    def use(self, policy: Policy) -> None:
+        """Decide by another policy from the next decision on."""
+        self._scheduler.use(policy)
+        self.wake()
 
     def stop(self, seconds: float = 60.0) -> None:
         """Drain: start nothing more, let running groups save a checkpoint and return, then end the workers."""
@@ -161,6 +167,7 @@ class Supervisor:
         if now - self._beat > self.state.options.lease_seconds / 3:
             self._beat = now
             self._leaving.heartbeat()
+        self.pool.start_missing()
         self.pool.end_silent(now)
         if now - self._looked > LOOK_SECONDS:
             self.state.dirty = True

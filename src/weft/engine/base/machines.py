@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from weft.core.machine.host import Host
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
-from weft.engine.base.probe import MIB, cpu_count, host_bytes
+from weft.engine.base.host import MIB, cpu_count, host_bytes
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
@@ -143,11 +144,17 @@ def load_calibration(machine: Machine) -> Calibration | None:
     """
     path = machine_folder(machine.name) / CALIBRATION
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        found = Calibration.from_dict(data) if data["basis"] == basis_of(machine) else Calibration()
+        found = _fitted(path.read_text(encoding="utf-8"), basis_of(machine))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return found if found.known or found.phases else None
+
+
+@lru_cache(maxsize=4)
+def _fitted(text: str, basis: str) -> Calibration:
+    """The calibration in a file; fitting its factors takes 0.1 s, and a worker would do so before every group."""
+    data = json.loads(text)
+    return Calibration.from_dict(data) if data["basis"] == basis else Calibration()
 
 
 def basis_of(machine: Machine) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
+from weft.core.placement import on_device
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
@@ -110,10 +111,10 @@ class RunPlanner:
     def learn(self, plan: Plan, folder: Path | None) -> None:
         """Keep measured beside predicted costs of a group for later plans; a failure to do so is ignored.
 
-        Stacks that overlap take less than their predicted sum, and what was compiled takes less than its
-        operators: nothing is learnt from those.
+        Stacks that overlap take less than their predicted sum, what was compiled takes less than its operators, and
+        what is read from elsewhere takes the link's time: nothing is learnt from those.
         """
-        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
+        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.places == on_device(plan.device)
         if taught and plan.join != "concurrent" and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
@@ -82,6 +83,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._dividing = Dividing(self._planner.machine, options.hardware)
@@ -93,7 +95,7 @@ class Job:
         self.groups: Groups = []
 
     def _make_graphs(self) -> Graphs:
-        return Graphs(self._device, on_host=self._options.budget is not None)
+        return Graphs(self._device, on_host=self._options.budget is not None, store=self._store)
 
     def graph_of(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -113,14 +115,13 @@ class Job:
             check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
-            stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
+            stack.enter_context(self._cap())
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
         waiting = list(self.groups)
-        cap = memory_cap(self._device, self._planner.machine, self._options.budget)
-        with Interruption(self._options.control), cap:
+        with Interruption(self._options.control), self._cap():
             while waiting:
                 key, plan = waiting.pop(0)
                 if not self._cancelled(key, plan) and not self._preempted(plan):
@@ -131,6 +132,10 @@ class Job:
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
         return [self._results[name] for name in self._tasks]
+
+    def _cap(self) -> AbstractContextManager[None]:
+        names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
+        return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
 
@@ -206,7 +211,7 @@ class Job:
         if loader is None:
             source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
         else:
-            source = loading_for(tasks[0], loader)
+            source = loading_for(tasks[0], loader, plan)
         source = self._dividing.source(source, plan)
         return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 

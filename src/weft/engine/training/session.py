@@ -62,10 +62,11 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds of an epoch of the whole group, and over how many it was measured; empty if none was."""
+        """Seconds of an epoch of the whole group, and over how many; what caches had. Empty if neither is known."""
+        reads = self.group.reads()
         if not self._whole_epochs:
-            return {}
-        return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs}
+            return reads
+        return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs, **reads}
 
     def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -224,7 +225,7 @@ class Session:
             self._events.note(note)
         self._told_notes = len(self.group.notes)
         if self._trained[0]:
-            self._events.progress(self._running, self.group.epoch, *self._trained)
+            self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
         for track in self._running:
             if not track.running:
                 self._events.ended(track)

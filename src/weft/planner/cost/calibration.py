@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import mul
 from typing import Any
 
 from weft.core.division import PhaseTimes
@@ -102,20 +103,20 @@ def _newton_step(observations: Sequence[Observation], present: Sequence[str], lo
     """One weighted Gauss-Newton step on the log ratios."""
     size = len(logs)
     held = [LOOSE] + [TIGHT] * (size - 1)
-    matrix = [[held[i] if i == j else 0.0 for j in range(size)] for i in range(size)]
-    right = [-held[i] * logs[i] for i in range(size)]
+    factors = [math.exp(logs[0] + own) for own in logs[1:]]
+    rows, residuals = [], []
     for one in observations:
-        parts = [
-            math.exp(logs[0] + own) * one.families.get(name, 0.0) for name, own in zip(present, logs[1:], strict=True)
-        ]
+        parts = [factor * one.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
         total = sum(parts)
         residual = math.log(one.measured / total)
-        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12))
-        slope = [1.0] + [part / total for part in parts]
-        for i in range(size):
-            right[i] += weight * slope[i] * residual
-            for j in range(size):
-                matrix[i][j] += weight * slope[i] * slope[j]
+        root = math.sqrt(min(1.0, OUTLIER / max(abs(residual), 1e-12)))  # of the weight, on both sides of a product
+        rows.append([root, *(root * part / total for part in parts)])
+        residuals.append(root * residual)
+    columns = list(zip(*rows, strict=True))
+    matrix = [[sum(map(mul, one, two)) for two in columns] for one in columns]
+    right = [sum(map(mul, column, residuals)) - held[i] * logs[i] for i, column in enumerate(columns)]
+    for i in range(size):
+        matrix[i][i] += held[i]
     return solve(matrix, right)
 
 

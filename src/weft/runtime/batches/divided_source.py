@@ -61,11 +61,13 @@ class DividedSampled(Sampled):
 
     def __init__(self, request: SourceRequest, about: DividedSampling) -> None:
         self._overlaps = False
-        super().__init__(request, about.sampling)
+        # Padded batches of the host have no relations; blocks that are not padded have.
+        captured = about.sampling.captured and not request.graph.num_relations
+        super().__init__(request, replace(about.sampling, captured=captured))
         self.hardware: Hardware = about.hardware or Gpu(self._captured)
         self._host_order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
         self.slots = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
-        degrees = "sampled" if request.subgraph else "full"
+        degrees = "sampled" if request.subgraph or self._apart else "full"
         parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
         sides = self.hardware.sides(parts)
         self.divided = DividedPipeline(about.division, sides.host, sides.device, sides.clock)

@@ -116,6 +116,13 @@ class Replay:
 
 
 @contextmanager
+def no_capture() -> Iterator[None]:
+    """No thread of this process captures a CUDA graph inside: allocations of another thread would break a capture."""
+    with _ONE_AT_A_TIME:
+        yield
+
+
+@contextmanager
 def _waiting_is_an_error() -> Iterator[None]:
     """Inside, operations that synchronise with the device raise: they would break a capture."""
     before = torch.cuda.get_sync_debug_mode()

@@ -32,8 +32,11 @@ class GroupEndings:
         self._charge(active)
         if "error" in message:
             self._group_failed(active, str(message["kind"]), str(message["error"]))
+            if message["kind"] == "memory":  # what its model may have leaked stays with the process
+                worker.kill("is replaced after it ran out of memory")
             return
         outcomes = message["members"]
+        self._learn(active, outcomes)
         left = False
         for name in active.members:
             left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
@@ -42,6 +45,13 @@ class GroupEndings:
         if state == "preempted":
             preempted = self._state.db.groups("preempted")
             self._state.resumable[active.group.id] = next(one for one in preempted if one.id == active.group.id)
+
+    def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
+        """Learn what a start costs: the time of a task alone, less its epochs."""
+        one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
+        if one.get("status") == "finished":
+            trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
+            self._state.learn_setup(active.group.device, max(time.time() - active.group.started - trained, 0.0))
 
     def _member_done(self, active: Active, name: str, outcome: Mapping[str, Any]) -> bool:
         """Write down how a member ended; whether it was preempted, and so is to go on."""
@@ -62,7 +72,7 @@ class GroupEndings:
                 held = self._state.db.get(name)
                 if held.state == "running" and held.worker == worker:
                     self._state.db.cancel(name)
-            elif status == "failed" and "memory" in told and "not enough" in told:
+            elif status == "failed" and "memory" in told and ("not enough" in told or "ran out of" in told):
                 self._out_of_memory(active, name, told, None)
             else:
                 self._state.db.fail(name, worker, attempt, told or status)

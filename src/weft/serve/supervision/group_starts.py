@@ -5,11 +5,18 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
+from weft.core.errors import InputError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.planner.report.group_plan import group_plan
 from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import QueueError, QueueTask
-from weft.serve.supervision.queue_views import without_twins, worker_settings
+from weft.serve.supervision.queue_views import estimate_key, without_twins, worker_settings
 from weft.serve.supervision.supervisor_state import Active, SupervisorState
 from weft.serve.supervision.worker_pool import WorkerPool
 from weft.serve.workers.worker_process import WorkerProcess
@@ -81,9 +88,12 @@ class GroupStarts:
         ]
         limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
         budget = min([group.bytes, *limits]) if len(claimed) == 1 else group.bytes
+        plan = None if cancelled or split else self._plan_of(members, group.bytes)
         worker.send(
             "run",
             group=group.id,
+            plan=plan,
+            limit=budget + self._state.options.overrun_bytes,
             tasks=[worker_settings(task) for task in members],
             out=str(runs / group.folder),
             budget=budget,
@@ -91,3 +101,15 @@ class GroupStarts:
             split=split,
             cancel=[task.id for task in cancelled],
         )
+
+    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
+        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
+        known = self._state.runnable.get(estimate_key(members[0].spec["task"]))
+        if known is None:
+            return None
+        try:
+            tasks = [Task.from_dict(worker_settings(member)) for member in members]
+            stats, alone = GraphStats.from_dict(known["stats"]), Plan.from_dict(known["plan"])
+            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
+        except InputError:
+            return None  # the worker says what is wrong

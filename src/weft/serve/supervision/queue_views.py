@@ -13,18 +13,20 @@ from weft.serve.queue.task_states import QueueTask
 FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # settings that no estimate depends on
 
 
-def queued_task(task: QueueTask) -> QueuedTask:
-    """What a policy sees of a planned task."""
+def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
+    """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle."""
     plan = task.plan or {}
+    training = float(plan["seconds"])
+    seconds = training + setup_seconds
     return QueuedTask(
         id=task.id,
         bytes=max(int(plan["bytes"]), 0),
-        seconds=float(plan["seconds"]),
+        seconds=seconds,
         graph=str(plan.get("graph", "")),
         join_key=str(plan.get("join_key", "")),
         fusable=not plan.get("alone") and task.spec.get("budget") is None,
         shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
-        utilisation=float(plan.get("utilisation", 1.0)),
+        utilisation=float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
         arrival=task.created,
         user=task.user,
         priority=task.priority,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from weft.sched.admission import free_bytes
 from weft.sched.policies import find_policy
+from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
@@ -25,11 +26,16 @@ class Scheduler:
     def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
         self._state, self._pool = state, pool
         self._starts = GroupStarts(state, pool)
-        self._policy = find_policy(state.options.policy)
+        self._policy: Policy = find_policy(state.options.policy)
+        self._known: dict[str, QueueTask] = {}  # planned tasks as last read
+
+    def use(self, policy: Policy) -> None:
+        """Decide by another policy from now on."""
+        self._policy = policy
 
     def schedule(self) -> None:
         """Start what can start now."""
-        waiting = list(self._state.db.tasks(state="planned", limit=MOST_PLANNED))
+        waiting = self._planned()
         self._state.why = {}
         if not self._pool.room:
             self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
@@ -44,17 +50,43 @@ class Scheduler:
             self._starts.start(start, [known[name] for name in start.members])
         started = set(decision.started)
         self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
+        self._prefetch([task for task in ready if task.id not in started and task.id not in decision.refuse], decision)
+
+    def _planned(self) -> list[QueueTask]:
+        """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
+        stamps = self._state.db.stamps("planned", MOST_PLANNED)
+        seen = {name: task.updated for name, task in self._known.items()}
+        changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
+        if len(changed) > len(stamps) // 2:
+            self._known = {task.id: task for task in self._state.db.tasks(state="planned", limit=MOST_PLANNED)}
+        else:
+            kept = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = kept | {name: self._state.db.get(name) for name in changed}
+        return [self._known[name] for name in stamps if name in self._known]
+
+    def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
+        """Let busy workers fetch the graph of the task that is likely to be next, beside what they train."""
+        considered = {task.id: task for task in waiting}
+        first = next((considered[name] for name in decision.wait if name in considered), next(iter(waiting), None))
+        place = None if first is None else first.spec.get("graph_path")
+        for worker in self._pool.workers.values():
+            if place and worker.group and worker.fetched != place:
+                worker.fetched = place
+                worker.send("prefetch", graph=place)
 
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
-        return self._policy.schedule([queued_task(task) for task in tasks], running, self._machine())
+        setup = self._state.setup_of(next(iter(self._pool.room)))
+        return self._policy.schedule([queued_task(task, setup) for task in tasks], running, self._machine())
 
     def _machine(self) -> MachineState:
         devices = []
         for name, room in self._pool.room.items():
             workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
-            started = self._state.started_on.get(name, 0)
-            devices.append(DeviceState(name, room, workers=max(workers, 1), started=started))
+            workers, options = max(workers, 1), self._state.options
+            kept = options.reserved_of(room)
+            lanes = {"workers": workers, "inference_workers": min(options.inference_workers, workers - 1)}
+            devices.append(DeviceState(name, room, kept, started=self._state.started_on.get(name, 0), **lanes))
         users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())
         return MachineState(tuple(devices), time.time(), users)
 

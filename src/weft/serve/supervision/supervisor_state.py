@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import LostClaimError, QueueError
 from weft.serve.workers.run_events import Record
 from weft.serve.workers.worker_process import WorkerProcess
+
+FIRST_SETUP_SECONDS, LEARNING_RATE = 0.1, 0.2
 
 
 @dataclass
@@ -81,6 +83,8 @@ class SupervisorState:
     shares: dict[str, float] = field(default_factory=dict)  # seconds by user
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
+    runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
+    setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
     records: list[Record] = field(default_factory=list)
     dirty: bool = True  # the queue may have changed
     draining: bool = False
@@ -89,6 +93,15 @@ class SupervisorState:
     def claimant(self, worker: WorkerProcess) -> str:
         """The name under which ``worker`` holds its tasks."""
         return f"{self.session}/{worker.name}/{worker.pid}"
+
+    def setup_of(self, device: str) -> float:
+        """Seconds that a group takes on ``device`` besides its epochs, as learned so far."""
+        return self.setup_seconds.get(device, FIRST_SETUP_SECONDS)
+
+    def learn_setup(self, device: str, seconds: float) -> None:
+        """Take one more group into the average."""
+        known = self.setup_seconds.get(device)
+        self.setup_seconds[device] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
 
     def write_records(self) -> None:
         """Write the events that were collected."""

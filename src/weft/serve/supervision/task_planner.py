@@ -14,6 +14,7 @@ from weft.serve.workers.worker_process import WorkerProcess
 
 PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
 PLAN_TRIES = 2
+MOST_ESTIMATES = 10_000  # kept in memory
 
 
 class TaskPlanner:
@@ -56,10 +57,15 @@ class TaskPlanner:
         if "error" in message:
             unless_lost(self._state.db.refuse, name, str(message["error"]))
             return
-        if len(self._estimates) > 10_000:
+        if len(self._estimates) > MOST_ESTIMATES:
             self._estimates.clear()
-        self._estimates[key] = message["plan"]
-        self._state.db.plan_many(self._within_limits(task, message["plan"]))
+            self._state.runnable.clear()
+        estimate = dict(message["plan"])
+        runnable = estimate.pop("runnable", None)
+        if runnable is not None:
+            self._state.runnable[key] = runnable
+        self._estimates[key] = estimate
+        self._state.db.plan_many(self._within_limits(task, estimate))
 
     def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""

@@ -14,6 +14,7 @@ from weft.serve.workers.worker_process import Inbox, Spawner, WorkerProcess
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
 PLANNER = "planner"
+LIMIT_MISSED = 1.25  # of what a CPU worker may hold: where the limit on its process did not hold, it is ended
 
 
 class NoWorkersError(WeftError):
@@ -29,6 +30,7 @@ class WorkerPool:
         self.workers: dict[str, WorkerProcess] = {}
         self.room: dict[str, int] = {}  # bytes by device
         self._failed_starts: dict[str, int] = {}
+        self._missing: dict[str, str] = {}  # workers to start, with their devices
         self._mps: MPS | None = None
         self._spawner = Spawner(options.runs / "workers.log", options.environment)
 
@@ -36,7 +38,7 @@ class WorkerPool:
         """Start the planner and the workers of every device."""
         options = self._state.options
         devices = options.device_names()
-        self._mps = MPS(devices, options.workers, options.runs)
+        self._mps = MPS(devices, options.workers, options.mps)
         self._mps.start()
         self._start(PLANNER, devices[0], planner=True)
         for device in devices:
@@ -53,7 +55,8 @@ class WorkerPool:
 
     def _start(self, name: str, device: str, planner: bool = False) -> None:
         environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
-        self.workers[name] = WorkerProcess(name, "cpu" if planner else device, self.inbox, self._spawner, environment)
+        keep, there = (0, "cpu") if planner else (self._state.options.keep_graphs, device)
+        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep)
 
     def any_idle(self) -> bool:
         """Whether some worker can take a group."""
@@ -76,10 +79,10 @@ class WorkerPool:
         """A worker's heartbeat; on a CPU, one that holds far more than its group may is ended."""
         worker.bytes = int(message.get("bytes", 0))
         active = self._state.active.get(worker.group)
-        if active is None or worker.device.startswith("cuda"):  # a GPU has a wall of its own
+        if active is None or worker.device.startswith("cuda"):  # a GPU has a cap of its own
             return
         most = active.group.bytes + self._state.options.overrun_bytes
-        if worker.bytes > most:
+        if worker.bytes > most * LIMIT_MISSED:
             held = f"held {show_bytes(worker.bytes)}, more than its {show_bytes(active.group.bytes)} and the margin"
             worker.kill(f"out of memory: {held}")
 
@@ -100,5 +103,11 @@ class WorkerPool:
         if failed >= MOST_STARTS_FAILED:
             log = f"{self._state.options.runs}/workers.log"
             raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")
-        if not self._state.draining:
-            self._start(worker.name, worker.device, planner=worker.name == PLANNER)
+        self._missing[worker.name] = worker.device
+        self.start_missing()
+
+    def start_missing(self) -> None:
+        """Start the workers that have ended and were not replaced; one that cannot start now is tried again later."""
+        for name, device in list(self._missing.items()) if not self._state.draining else ():
+            self._start(name, device, planner=name == PLANNER)
+            del self._missing[name]
