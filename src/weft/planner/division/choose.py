@@ -30,6 +30,7 @@ DEVICE_BUFFERS = (4, 2, 1)
 PINNED_SHARE = 0.25  # of the host's memory for prepared batches
 RESERVED_CORES, MOST_WORKERS = 2, 14
 RUNNERS_UP = 6
+SPARE_SLOTS = 4  # prepared batches in host memory beyond one per worker
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class _Search:
         pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
         if device is None or pinned < 1:
             return None
-        limits = Limits(min(pinned, 2 * workers), device, workers)
+        limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers)
         steps = steps_per_epoch(setup.task, self._stats)
         division = _shared(partition(times, registry, min(steps, SEARCHED), limits))
         whole = simulate(division, times, steps, registry)
