@@ -15,7 +15,7 @@ from weft.cluster.ray_run import run_on_ray
 from weft.core.errors import SpecError
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STORE = 80 * 2**20
 
