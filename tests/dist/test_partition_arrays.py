@@ -61,7 +61,7 @@ def test_rows_of_the_transpose():
             assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
 
 
-def test_large_row_offsets_are_searched_not_walked():
+def test_large_row_offsets_are_searched_not_scanned():
     class Counted(list):
         reads = 0
 

@@ -293,13 +293,13 @@ def test_loss_and_optimizer(launches):
 )
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
-    from weft.dist.shard_walk import shard_walk
+    from weft.dist.shard_csr import shard_csr
     from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
     first = int(adj.indptr[5])
-    csr = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:], chunks=2)
+    csr = shard_csr(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:], chunks=2)
     table, counts = address_table([x[:5], x], x.device)
     for schedule in SCHEDULES:
         sharded_spmm_triton(x, table, counts, csr, scale, ShardedLaunch(ps, 2, 4), schedule)

@@ -84,6 +84,8 @@ def test_a_policy_of_ones_own(saved):
     assert run.reads()["feature_hit_rate"] > 0.1
     with pytest.raises(InputError, match="the plan caches what 'Seeds' chooses, an object that a plan cannot hold"):
         run_of(saved, Placement("cached", "host", cache_bytes=ROWS, policy="Seeds"))
+    with pytest.raises(InputError, match="cache_policy=Seeds: the plan caches what 'degree' chooses; plan again"):
+        run_of(saved, Placement("cached", "host", cache_bytes=ROWS), policy=Seeds())
 
 
 class Greedy:

@@ -6,6 +6,7 @@ Collectives go through torch.distributed: gloo for CPU ranks and for ranks that 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from weft.core.errors import SpecError
 from weft.dist.barrier import Barrier
 from weft.dist.errors import RankLostError
 from weft.dist.exchange import Staging
+from weft.dist.gathered_staging import GatheredStaging
 from weft.dist.peer_memory import PeerMemory, peer_memory_for, shared_counters
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
@@ -36,6 +38,7 @@ class RankAddress:
     device: str = "cpu"
     distinct: bool = False  # no two ranks are on one GPU
     timeout: float = TIMEOUT
+    one_host: bool | None = None  # whether ranks share memory; None: if their machines have one name
 
 
 class Ranks:
@@ -49,6 +52,7 @@ class Ranks:
         self._address = address
         self.distinct = address.distinct and self.device.type == "cuda"
         self._pids: list[int] = []
+        self.one_host = True
         self._beside: Any = None  # a second process group of all ranks
 
     def __enter__(self) -> Ranks:
@@ -67,7 +71,10 @@ class Ranks:
         )
         # Made here: on first use, one rank could wait for it while another waits for that rank in a collective.
         self._beside = dist.new_group(timeout=timedelta(seconds=address.timeout))
-        self._pids = self.gather_objects(os.getpid())
+        about = self.gather_objects((os.getpid(), platform.node()))
+        self._pids = [pid for pid, _ in about]
+        same = len({name for _, name in about}) == 1
+        self.one_host = same if address.one_host is None else address.one_host
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -95,7 +102,9 @@ class Ranks:
 
     @cached_property
     def staging(self) -> Staging:
-        """The memory that all exchanges of this rank go through."""
+        """The memory that all exchanges of this rank go through; between machines, a gather of everything."""
+        if not self.one_host:
+            return GatheredStaging(self.rank, self.ranks, self.all_gather)
         return Staging(self.rank, self.ranks, self.memory, self.barrier)
 
     # ---- objects -------------------------------------------------------------------------------------
@@ -145,7 +154,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            gone = self.barrier.dead() if "barrier" in self.__dict__ else []
+            gone = self.barrier.dead() if "barrier" in self.__dict__ and self.one_host else []
             who = f"rank {gone[0]} of {self.ranks} has died" if gone else f"a rank of {self.ranks} does not answer"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RankLostError(

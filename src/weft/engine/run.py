@@ -127,7 +127,8 @@ def run(
     limit = None if budget is None else parse_bytes(budget)
     places = place_options(features, topology, cache, cache_policy)
     if report is not None:
-        decided = {name: choice for name, choice in places.items() if name != "cache_policy"}
+        # A plan has the name of a policy of the user's own, not the object.
+        decided = {name: choice for name, choice in places.items() if not hasattr(choice, "choose")}
         limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
     tasks = [work] if isinstance(work, Task) else work.tasks()

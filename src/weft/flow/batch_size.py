@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.core.settings.fanout import most_picks
 from weft.ops.sampling.relations import picks_at_most
@@ -11,11 +12,21 @@ from weft.ops.sampling.relations import picks_at_most
 
 @dataclass(frozen=True)
 class BatchSize:
-    """``rows[h]`` nodes that hop h samples for, ``edges[h]`` that it picks at most, ``nodes`` of the whole batch."""
+    """``rows[h]`` nodes that hop h samples for, ``edges[h]`` that it picks at most, ``nodes`` of the whole batch.
+
+    ``new_edges``: what all hops pick together if each samples only for the nodes that the hop before it found.
+    """
 
     rows: tuple[int, ...]
     edges: tuple[int, ...]
     nodes: int
+
+    @property
+    def new_edges(self) -> int:
+        """Of a local subgraph."""
+        per_row = (edges // max(rows, 1) for rows, edges in zip(self.rows, self.edges, strict=True))
+        new = (after - before for before, after in pairwise((0, *self.rows)))
+        return sum(count * most for count, most in zip(new, per_row, strict=True))
 
 
 def capacity(

@@ -167,6 +167,7 @@ class Supervisor:
         if now - self._beat > self.state.options.lease_seconds / 3:
             self._beat = now
             self._leaving.heartbeat()
+        self.pool.start_missing()
         self.pool.end_silent(now)
         if now - self._looked > LOOK_SECONDS:
             self.state.dirty = True

@@ -94,5 +94,6 @@ def test_places_need_sampled_training():
     with pytest.raises(SpecError, match="features='host' would have no effect: task 'gcn' trains on the whole graph"):
         weft.run(weft.Task(graph="demo", model="gcn", mode="full", epochs=1), features="host", **QUIET)
     report = weft.plan(weft.Task(**SMALL), machine="cpu")
-    with pytest.raises(SpecError, match="features='host': plan 'sage' has decided that already"):
-        weft.run(report, features="host", **QUIET)
+    for option in ({"features": "host"}, {"cache_policy": "degree"}):
+        with pytest.raises(SpecError, match="plan 'sage' has decided that already"):
+            weft.run(report, **option, **QUIET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from weft.core.units import parse_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration
 from weft.engine.planning.estimator import NONE, Estimate, Estimator
 from weft.engine.planning.phase_keys import phases_key
-from weft.planner.division.choose import Candidate, Choice, Setup, choose, without_cache
-from weft.planner.sampling.places import candidates, with_cache
+from weft.planner.division.choose import Candidate, Choice, Setup, choose, elsewhere, without_cache
+from weft.planner.sampling.places import candidates, reasons, with_cache
 from weft.planner.training_mode import may_sample
 
 OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
@@ -110,14 +111,18 @@ def _with_division(
     own = [tasks[name] for name in plan.members]
     chosen = choose_group(own, plan, estimator, room, options, begin=-LOOK_SECONDS)
     ways = [chosen.choice.best, *chosen.choice.runners_up]
-    alone = min(one.seconds for one in ways if one.division is None)
-    helped = [one for one in ways if one.division is not None and one.device_bytes <= room and not one.setup.condition]
+    fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition]
+    alone = min((one.seconds for one in fitting if one.division is None), default=math.inf)
+    helped = [one for one in fitting if one.division is not None]
     best = min(helped, key=lambda one: one.seconds, default=None)
     if best is None or best.seconds > NEARLY * alone:
         return plan, estimate
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
     told = f"batches: {best.division.words() if best.division else ''} ({best.figures()}), until phases are measured"
-    moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=(*plan.why, told))
+    about = (own[0], estimator.stats(own[0]), estimator.machine)
+    former = reasons(plan.places, *about)
+    why = (*(one for one in plan.why if one not in former), *reasons(best.setup.placement, *about), told)
+    moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=why)
     more = best.device_bytes - estimate.cost.total_bytes
     sizes = {name: getattr(estimate.cost, name) + more for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
     cost = replace(estimate.cost, **sizes, seconds={"gpu": best.seconds})
@@ -178,10 +183,11 @@ class _Setups:
                 estimator.place(task, place)
                 fits = any(one.device_bytes <= self._room for one in setups)
                 known = estimator.knows([task]) or (plan is not None and place == before)
-                if (place.features, place.topology) in seen or not (known or not fits or self._has_time):
+                if (place.features, place.topology) in seen:
                     continue
                 seen.add((place.features, place.topology))
-                setups += self._placed(task, place, plan)
+                exact = known or not fits or self._has_time
+                setups += self._placed(task, place, plan) if exact else [elsewhere(setups[0], place, stats)]
         finally:
             estimator.place(task, before)
         return setups

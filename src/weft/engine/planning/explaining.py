@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from weft.core.division import PhaseTimes, built_in
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.engine.base.machines import load_calibration
 from weft.engine.planning.choosing import Chosen, choose_group, words
 from weft.engine.planning.estimator import Estimator
-from weft.planner.division.choose import Setup, choose
-from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.simulator import Simulation
 from weft.planner.report.plan_report import GroupEstimate, PlanReport
-from weft.planner.training_mode import steps_per_epoch
 
 MOST_GROUPS = 6  # that are explained
 
@@ -39,10 +34,10 @@ def explanation(report: PlanReport) -> str:
 
 def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches two sides can prepare; a SpecError if there is none."""
-    estimator = Estimator(report.machine, load_calibration(report.machine))
     found = {}
-    for name, group, tasks in _named(report):
-        simulation = _simulated(group, tasks, estimator, report)
+    for name, chosen in explained(report).items():
+        ways = (one.simulation for one in (chosen.choice.best, *chosen.choice.runners_up))
+        simulation = next((one for one in ways if one is not None), None)
         if simulation is not None:
             found[f"{name}: {simulation.division.words()}"] = simulation
     if not found:
@@ -51,22 +46,6 @@ def schedules(report: PlanReport) -> dict[str, Simulation]:
             "machine with a GPU, and features or edges in host memory"
         )
     return found
-
-
-def _simulated(
-    group: GroupEstimate, tasks: Sequence[Task], estimator: Estimator, report: PlanReport
-) -> Simulation | None:
-    plan, stats = group.plan, estimator.stats(tasks[0])
-    if plan.mode != "sampled" or plan.device != "cuda" or not plan.places.read_by_gpu or plan.places.on_device:
-        return None
-    task = tasks[0] if tasks[0].sampled else tasks[0].with_values(mode="sampled")
-    if plan.division is not None and plan.phases:
-        times = PhaseTimes.from_dict(plan.phases)
-        return simulate(plan.division, times, steps_per_epoch(task, stats), built_in(plan.division.beside))
-    setup = Setup(task, plan.places, group.cost, group.cost.total_bytes, len(plan.members))
-    choice = choose([setup], stats, report.machine, report.budget)
-    ways = [one.simulation for one in (choice.best, *choice.runners_up) if one.simulation is not None]
-    return ways[0] if ways else None
 
 
 def _named(report: PlanReport) -> list[tuple[str, GroupEstimate, list[Task]]]:

@@ -211,7 +211,7 @@ class Job:
         if loader is None:
             source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
         else:
-            source = loading_for(tasks[0], loader)
+            source = loading_for(tasks[0], loader, plan)
         source = self._dividing.source(source, plan)
         return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
 

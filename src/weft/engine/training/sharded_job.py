@@ -34,7 +34,10 @@ from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session
 from weft.graph.data.graph import Graph
 from weft.planner.partition import Partition, split_by_edges
+from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.batches.shard_source import Sharding
+from weft.runtime.batches.sharded_sampled_source import ShardedSampling
+from weft.runtime.batches.source import MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 
@@ -60,6 +63,9 @@ class SharedSession(Session):
         while (said := self.ranks.share(decided)) == STILL_PAUSED:
             pass
         return Decision.from_json(said)
+
+    def _is_to_leave(self) -> bool:
+        return False  # between two steps no rank knows what rank 0 was asked for
 
 
 class ShardedJob(Job):
@@ -130,7 +136,14 @@ class ShardedJob(Job):
             graph = self._in_order(graph)
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
             self._tune(self._shards[key], tasks)
-        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
+        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=self._source_for(tasks[0]))
+
+    def _source_for(self, task: Task) -> MakeSource:
+        """The whole graph in every step, or parts of sampled batches."""
+        if not task.sampled:
+            return Sharding(self._ranks)
+        source_for(task)  # refuses what no sampled training can do
+        return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
 
     def _in_order(self, graph: Graph) -> Graph:
         """The graph with its nodes renumbered as was asked for: rank 0 finds the order, all ranks take it."""

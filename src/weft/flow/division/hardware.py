@@ -38,7 +38,8 @@ class Parts:
     def host_sampler(self) -> NeighbourSampler:
         """The same batches, sampled on the CPU."""
         graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
-        about = {"degrees": self.degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
+        about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
         return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
 
     def host_features(self) -> Tensor:

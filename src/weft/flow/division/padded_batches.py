@@ -100,17 +100,13 @@ class PackedItem:
 
 
 def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
-    """The structure of a batch into ``packed`` int32; entries beyond the existing ones are zeros, offsets repeat."""
+    """The structure of a batch into ``packed`` int32; rows that do not exist are empty, the rest is not written."""
     nodes, *rest = layout.parts(packed)
-    _fill(nodes, batch.input_nodes, 0)
+    nodes[: batch.input_nodes.numel()] = batch.input_nodes
     for block, indptr, indices in zip(reversed(batch.blocks), rest[::2], rest[1::2], strict=True):
-        _fill(indptr, block.indptr, block.num_edges)
-        _fill(indices, block.indices, 0)
-
-
-def _fill(target: Tensor, values: Tensor, beyond: int) -> None:
-    target[: values.numel()] = values
-    target[values.numel() :] = beyond
+        indptr[: block.num_dst + 1] = block.indptr
+        indptr[block.num_dst + 1 :] = block.num_edges
+        indices[: block.num_edges] = block.indices
 
 
 class PaddedHost(HostSide):

@@ -240,14 +240,18 @@ class Adjacency:
                 )
             scale = self.source_scale
             return looped.scaled(weight=looped.weight, row_scale=scale[: self.num_rows], col_scale=scale)
-        if looped.weight is None:
-            degree = looped.degrees().to(torch.float32)
-        else:
-            degree = torch.zeros(looped.num_rows, dtype=looped.weight.dtype, device=self.device)
-            degree.index_add_(0, looped.rows().long(), looped.weight)
-        scale = degree.clamp(min=0).rsqrt()
-        scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        scale = looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
+
+    def inverse_root_degrees(self) -> Tensor:
+        """``D^-1/2`` of the rows ``[N]``, by weight if edges have one; 0 for a row without."""
+        if self.weight is None:
+            degree = self.degrees().to(torch.float32)
+        else:
+            degree = torch.zeros(self.num_rows, dtype=self.weight.dtype, device=self.device)
+            degree.index_add_(0, self.rows().long(), self.weight)
+        scale = degree.clamp(min=0).rsqrt()
+        return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 
     def mean(self) -> Adjacency:
         """The mean over rows: the unweighted row sum divided by the degree."""

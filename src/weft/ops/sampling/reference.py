@@ -26,17 +26,19 @@ def sample_torch(
     *,
     replace: bool = False,
     weight: Tensor | None = None,
+    first: int = 0,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of every seed.
 
     ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``seeds [S]``, ``clock [3]`` = (seed, epoch, batch),
     ``weight [E]`` not negative (neighbours of weight 0 are never drawn). ``replace`` draws ``fanout`` neighbours
-    independently; a fan-out of -1 takes all of them once, whatever their weights.
+    independently; a fan-out of -1 takes all of them once, whatever their weights. ``first``: the node that row 0 is, if
+    these are some rows of a larger matrix: draws go by nodes.
     """
     check_fanout(fanout, replace, weight is not None)
     seeds = seeds.long()
     start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
-    streams = node_streams(hop_key(clock, hop), seeds)
+    streams = node_streams(hop_key(clock, hop), seeds + first)
     if fanout == FULL:
         edges, counts = all_edges(start, degree)[1], degree
     elif weight is not None:

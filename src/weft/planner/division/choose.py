@@ -19,7 +19,7 @@ from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.planner.division.loads import bound, loads
-from weft.planner.division.partitioner import Limits, best_share, partition
+from weft.planner.division.partitioner import Limits, Partition, best_share, partition
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.simulator import Simulation, simulate
 from weft.planner.sampling.transfers import row_bytes, with_batches
@@ -41,7 +41,7 @@ class Setup:
     ``training``: cost of an epoch of all members without sampling and fetching, evaluation included.
     ``device_bytes``: with everything that is on the device. ``captured``: batches are padded to one size and steps
     replayed; else they have their own sizes and steps are launched one by one. ``condition``: what has to be set for it
-    (empty: nothing).
+    (empty: nothing). ``rough``: worked out from another setup, so that it is compared but not taken.
     """
 
     task: Task
@@ -51,6 +51,7 @@ class Setup:
     members: int = 1
     captured: bool = True
     condition: str = ""
+    rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Candidate:
     def figures(self) -> str:
         """Seconds and bytes in words."""
         host = f", {show_bytes(self.host_bytes)} pinned" if self.host_bytes else ""
-        return f"{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
+        about = "about " if self.setup.rough else ""
+        return f"{about}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
 
 
 def _places(place: Placement) -> str:
@@ -123,9 +125,10 @@ def choose(
     plain = [search.undivided(one) for one in setups]
     ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)
     found = plain + [one for setup in ranked[:SIMULATED] for one in search.divided(setup)]
-    allowed = [one for one in found if one.device_bytes <= budget and not one.setup.condition]
+    sure = [one for one in found if not one.setup.condition and not one.setup.rough]
+    allowed = [one for one in sure if one.device_bytes <= budget]
     if not allowed:
-        smallest = min(found, key=lambda one: (bool(one.setup.condition), one.device_bytes))
+        smallest = min(sure or found, key=lambda one: one.device_bytes)
         return Choice(smallest, _others(found, smallest), ("nothing that was tried fits; this takes the least",))
     best = min([one for one in allowed if prefer(one)] or allowed, key=lambda one: one.seconds_per_task)
     return Choice(best, _others(found, best), _why(best, found, budget))
@@ -149,6 +152,12 @@ def _why(best: Candidate, found: Sequence[Candidate], budget: int) -> tuple[str,
     return tuple(told)
 
 
+def _shared(result: Partition) -> Division:
+    """The best division in which the host has a part: what the device prepares alone is a candidate already."""
+    tried = (division for division, _ in result.tried if division.host_batches)
+    return result.division if result.division.host_batches else next(tried, result.division)
+
+
 class _Search:
     def __init__(
         self, stats: GraphStats, machine: Machine, budget: int, measured: Callable[[Setup], PhaseTimes | None]
@@ -169,6 +178,11 @@ class _Search:
     def undivided(self, setup: Setup) -> Candidate:
         """As one side does all of it."""
         cost = setup.training
+        if self.divides(setup) and self.times(setup)[1]:
+            registry, steps = built_in(setup.captured), steps_per_epoch(setup.task, self._stats)
+            alone = simulate(Division(0, 2, beside=setup.captured), self.times(setup)[0], steps, registry)
+            seconds = alone.seconds + cost.phases.get("evaluation", 0.0)
+            return Candidate(setup, seconds, setup.device_bytes, measured=True)
         if setup.task.sampled:
             cost = with_batches(cost, setup.task, self._stats, setup.placement, self._machine)
         return Candidate(setup, cost.epoch_seconds, setup.device_bytes)
@@ -194,9 +208,7 @@ class _Search:
     def divided(self, setup: Setup) -> list[Candidate]:
         """The best division with all workers, and with fewer."""
         found = [self._partitioned(setup, workers) for workers in self._workers]
-        alone = setup.captured and setup.placement.overlap  # that is the undivided candidate
-        kept = [one for one in found if one is not None and one.division is not None]
-        return [one for one in kept if one.division and not (alone and one.division.kind == "sequential")]
+        return [one for one in found if one is not None]
 
     def _partitioned(self, setup: Setup, workers: int) -> Candidate | None:
         times, known = self.times(setup)
@@ -208,12 +220,12 @@ class _Search:
             return None
         limits = Limits(min(pinned, 2 * workers), device, workers)
         steps = steps_per_epoch(setup.task, self._stats)
-        result = partition(times, registry, min(steps, SEARCHED), limits)
-        whole = simulate(result.division, times, steps, registry)
+        division = _shared(partition(times, registry, min(steps, SEARCHED), limits))
+        whole = simulate(division, times, steps, registry)
         evaluation = setup.training.phases.get("evaluation", 0.0)
-        held = setup.device_bytes + (result.division.device_buffer + 1) * size
-        host = result.division.pinned_batches * size
-        return Candidate(setup, whole.seconds + evaluation, held, result.division, host, whole, times, known)
+        held = setup.device_bytes + (division.device_buffer + 1) * size
+        host = division.pinned_batches * size
+        return Candidate(setup, whole.seconds + evaluation, held, division, host, whole, times, known)
 
     def _batch_bytes(self, setup: Setup) -> int:
         """Bytes of a batch at its largest: features and neighbours."""
@@ -223,6 +235,19 @@ class _Search:
             edges += most * max(fanout, 1)
             most = min(most * (max(fanout, 0) + 1), self._stats.num_nodes + rows)
         return most * (row_bytes(task, self._stats) + 4) + 8 * edges
+
+
+def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
+    """About what ``setup`` would take with features and edges elsewhere, without a dry run of its own."""
+    moved = {
+        "features": stats.num_nodes * row_bytes(setup.task, stats),
+        "topology": 4 * stats.num_edges,
+    }
+    taken = setup.device_bytes
+    for name, size in moved.items():
+        before, after = getattr(setup.placement, name) == "gpu", getattr(placement, name) == "gpu"
+        taken += size * (after - before)
+    return replace(setup, placement=without_cache(placement), device_bytes=max(taken, 0), rough=True)
 
 
 def without_cache(placement: Placement) -> Placement:

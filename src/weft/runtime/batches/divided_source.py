@@ -6,6 +6,7 @@ Shapes: S seeds, M node capacity, F features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +108,10 @@ class DividedSampled(Sampled):
             return
         for item in self.divided.run(self._host_order.epoch(epoch, first)):
             yield self.as_batch(item)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """While a step is captured: no other thread prepares batches."""
+        return self.divided.quiet()
 
     def seeds(self) -> list[SeedBatch]:
         """The seeds of the first epoch's batches of full size: what a profile prepares."""

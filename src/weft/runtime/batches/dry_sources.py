@@ -8,8 +8,6 @@ Shapes: T members, M columns of a chunk, H features of a layer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.settings.fanout import resolve
 from weft.core.task import Task
-from weft.flow.batch_size import BatchSize, capacity
+from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
@@ -51,7 +49,7 @@ class DrySampled(FullGraph):
         self._dense = None if isinstance(request.x, Tensor) else self._empty(graph.num_nodes, graph.num_features)
         x, blocks = self._batch()
         labelled = self._size.nodes if request.subgraph else self._size.rows[0]
-        labels = graph.y.new_empty((labelled, *graph.y.shape[1:]))
+        labels = graph.y.new_zeros((labelled, *graph.y.shape[1:]))  # zeros: a step on a CPU reads them
         rows = torch.arange(self._size.rows[0], device=device)
         self.batch = Batch(x, blocks, labels, rows, torch.ones(1, device=device))
         self._waiting = self._batch() if gpu and placement is not None and placement.overlap else None
@@ -62,9 +60,9 @@ class DrySampled(FullGraph):
 
     def _batch(self) -> tuple[Tensor, Adjacency | tuple[Adjacency, ...]]:
         size = self._size
-        if self._request.subgraph:
-            local = _block(size.nodes, size.nodes, _local_edges(size), self._request.graph)
-            return self._empty(size.nodes, self._request.graph.num_features), local
+        if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
+            block = _block(size.nodes, size.nodes, size.new_edges, self._request.graph)
+            return self._empty(size.nodes, self._request.graph.num_features), block
         shapes = zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
         blocks = tuple(_block(rows, columns, edges, self._request.graph) for rows, columns, edges in shapes)
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
@@ -132,15 +130,7 @@ class DrySampled(FullGraph):
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
 
 
-def _local_edges(size: BatchSize) -> int:
-    """Edges of a local subgraph, in which every node is expanded once, by the hop after the one that found it."""
-    before = (0, *size.rows)
-    return sum(
-        edges * (rows - old) // max(rows, 1) for edges, rows, old in zip(size.edges, size.rows, before, strict=False)
-    )
-
-
-def _tensors(*things: Any) -> list[Tensor]:
+def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
     found: list[Tensor] = []
     for thing in things:
         blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ class Sampled:
         placement = self._sampling.placement
         if placement is None or not placement.cached:
             return CacheChoice()
-        batches = Presampled(self._make_sampler(subgraph), self._order)
+        batches = Presampled(partial(self._make_sampler, subgraph), self._order)
         policy = policy_called(placement.policy, self._sampling.policy, batches, placement)
         return choose_cache(placement, policy, self._graph, self._x)
 

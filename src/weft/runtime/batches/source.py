@@ -34,7 +34,8 @@ class Batch:
 
     ``x [M, F]`` dense or sparse; ``blocks``: one adjacency for all layers, or one per layer; ``y [N]`` (or ``[N, C]``)
     labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
-    rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
+    rows of all batches of an epoch, over ranks: by those of the batch on all ranks, of which there are ``of_epoch [1]``
+    of the epoch's; ``first``: the model's first aggregation of ``x``, where it is constant.
     ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
     ``shape``: batches of equal shape can replay one CUDA graph of the step (None: never captured); ``varies``: the
     fields in which they differ.
@@ -49,6 +50,7 @@ class Batch:
     layer: int | None = None
     shape: Hashable = None
     varies: tuple[str, ...] = ("rows", "share")
+    of_epoch: Tensor | None = None
 
     @cached_property
     def edge_index(self) -> Tensor:

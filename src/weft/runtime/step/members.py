@@ -76,6 +76,7 @@ class Members:
         _set_stacked(self._model, len(tasks) > 1)
         self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
         _set_reduce(self._model, self.source.reduce)
+        self._check_norms()
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
@@ -139,6 +140,15 @@ class Members:
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""
         self.slots = [self.slots[row] for row in rows]
+
+    def _check_norms(self) -> None:
+        """A batch that ranks share has some nodes on several of them: a norm over rows would count those twice."""
+        shared = self.source.reduce.ranks > 1 and not self.source.constant
+        if shared and any(isinstance(module, BatchNorm) for module in self._model.modules()):
+            raise SpecError(
+                f"task {self._task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+                "the nodes of a batch; use norm='layer', or one rank"
+            )
 
     # ---- building ------------------------------------------------------------------------------------
 

@@ -125,8 +125,7 @@ class Stack:
     def train_on(self, batch: Batch) -> None:
         """One of several steps of an epoch: train, and count the step and its part of the epoch's loss."""
         losses = self.train_step(batch)
-        one_rank = self.source.reduce.ranks == 1  # else the losses are this batch's part already
-        self.state.epoch_loss.add_(losses * batch.share if one_rank else losses)
+        self.state.epoch_loss.add_(losses * (batch.share if batch.of_epoch is None else batch.of_epoch))
         self.state.steps.add_(1)
 
     def end_epoch(self, evaluated: bool) -> None:

@@ -30,6 +30,7 @@ class WorkerPool:
         self.workers: dict[str, WorkerProcess] = {}
         self.room: dict[str, int] = {}  # bytes by device
         self._failed_starts: dict[str, int] = {}
+        self._missing: dict[str, str] = {}  # workers to start, with their devices
         self._mps: MPS | None = None
         self._spawner = Spawner(options.runs / "workers.log", options.environment)
 
@@ -102,5 +103,11 @@ class WorkerPool:
         if failed >= MOST_STARTS_FAILED:
             log = f"{self._state.options.runs}/workers.log"
             raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")
-        if not self._state.draining:
-            self._start(worker.name, worker.device, planner=worker.name == PLANNER)
+        self._missing[worker.name] = worker.device
+        self.start_missing()
+
+    def start_missing(self) -> None:
+        """Start the workers that have ended and were not replaced; one that cannot start now is tried again later."""
+        for name, device in list(self._missing.items()) if not self._state.draining else ():
+            self._start(name, device, planner=name == PLANNER)
+            del self._missing[name]
