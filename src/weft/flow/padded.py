@@ -18,7 +18,6 @@ from torch import Tensor
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.worklist import WorkList
 
-
 Full = Callable[[], tuple[Tensor, Tensor]]
 
 

@@ -24,8 +24,7 @@ class ServeOptions:
     without a heartbeat, end a worker. ``keep_seconds``: how long ended tasks stay in the queue (None: for good).
     ``keep_graphs``: bytes of graphs that each worker keeps between groups. ``reserved``: bytes of the budget that no
     group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's multi-process
-    service is started for several workers of a GPU. ``inference_workers``: workers of each device that
-    are kept for inference tasks.
+    service is started for several workers of a GPU.
     """
 
     db: Path
@@ -46,17 +45,12 @@ class ServeOptions:
     keep_graphs: int = 512 * MIB
     reserved: int | None = None
     mps: bool = True
-    inference_workers: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         find_policy(self.policy)
         if self.workers < 1:
             raise SpecError(f"workers={self.workers} must be at least 1")
-        if not 0 <= self.inference_workers < self.workers:
-            raise SpecError(
-                f"inference_workers={self.inference_workers} must be at least 0 and below workers={self.workers}"
-            )
         if self.keep_graphs < 0:
             raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
         if self.quota < 1:
