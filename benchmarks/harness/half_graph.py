@@ -10,11 +10,11 @@ from torch import Tensor
 from benchmarks.harness.timing import synchronize, time_calls
 from weft import ops
 from weft.dist.partition_arrays import halo_of, own_rows, to_block
-from weft.dist.shard_walk import shard_walk
+from weft.dist.shard_csr import shard_csr
 from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch, ShardWalk, address_table, sharded_spmm_triton
+from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
 from weft.planner.kernel_tuner import KernelShape
 from weft.planner.partition import split_by_edges
 
@@ -38,7 +38,7 @@ class HalfOfAGraph:
         self.whole = Adjacency(self.indptr, self.columns, self.nodes)
         self.remote_edges = int((self.columns >= self.high).sum())
         self._pinned, self._speeds, self._far = link == "pinned", dict[int, float](), dict[int, Tensor]()
-        self._walks, self._rows = dict[tuple[int, int], ShardWalk](), dict[int, tuple[Tensor, Tensor]]()
+        self._csrs, self._rows = dict[tuple[int, int], ShardedCSR](), dict[int, tuple[Tensor, Tensor]]()
 
     @property
     def chunks(self) -> int:
@@ -49,11 +49,11 @@ class HalfOfAGraph:
         """For the tuner."""
         return KernelShape(features, self.columns.numel() - self.remote_edges, self.remote_edges, self.high)
 
-    def walk(self, ps: int, chunks: int) -> ShardWalk:
+    def csr(self, ps: int, chunks: int) -> ShardedCSR:
         """The edges in pieces of ``ps``; the last one is kept."""
-        if (ps, chunks) not in self._walks:
-            self._walks = {(ps, chunks): shard_walk(self.indptr, self.columns, self.bounds, 0, ps, chunks=chunks)}
-        return self._walks[ps, chunks]
+        if (ps, chunks) not in self._csrs:
+            self._csrs = {(ps, chunks): shard_csr(self.indptr, self.columns, self.bounds, 0, ps, chunks=chunks)}
+        return self._csrs[ps, chunks]
 
     def rows(self, features: int) -> tuple[Tensor, Tensor]:
         """Own rows on the device, and those of rank 1 where they lie; the last ones are kept."""
@@ -71,8 +71,8 @@ class HalfOfAGraph:
     def sharded(self, near: Tensor, far: Tensor, launch: ShardedLaunch, schedule: str) -> Tensor:
         """Weft's aggregation by one of its schedules."""
         table, counts = address_table([near, far], self.device)
-        walk = self.walk(launch.ps, self.chunks)
-        return sharded_spmm_triton(near, table, counts, walk, None, launch, schedule)
+        csr = self.csr(launch.ps, self.chunks)
+        return sharded_spmm_triton(near, table, counts, csr, None, launch, schedule)
 
     def gathered(self, near: Tensor, far: Tensor) -> Tensor:
         """Fetch, then aggregate: the remote rows that are needed, by the gather of sampled training, then SpMM."""

@@ -12,7 +12,7 @@ import torch
 import weft
 from tests.dist import cases
 from tests.dist.cases import Case, TwoBranches, train_alone
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.dist.errors import RankLostError
 from weft.dist.launch import devices_for, start_ranks

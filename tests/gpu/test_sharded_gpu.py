@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.dist.shard_walk import shard_walk
+from weft.dist.shard_csr import shard_csr
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sparse.sharded_spmm_triton import (
     SCHEDULES,
@@ -38,14 +38,14 @@ def test_the_kernel(width, ps, schedule, pinned):
     adj, half = big(), 2500
     own = adj.indptr[: half + 1]
     columns = adj.indices[: int(own[-1])]
-    walk = shard_walk(own.cuda(), columns.cuda(), (0, half, 5000), 0, ps, chunks=3)
+    csr = shard_csr(own.cuda(), columns.cuda(), (0, half, 5000), 0, ps, chunks=3)
     x = torch.randn(5000, width)
     near, far = x[:half].cuda(), x[half:].pin_memory() if pinned else x[half:].cuda()
     table, counts = address_table([near, far], near.device)
-    scratch = torch.full(((walk.local_start.numel() + walk.remote_start.numel()) * width,), torch.nan, device="cuda")
+    scratch = torch.full(((csr.local_start.numel() + csr.remote_start.numel()) * width,), torch.nan, device="cuda")
     runs = [
-        sharded_spmm_triton(near, table, counts, walk, None, ShardedLaunch(ps, 2, 4), schedule, scratch)
+        sharded_spmm_triton(near, table, counts, csr, None, ShardedLaunch(ps, 2, 4), schedule, scratch)
         for _ in range(2)
     ]
     assert torch.equal(*runs)
-    torch.testing.assert_close(runs[0], sharded_spmm_torch(near, [near, far], walk), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(runs[0], sharded_spmm_torch(near, [near, far], csr), rtol=1e-4, atol=1e-3)

@@ -44,7 +44,7 @@ def test_a_division_changes_no_number(graph, model, division, npu):  # noqa: F81
     mine = divided([task(model)], graph, division, npu)
     assert rows(mine.advance(3)[0]) == rows(plain.advance(3)[0])
     assert torch.equal(mine.stacks[0].state.flat, plain.stacks[0].state.flat)
-    prepared = divided_source(mine).pipeline.prepared
+    prepared = divided_source(mine).divided.prepared
     assert (prepared["device"] > 0) == (division.device_batches > 0)
 
 

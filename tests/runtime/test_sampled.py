@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from weft.core.errors import TrainingError
+from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
-from weft.core.placement import Placement
 from weft.runtime.batches import layerwise
 from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.batches.source import FullGraph

@@ -135,7 +135,9 @@ def test_batches_of_a_loader(graph, features):
     torch.manual_seed(0)
     model, batches = Pyg(), hand_made(graph, features)
     fed = [(graph.x[b.n_id], b.edge_index, graph.y[b.n_id[: b.batch_size]]) for b in batches]
-    assert_same_weights(trained(graph, model, Loading(batches, FANOUTS, BATCH)), plain_loop(model, fed * EPOCHS))
+    assert_same_weights(
+        trained(graph, model, Loading(batches, Sampling(FANOUTS, BATCH))), plain_loop(model, fed * EPOCHS)
+    )
 
 
 def test_batches_of_pyg_data(graph):

@@ -121,7 +121,8 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(small_disk):
         for seed in range(50, 250):  # the pages that are free inside the file take some; then they are refused
             try:
                 names += [queue.db.submit(Submission({"task": {**TASK, "seed": seed}})).id]
-            except WeftError:
+            except WeftError as error:
+                assert "could not be written" in str(error)  # noqa: PT017
                 refused += 1
                 break
         time.sleep(2.0)

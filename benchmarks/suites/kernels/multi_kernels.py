@@ -6,7 +6,7 @@
 by length and by cluster (``--rows``); cuSPARSE gets the same numbers as one ``[N, T * 64]`` matrix (which a stacked
 step would have to transpose for) and as T matrices, descriptors cached, best of its algorithms. ``passes``: three
 forward products (sums over in-edges) and three backward ones (sums over out-edges) of six independent tasks on a
-directed graph: joined in one launch, pulled and pushed along one walk, stacked by direction, and as six kernels one
+directed graph: joined in one launch, pulled and pushed over one structure, stacked by direction, and as six kernels one
 after another (Weft's and cuSPARSE's).
 
 All sides are replayed from a CUDA graph, so that launches count on none; results are compared with float64.

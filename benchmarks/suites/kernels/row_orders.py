@@ -20,7 +20,7 @@ ORDERS = ("length", "cluster")
 def add_option(parser: ArgumentParser) -> None:
     """``--rows``."""
     parser.add_argument(
-        "--rows", choices=(*ORDERS, "both"), default="both", help="orders in which Weft walks the rows of the graph"
+        "--rows", choices=(*ORDERS, "both"), default="both", help="orders in which Weft takes the rows of the graph"
     )
 
 

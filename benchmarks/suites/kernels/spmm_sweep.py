@@ -61,7 +61,7 @@ class Trial:
         self._x = torch.randn(matrix.num_cols, num_features, device=matrix.device)
         self._work: dict[tuple[int, int], WorkList] = {}
 
-    def _walk(self, light: int, chunk: int) -> PackedCSR:
+    def _csr(self, light: int, chunk: int) -> PackedCSR:
         if (light, chunk) not in self._work:
             self._work[light, chunk] = build_worklist(self.matrix.indptr, light, chunk)
         empty = self.matrix.indices.new_empty(0)
@@ -69,10 +69,10 @@ class Trial:
 
     def _call(self, candidate: Candidate) -> Callable[[], Tensor]:
         launch, light, chunk = candidate
-        walk, matrix = self._walk(light, chunk), self.matrix
+        csr, matrix = self._csr(light, chunk), self.matrix
         if matrix.device.type != "cuda":  # no GPU: the reference stands in, to try the sweep out
-            return lambda: spmm_torch(self._x, None, matrix.row_scale, matrix.col_scale, walk)
-        return lambda: spmm_triton(self._x, None, matrix.row_scale, matrix.col_scale, walk, launch)
+            return lambda: spmm_torch(self._x, None, matrix.row_scale, matrix.col_scale, csr)
+        return lambda: spmm_triton(self._x, None, matrix.row_scale, matrix.col_scale, csr, launch)
 
     def ms(self, candidate: Candidate) -> float:
         """Median milliseconds of a call."""

@@ -73,11 +73,11 @@ def csr_of(adj: Adjacency) -> Tensor:
 
 def spmm_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """GCN's aggregation."""
-    x, walk, csr = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj)), csr_of(adj)
+    x, csr, library = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj)), csr_of(adj)
     return {
-        "numba": lambda: cpu.spmm(x, None, adj.row_scale, adj.col_scale, walk),
-        "torch": lambda: spmm_torch(x, None, adj.row_scale, adj.col_scale, walk),
-        "library": lambda: csr @ x,
+        "numba": lambda: cpu.spmm(x, None, adj.row_scale, adj.col_scale, csr),
+        "torch": lambda: spmm_torch(x, None, adj.row_scale, adj.col_scale, csr),
+        "library": lambda: library @ x,
     }
 
 
@@ -111,26 +111,26 @@ def elu_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
 
 def max_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """The largest neighbour."""
-    x, walk = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj))
-    return {"numba": lambda: cpu.spmm_max(x, None, walk), "torch": lambda: spmm_max_torch(x, None, walk)}
+    x, csr = torch.randn(adj.num_cols, width), unpack_csr(pack_csr(adj))
+    return {"numba": lambda: cpu.spmm_max(x, None, csr), "torch": lambda: spmm_max_torch(x, None, csr)}
 
 
 def sddmm_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     """A dot product for every edge."""
-    a, b, walk = (
+    a, b, csr = (
         torch.randn(adj.num_rows, width),
         torch.randn(adj.num_cols, width),
         unpack_csr(pack_csr(adj, rows=True)),
     )
-    return {"numba": lambda: cpu.sddmm(a, b, 1, walk), "torch": lambda: sddmm_torch(a, b, 1, walk)}
+    return {"numba": lambda: cpu.sddmm(a, b, 1, csr), "torch": lambda: sddmm_torch(a, b, 1, csr)}
 
 
 def softmax_sides(adj: Adjacency, heads: int) -> dict[str, Callable[[], Any]]:
     """Softmax over the in-edges, forward and backward."""
-    scores, walk = torch.randn(adj.num_edges, heads), unpack_csr(pack_csr(adj, rows=True))
+    scores, csr = torch.randn(adj.num_edges, heads), unpack_csr(pack_csr(adj, rows=True))
     return {
-        "numba": lambda: cpu.edge_softmax_backward(scores, cpu.edge_softmax(scores, walk), walk),
-        "torch": lambda: edge_softmax_backward_torch(scores, edge_softmax_torch(scores, walk), walk),
+        "numba": lambda: cpu.edge_softmax_backward(scores, cpu.edge_softmax(scores, csr), csr),
+        "torch": lambda: edge_softmax_backward_torch(scores, edge_softmax_torch(scores, csr), csr),
     }
 
 
@@ -139,18 +139,18 @@ def attention_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any]]:
     x = torch.randn(adj.num_cols, HEADS, width)
     a_src, a_dst = torch.randn(adj.num_cols, HEADS), torch.randn(adj.num_rows, HEADS)
     random = (torch.tensor(0.5), torch.tensor([1, 2]), 0)
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
 
     def numba() -> Any:
-        out, plus, alpha, log_sum = cpu.attention_forward(x, a_src, a_dst, 0.2, *random, walk)
+        out, plus, alpha, log_sum = cpu.attention_forward(x, a_src, a_dst, 0.2, *random, csr)
         stats, _ = attention_row_gradient_torch(out, out, plus, alpha, a_dst, log_sum, 0.2)
         delta = stats[..., 2].contiguous()
-        return cpu.attention_backward(out, x, a_src, a_dst, delta, log_sum, 0.2, *random, walk, back)
+        return cpu.attention_backward(out, x, a_src, a_dst, delta, log_sum, 0.2, *random, csr, back)
 
     def plain() -> Any:
-        out, plus, alpha, log_sum = attention_forward_torch(x, a_src, a_dst, 0.2, *random, walk)
+        out, plus, alpha, log_sum = attention_forward_torch(x, a_src, a_dst, 0.2, *random, csr)
         stats, _ = attention_row_gradient_torch(out, out, plus, alpha, a_dst, log_sum, 0.2)
-        return attention_backward_torch(out, x, a_src, stats, 0.2, *random, walk)
+        return attention_backward_torch(out, x, a_src, stats, 0.2, *random, csr)
 
     return {"numba": numba, "torch": plain}
 
@@ -163,23 +163,23 @@ def attention_v2_sides(adj: Adjacency, width: int) -> dict[str, Callable[[], Any
         torch.randn(HEADS, width),
     )
     random = (torch.tensor(0.5), torch.tensor([1, 2]), 0)
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
 
     def numba() -> Any:
-        out, log_sum = cpu.attention_v2_forward(x, y, att, 0.2, *random, walk)
+        out, log_sum = cpu.attention_v2_forward(x, y, att, 0.2, *random, csr)
         delta = (out * out).sum(-1)
-        return cpu.attention_v2_backward(out, x, y, att, delta, log_sum, 0.2, *random, walk, back)
+        return cpu.attention_v2_backward(out, x, y, att, delta, log_sum, 0.2, *random, csr, back)
 
     def plain() -> Any:
-        out, log_sum = attention_v2_forward_torch(x, y, att, 0.2, *random, walk)
+        out, log_sum = attention_v2_forward_torch(x, y, att, 0.2, *random, csr)
         delta = (out * out).sum(-1)
-        return attention_v2_backward_torch(out, x, y, att, delta, log_sum, 0.2, *random, walk)
+        return attention_v2_backward_torch(out, x, y, att, delta, log_sum, 0.2, *random, csr)
 
     return {"numba": numba, "torch": plain}
 
 
-def walks(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
-    """Forward and backward walk."""
+def both_csr(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
+    """``adj`` and its transpose, packed."""
     return unpack_csr(pack_csr(adj, rows=True)), unpack_csr(pack_csr(adj.transposed(), perm=True))
 
 
@@ -215,10 +215,10 @@ def timed(call: Callable[[], Any], device: torch.device) -> dict[str, Any]:
 def measure_calls(recorder: Recorder) -> None:
     """What one call of spmm costs where there is next to nothing to sum."""
     adj = Adjacency(torch.arange(0, 101, 2, dtype=torch.int32), torch.arange(100, dtype=torch.int32) % 50)
-    x, grad, walk = torch.randn(50, 16), torch.ones(50, 16), unpack_csr(pack_csr(adj))
+    x, grad, csr = torch.randn(50, 16), torch.ones(50, 16), unpack_csr(pack_csr(adj))
     leaf = x.clone().requires_grad_()
     for name, call in {
-        "kernel": lambda: cpu.spmm(x, None, None, None, walk),
+        "kernel": lambda: cpu.spmm(x, None, None, None, csr),
         "operator": lambda: _without_gradients(adj, x),
         "operator, recorded by autograd": lambda: spmm(adj, leaf),
         "operator, both ways": lambda: torch.autograd.grad(spmm(adj, leaf), leaf, grad),

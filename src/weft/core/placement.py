@@ -1,9 +1,9 @@
 """Placement: where the features and the edges of a sampled run lie, what a cache holds, and how it is evaluated.
 
-    gpu       in the memory of the GPU
-    host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
-    cached    as host, with the most used rows or neighbour lists kept on the device
-    disk      in the mapped files of a saved graph, read by the CPU
+gpu       in the memory of the GPU
+host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
+cached    as host, with the most used rows or neighbour lists kept on the device
+disk      in the mapped files of a saved graph, read by the CPU
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Placement:
 
     ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
     ``overlap``: the next batch is sampled and fetched while the current one trains. ``evaluation``: on the whole graph
-    at once, or ``"layers"``, layer by layer in chunks of at most ``chunk_edges`` edges, with activations in host memory.
+    at once, or ``"layers"``, layer by layer in chunks of up to ``chunk_edges`` edges, with activations in host memory.
     """
 
     features: str = "gpu"
@@ -75,11 +75,11 @@ def on_device(device: str) -> Placement:
 
 
 def within_device(placement: Placement, device: str) -> Placement:
-    """``placement`` with ``"gpu"`` for all that is in the memory of the ``device``: a CPU's own memory is the host's."""
+    """``placement`` with ``"gpu"`` for all that is in the memory of ``device``: a CPU's own is the host's."""
     if device == "cuda":
         return placement
-    own = {name: "gpu" for name in ("features", "topology") if getattr(placement, name) == "host"}
-    return replace(placement, **own)
+    features, topology = ("gpu" if place == "host" else place for place in (placement.features, placement.topology))
+    return replace(placement, features=features, topology=topology)
 
 
 def check_place(name: str, place: Any) -> None:

@@ -110,8 +110,8 @@ class BenefitDensity:
     """Features and neighbour lists in one ranking by reads saved per byte (DUCATI).
 
     A read of a feature row saves ``row_bytes`` over the link; a read of a neighbour list saves ``list_read_bytes``
-    (offsets and the picks of one fan-out). Entries are taken greedily by saved bytes per byte of cache. ``features`` and
-    ``lists``: whether each may be taken at all.
+    (offsets and the picks of one fan-out). Entries are taken greedily by saved bytes per byte of cache. ``features``
+    and ``lists``: whether each may be taken at all.
     """
 
     batches: Iterable[MiniBatch | Subgraph]

@@ -113,7 +113,8 @@ class FeatureStore:
                 "cache fewer rows"
             )
         ids = cached.to(self.device).long()
-        self._cache = gather_rows_cpu(self.x, cached.cpu()).to(self.device)
+        read = gather_rows_triton if self.tier == "pinned" else gather_rows_cpu
+        self._cache = read(self.x, ids if self.tier == "pinned" else cached.cpu()).to(self.device)
         self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
         self._slots[ids] = torch.arange(cached.numel(), dtype=torch.int32, device=self.device)
 
@@ -137,8 +138,8 @@ class FeatureStore:
     def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, beside: bool = False) -> Tensor:
         """The rows of the first ``count [1]`` of ``ids [M]`` in ``out [M, F]``, nothing read back; the others are kept.
 
-        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work runs
-        on the device at the same time.
+        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work
+        runs on the device at the same time.
         """
         if self.tier == "host":
             raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")

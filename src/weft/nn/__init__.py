@@ -6,11 +6,12 @@ from weft.nn.conv.gat import GATConv
 from weft.nn.conv.gatv2 import GATv2Conv
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.gin import GINConv
+from weft.nn.conv.rgcn import RGCNConv
 from weft.nn.conv.sage import SAGEConv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import Epilogue
 from weft.nn.initial import reset_parameters
-from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.nn.pyg.models import from_pyg, to_pyg
 
@@ -19,6 +20,7 @@ __all__ = [
     "GCN",
     "GIN",
     "GNN",
+    "RGCN",
     "SAGE",
     "BatchNorm",
     "Dropout",
@@ -30,6 +32,7 @@ __all__ = [
     "GINConv",
     "LayerNorm",
     "ModelTraits",
+    "RGCNConv",
     "SAGEConv",
     "assign_sites",
     "build",

@@ -84,7 +84,9 @@ def capture(
 
 def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
     try:
-        return _follow(group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger)
+        return _follow(
+            group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
+        )
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):
@@ -207,7 +209,7 @@ def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
         yield from held_by(thing.matrix, met)
     elif isinstance(thing, Adjacency) and id(thing) not in met:
         met.add(id(thing))
-        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale)
+        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale, thing.relation)
         yield from held_by((*parts, thing._perm, thing._structure, tuple(thing._derived.values())), met)
     elif isinstance(thing, (tuple, list)):
         for part in thing:

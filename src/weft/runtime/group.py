@@ -78,6 +78,13 @@ class GroupRun(GroupState):
         """The merged step of several stacks, once it is prepared."""
         return self.group_step.merged
 
+    def reads(self) -> dict[str, float]:
+        """What caches of sampled training had of what was read, so far; empty without any."""
+        found: dict[str, float] = {}
+        for stack in self.stacks:
+            found |= stack.source.reads()
+        return found
+
     def step(self) -> None:
         """One epoch of every stack with its evaluation, as it is captured."""
         self.group_step.evaluated()

@@ -7,7 +7,7 @@ from copy import copy
 
 import torch
 
-from weft.core.placement import within_device
+from weft.core.placement import on_device, within_device
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -32,10 +32,11 @@ class GroupBuild:
     ) -> None:
         self._tasks, self._plan, self._device = tuple(tasks), plan, device
         self.notes: list[str] = []
-        self.graph = place_graph(graph, plan.places, device)
+        placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
+        self.graph = place_graph(graph, placement, device)
         if plan.row_order == "clustered" and device.type == "cuda":
             self.graph = clustered(self.graph, self.notes)
-        place = within_device(plan.places, plan.device).features
+        place = within_device(placement, plan.device if device.type == "meta" else device.type).features
         self.inputs = Inputs(self.graph, make_source, device, place)
         self._epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []

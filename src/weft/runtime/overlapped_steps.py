@@ -1,14 +1,14 @@
 """OverlappedSteps: sample and fetch the next batch on a stream of its own while the current one trains.
 
-There are two buffers. A batch is fetched into one of them by a CUDA graph on the fetching stream, while the batch in the
-other is trained on by another CUDA graph on the caller's stream:
+There are two buffers. A batch is fetched into one of them by a CUDA graph on the fetching stream, while the batch in
+the other is trained on by another CUDA graph on the caller's stream:
 
     fetching stream   | fetch 0 | fetch 1 |   fetch 2   |   fetch 3   | ...
     caller's stream             | train 0 | train 1     | train 2     | ...
 
 Events order them: training waits until its buffer is full, fetching until the batch before in its buffer is trained on.
-The graphs of the two streams have memory pools of their own. The result is that of one step after another: a batch
-depends on its seeds and clock alone, and training on batches in their order.
+Training and each buffer's fetching have memory pools of their own. The result is that of one step after another: a
+batch depends on its seeds and clock alone, and training on batches in their order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class OverlappedSteps:
         self._full = [torch.cuda.Event() for _ in range(PLACES)]
         self._trained = [torch.cuda.Event() for _ in range(PLACES)]
         self._slots: dict[tuple[Hashable, int], Slot] = {}
-        self._fetch_pool: Any = None
+        # A graph may use the memory of another of its pool for what it needs in between: that of the other buffer must
+        # not be touched while it is trained on.
+        self._fetch_pools: list[Any] = [None] * PLACES
         self._train_pool: Any = None
         self._turn = 0
         self.notes: list[str] = []
@@ -102,8 +104,8 @@ class OverlappedSteps:
         def fetch() -> None:
             slot.fetched = slot.mine.fetched(slot.place)
 
-        slot.fetch = Replay(fetch, self._counters, record=True, pool=self._fetch_pool)
-        self._fetch_pool = slot.fetch.pool or self._fetch_pool
+        slot.fetch = Replay(fetch, self._counters, record=True, pool=self._fetch_pools[slot.place])
+        self._fetch_pools[slot.place] = slot.fetch.pool or self._fetch_pools[slot.place]
         self._note("sampling and fetching run", slot.fetch)
 
     def train(self, slot: Slot) -> None:

@@ -22,7 +22,7 @@ def profile_group(group: GroupRun, workers: int, steps: int = STEPS, limit: floa
         raise InputError("only a group whose batches are divided between two sides has phases to measure")
     train = group.one_step(source)
     saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
-    pipeline, hardware = source.pipeline, source.hardware
+    pipeline, hardware = source.divided, source.hardware
     what = Profiled(
         pipeline.host,
         pipeline.device,

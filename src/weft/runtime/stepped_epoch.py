@@ -9,6 +9,7 @@ graph's own before the replay. Where batches say so, the next one is made meanwh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
@@ -88,7 +89,9 @@ class SteppedEpoch:
     def _recording(self, batch: Batch) -> tuple[Batch, Replay]:
         mine = batch.static_copy()
         changed = self._changed() + self.source.counters()
-        replay = Replay(lambda: self._step(mine), changed, record=True, pool=self._pool)
+        quiet = getattr(self.source, "quiet", nullcontext)  # other threads must not call CUDA during a capture
+        with quiet():
+            replay = Replay(lambda: self._step(mine), changed, record=True, pool=self._pool)
         if replay.recorded:
             self._pool = replay.pool
         elif replay.reason:

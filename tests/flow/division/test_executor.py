@@ -154,6 +154,39 @@ def test_a_division_may_change_between_epochs():
     assert pipeline.prepared["host"] == pipeline.prepared["device"] == len(first)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_other_threads_rest_while_it_is_quiet(beside):
+    """As while a CUDA graph is captured."""
+    host, device = sides()
+    busy = []
+
+    class Counted:
+        def __init__(self, inner) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name):
+            def call(item):
+                busy.append(name)
+                time.sleep(0.001)
+                found = getattr(self._inner, name)(item)
+                busy.remove(name)
+                return found
+
+            return call
+
+    division = Division(2, 2, workers=2, host_buffer=6, device_buffer=4, beside=beside)
+    pipeline = DividedPipeline(division, Counted(host), Counted(device))
+    count = 0
+    with pipeline.quiet():
+        pass  # nothing runs
+    for batch in pipeline.run(order().epoch(0)):
+        with pipeline.quiet():
+            time.sleep(0.002)
+            assert busy == []
+        count += batch.batch == count
+    assert count == 14
+
+
 def test_phases_are_measured_while_it_runs():
     delays = {"batching_cpu": 0.012, "batching_npu": 0.004, "training_npu": 0.006}
     fake, pipeline = accelerated(Division(2, 2, workers=2, trainer="npu"), delays)

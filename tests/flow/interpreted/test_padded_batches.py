@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.flow.graphs import random_graph
-from weft.flow import NeighbourSampler, SeedOrder
+from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
 from weft.flow.division.padded_batches import PaddedHost, PaddedLayout, padded_item
 from weft.flow.hops import TritonHops
 from weft.ops.sampling.draws import make_clock
@@ -17,13 +17,15 @@ def test_both_sides_make_the_same_batch():
     graph = random_graph()
     sampler = NeighbourSampler(graph, [3, 2], seed=4)
     host = PaddedHost(sampler, graph.x, CPU, slots=1)
+    store = FeatureStore(graph.x)
+    store.tier = "device"  # as on a GPU; the interpreter runs its kernels on CPU tensors
     triton = TritonHops(graph.adj.indptr, graph.adj.indices, replace=False, edges=False, device=CPU)
     for seeds in list(SeedOrder(graph.train, 12).epoch(1))[:2]:
         packed = host.prepare(seeds)
         mine = host.transfer(packed)
         host.discard(packed)
         ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
-        theirs = padded_item(seeds, triton.padded(ids, [3, 2], clock), sampler, graph.x)
+        theirs = padded_item(seeds, triton.padded(ids, [3, 2], clock), sampler, store)
         assert mine.layout == theirs.layout == PaddedLayout.of(seeds.seeds.numel(), [3, 2], graph.num_nodes)
         assert [t.shape for t in mine.tensors()] == [t.shape for t in theirs.tensors()]
         assert torch.equal(mine.x, theirs.x)

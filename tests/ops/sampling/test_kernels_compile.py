@@ -31,6 +31,18 @@ def test_hops_with_compaction(launches):  # noqa: F811
     compile_all(launches)
 
 
+@pytest.mark.parametrize("fanouts", [(2, 3, 1), (0, 40, 2)], ids=str)
+def test_per_relation(launches, fanouts):  # noqa: F811
+    from tests.ops.sampling.relational import related_csr, rows_of
+    from weft.ops.sampling.relations_triton import launch_sample_relations
+
+    counts, rows = torch.tensor(fanouts, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    for table in (None, torch.zeros(30, dtype=torch.int32)):
+        given = (rows_of(related_csr()), SEEDS[:3], rows, counts, max(fanouts), CLOCK, 1)
+        launch_sample_relations(*given, slots=3 * sum(fanouts), table=table)
+    compile_all(launches)
+
+
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
     from weft.ops.sampling.paper_classes_triton import sample_classes_triton, sample_threads_triton

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import stacks
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.dry_run import capture

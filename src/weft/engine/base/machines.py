@@ -25,7 +25,7 @@ from weft.core.machine.host import Host
 from weft.core.version import __version__
 from weft.engine.base.device import machine_of
 from weft.engine.base.home import CALIBRATION, PROBE, THROUGHPUT, gpu_names, machine_folder, machine_name
-from weft.engine.base.probe import MIB, cpu_count, host_bytes
+from weft.engine.base.host import MIB, cpu_count, host_bytes
 from weft.planner.cost.calibration import Calibration
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profile, data_sheet, profile
@@ -147,7 +147,7 @@ def load_calibration(machine: Machine) -> Calibration | None:
         found = _fitted(path.read_text(encoding="utf-8"), basis_of(machine))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return found if found.known else None
+    return found if found.known or found.phases else None
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,7 @@ import torch
 
 from weft.core.machine import Machine
 from weft.engine.base.graph_store import GraphStore
-from weft.engine.base.probe import host_bytes
+from weft.engine.base.host import host_bytes
 from weft.planner.grouping.limits import USABLE
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -41,6 +41,19 @@ def check_handles(control: Any, cancel: Any) -> Control | None:
     return handle
 
 
+def check_hardware(hardware: Any, tasks: Sequence[Task], batches: Any, ranks: Any) -> None:
+    """A :class:`SpecError` for hardware that cannot prepare batches, or has none to prepare."""
+    if hardware is None:
+        return
+    missing = [name for name in ("name", "registry", "sides") if not hasattr(hardware, name)]
+    if missing:
+        raise SpecError(f"hardware={hardware!r} has no {missing[0]!r}; it needs name, registry() and sides(parts)")
+    if ranks != 1 or batches is not None:
+        raise SpecError("hardware= prepares batches of Weft's own sampler, in a run in one process")
+    if not any(task.sampled for task in tasks):
+        raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+
+
 def check_batches(batches: Any, tasks: Sequence[Task], resume: bool, ranks: Any) -> None:
     """A :class:`SpecError` for a loader's batches where they cannot be used, or with settings that none would read."""
     if batches is None:

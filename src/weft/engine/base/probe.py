@@ -27,15 +27,14 @@ from weft.core.machine.host import Host
 from weft.core.machine.link import Link
 from weft.core.machine.processor import Rates
 from weft.engine.base.device import device_name, machine_of
+from weft.engine.base.host import MIB, cpu_cache_bytes, cpu_count, host_bytes
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.streams import recording_stream
 from weft.runtime.device.threads import cpu_threads
 
-MIB = 2**20
 ROW_BYTES = (64, 256, 1024)
 DEGREE = 16
 REPLAYS = 5  # of a call in one captured graph
-CPU_CACHE = 8 * MIB  # where the system does not say
 DISK_BYTES, PAGE = 64 * MIB, 4096
 
 
@@ -383,30 +382,3 @@ def _own_bytes(device: torch.device) -> int | None:
     except Exception:  # not installed, or a driver that does not say: there is another way
         return None
     return next((p.usedGpuMemory for p in processes if p.pid == os.getpid() and p.usedGpuMemory), None)
-
-
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
-def host_bytes() -> int:
-    """Memory of the host, or of the container this runs in."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return total
-    return min(limit, total)
-
-
-def cpu_cache_bytes() -> int:
-    """Bytes of the last cache before memory, as Linux reports them."""
-    sizes = []
-    for level in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = level.read_text(encoding="utf-8").strip()
-        sizes.append(int(text[:-1]) * {"K": 1024, "M": MIB}.get(text[-1], 1) if text[-1:].isalpha() else int(text))
-    return max(sizes, default=CPU_CACHE)

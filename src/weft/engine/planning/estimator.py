@@ -311,7 +311,10 @@ def _decided(
     found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
     compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
     if plan.mode == "sampled":
-        compiled, why = False, ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else ()
+        compiled, why = (
+            False,
+            ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else (),
+        )
     decisions = {"compiled": compiled, "why": (*plan.why, *why)}
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 

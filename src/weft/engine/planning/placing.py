@@ -16,7 +16,10 @@ from weft.runtime.batches.caches import policy_name
 
 
 def place_options(
-    features: str | None = None, topology: str | None = None, cache: str | float | None = None, cache_policy: object = None
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: object = None,
 ) -> dict[str, object]:
     """The options of where things lie, checked, by the names that :class:`PlanOptions` has for them."""
     for name, place in (("features", features), ("topology", topology)):
@@ -41,8 +44,8 @@ def with_places(tasks: Sequence[Task], estimator: Estimator, room: int, options:
         names = ("features", "topology", "cache", "cache_policy")
         name = next(name for name in names if getattr(options, name) is not None)
         raise SpecError(
-            f"{name}={getattr(options, name)!r} would have no effect: task {tasks[0].label!r} trains on the whole graph, "
-            "which lies on the device; mode='sampled' reads it batch by batch"
+            f"{name}={getattr(options, name)!r} would have no effect: task {tasks[0].label!r} trains on the whole "
+            "graph, which lies on the device; mode='sampled' reads it batch by batch"
         )
     first = {group_key(task, estimator.stats(task).multilabel): task for task in tasks if task.sampled}
     for task in first.values():
@@ -61,7 +64,7 @@ def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions 
             return True
     if cache and needed <= room:
         raise SpecError(
-            f"cache={show_bytes(cache)} leaves {show_bytes(room - cache)} of the budget of {show_bytes(room)}, but task "
-            f"{task.label!r} needs {show_bytes(needed)} beside it"
+            f"cache={show_bytes(cache)} leaves {show_bytes(room - cache)} of the budget of {show_bytes(room)}, but "
+            f"task {task.label!r} needs {show_bytes(needed)} beside it"
         )
     return False

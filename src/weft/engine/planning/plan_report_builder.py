@@ -15,6 +15,7 @@ from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
+from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.sampled_estimates import alone_estimates
@@ -84,6 +85,7 @@ def report_on(
         if estimate is not None:
             check_budget(estimate, task, room)
     found = groups_within_budget(tasks, estimator, room, load_throughput(there.name), plan_options)
+    found = with_divisions(found, {task.label: task for task in tasks}, estimator, room, plan_options)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
@@ -166,7 +168,7 @@ def _notes(
         notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
-    if calibration is None:
+    if calibration is None or not calibration.known:
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")

@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
+from weft.core.placement import on_device
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
+from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
@@ -88,10 +90,10 @@ class RunPlanner:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [
-                plan
-                for plan, _ in groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
-            ]
+            found = groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
+            by_name = {task.label: task for task in tasks}
+            divided = with_divisions(found, by_name, self._estimator, self.room, self._plan_options)
+            return [plan for plan, _ in divided]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             return self._by_rule(tasks, throughput, _in_words(error))
 
@@ -109,10 +111,10 @@ class RunPlanner:
     def learn(self, plan: Plan, folder: Path | None) -> None:
         """Keep measured beside predicted costs of a group for later plans; a failure to do so is ignored.
 
-        Stacks that overlap take less than their predicted sum, and what was compiled takes less than its
-        operators: nothing is learnt from those.
+        Stacks that overlap take less than their predicted sum, what was compiled takes less than its operators, and
+        what is read from elsewhere takes the link's time: nothing is learnt from those.
         """
-        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
+        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.places == on_device(plan.device)
         if taught and plan.join != "concurrent" and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):

@@ -26,12 +26,14 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
+from weft.engine.training.dividing import Dividing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.group_queue import next_group
 from weft.engine.training.interrupt import Interrupted, Interruption
@@ -40,12 +42,14 @@ from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
+from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.batches.loaded_source import loading_for
 from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 
@@ -60,6 +64,7 @@ class JobOptions:
     plan_options: PlanOptions = field(default_factory=PlanOptions)
     report: PlanReport | None = None  # the groups to train, where they are planned already
     batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
+    hardware: Any = None  # who prepares batches beside the host (weft.flow.Hardware); None: the GPU
 
 
 class Job:
@@ -82,6 +87,7 @@ class Job:
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
+        self._dividing = Dividing(self._planner.machine, options.hardware)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
@@ -207,8 +213,25 @@ class Job:
         if loader is None:
             source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
         else:
-            source = loading_for(tasks[0], loader)
+            source = loading_for(tasks[0], loader, plan)
+        source = self._dividing.source(source, plan)
         return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+
+    def _divide(self, group: GroupRun) -> Adapter | None:
+        """Choose who prepares the batches of ``group``, where both sides can."""
+        if divided_source(group) is None:
+            return None
+        digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
+        trainer = getattr(self._options.hardware, "name", "gpu")
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        plan, adapter, told = self._dividing.divide(group, key)
+        if adapter is not None:
+            self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]
+            group.plan = plan
+            self._events.note(told)
+            if self._folder is not None:
+                self._folder.save_groups(self.groups)
+        return adapter
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -220,7 +243,8 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._folder.save_state, key)
-        driver = Driver(outline_of(group), self._options.driver, self._board)
+        adapter = self._divide(group)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ class DividedPipeline:
         self.clock = clock or HostClock()
         self.log = PhaseLog(self.clock)
         self.prepared = {"host": 0, "device": 0, "taken over": 0}
+        self._running: _Running | None = None
         self.division = division
 
     @property
@@ -68,12 +70,22 @@ class DividedPipeline:
         An error of a side is raised here as a TrainingError that names the phase. Leaving the loop early stops all
         threads.
         """
-        running = _Running(self, list(source))
+        running = self._running = _Running(self, list(source))
         try:
             yield from running.batches()
         finally:
+            self._running = None
             running.stop()
             self._count(running.schedule)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No other thread is at work inside: while a CUDA graph is captured, none may call CUDA."""
+        if self._running is None:
+            yield
+            return
+        with self._running.paused():
+            yield
 
     def _count(self, schedule: DualBuffer) -> None:
         for batch in range(schedule.batches):
@@ -91,7 +103,8 @@ class _Running:
         self._keys = _Keys.of(division.trainer)
         self._changed, self._items = threading.Condition(), dict[int, Any]()
         self._error: TrainingError | None = None
-        self._stopped = False
+        self._stopped = self._paused = False
+        self._at_work = 0  # threads that have begun something
         self._submitted: deque[Any] = deque()  # marks behind actions of what trains
         host = division.host_batches > 0 and bool(seeds)
         works = [("prepare", self._prepare)] * division.workers + [("transfer", self._transfer)] if host else []
@@ -163,9 +176,10 @@ class _Running:
         while (batch := self._claim(self._begin_beside, lambda: not self.schedule.device_has_work)) is not None:
             sampling = partial(self._log.timed, self._keys.batching, device.batch)
             reading = partial(self._log.timed, self._keys.reading, device.read)
-            item = self._attempt(batch, sampling, self._seeds[batch])
-            self._done(batch, self._attempt(batch, reading, item), self.schedule.finished_on_device)
-            del item
+            with self._working():
+                item = self._attempt(batch, sampling, self._seeds[batch])
+                self._done(batch, self._attempt(batch, reading, item), self.schedule.finished_on_device)
+                del item
 
     def _begin_beside(self) -> int | None:
         batch = self.schedule.next_beside()
@@ -180,31 +194,57 @@ class _Running:
         assert host is not None
         while (batch := self._claim(self.schedule.begin_on_host, lambda: not self.schedule.host_has_work)) is not None:
             work = partial(self._log.timed, "batching_cpu", host.prepare)
-            self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host)
+            with self._working():
+                self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host)
 
     def _transfer(self) -> None:
         host = self._pipeline.host
         assert host is not None
         while (batch := self._claim(self.schedule.begin_transfer, lambda: self.schedule.finished)) is not None:
-            with self._changed:
-                item = self._items.pop(batch)
-                self._changed.notify_all()  # a place in the host's buffer is free
             work = partial(self._log.timed, "transfer_pcie", host.transfer)
-            self._run(batch, work, item, self.schedule.finished_transfer)
-            host.discard(item)
-            del item
+            with self._working():
+                with self._changed:
+                    item = self._items.pop(batch)
+                    self._changed.notify_all()  # a place in the host's buffer is free
+                self._run(batch, work, item, self.schedule.finished_transfer)
+                host.discard(item)
+                del item
 
     def _claim(self, begin: Callable[[], int | None], over: Callable[[], bool]) -> int | None:
         """The next batch of a thread; None when there will be none."""
         with self._changed:
             while not self._stopped and self._error is None:
-                batch = begin()
+                batch = None if self._paused else begin()
                 if batch is not None:
+                    self._at_work += 1
                     return batch
-                if over():
+                if not self._paused and over():
                     return None
                 self._changed.wait()
         return None
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """What follows a claim; ended, another thread may count on it."""
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No thread begins anything inside, and what had begun is done."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: self._at_work == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
 
     def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None]) -> None:
         self._done(batch, self._attempt(batch, work, item), finished)

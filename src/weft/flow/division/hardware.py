@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,30 +19,33 @@ from weft.flow.division.sides import DeviceClock, DeviceSide, HostSide, clock_of
 from weft.flow.feature_store import FeatureStore
 from weft.flow.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
-from weft.ops.csr.adjacency import Adjacency
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What batches are made of: a graph and features (on the host or on ``device``), and how to sample.
+    """What batches are made of: a graph, and a sampler and a store that make them where they are trained.
 
     ``slots``: prepared batches that may be in host memory at once. ``padded``: batches of one size, for captured steps.
     """
 
     graph: Graph
-    x: Tensor
-    fanouts: Sequence[int]
-    seed: int
-    device: torch.device
+    sampler: NeighbourSampler
+    store: FeatureStore
+    degrees: str
     slots: int
-    degrees: str = "full"
-    subgraph: bool = False
     padded: bool = False
 
-    def sampler(self, graph: Graph, device: torch.device) -> NeighbourSampler:
-        """A sampler of ``graph`` that makes batches on ``device``."""
-        about = {"degrees": self.degrees, "subgraph": self.subgraph, "seed": self.seed}
-        return NeighbourSampler(graph, self.fanouts, device=device, **about)
+    def host_sampler(self) -> NeighbourSampler:
+        """The same batches, sampled on the CPU."""
+        graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
+        degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
+        about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
+
+    def host_features(self) -> Tensor:
+        """Features in host memory."""
+        x = self.store.x
+        return x if x.device.type == "cpu" else x.cpu()
 
 
 @dataclass(frozen=True)
@@ -80,37 +81,17 @@ class Gpu:
         return built_in(beside=self.padded)
 
     def sides(self, parts: Parts) -> Sides:
-        """The host's copy of graph and features is pinned, so that the GPU can read it as well."""
-        host = torch.device("cpu")
-        graph, x = parts.graph, parts.x
-        near = pinned_graph(graph) if graph.device.type == "cpu" else pinned_graph(graph.to("cpu"))
-        rows = x if x.device.type == "cpu" else x.cpu()
-        rows = rows if rows.is_pinned() or parts.device.type != "cuda" else rows.pin_memory()
-        reach = graph if graph.device == parts.device else near
-        table = x if x.device == parts.device else rows
-        sampler = parts.sampler(reach, parts.device)
-        clock = clock_of(parts.device)
-        if parts.padded:
-            return Sides(
-                PaddedHost(parts.sampler(near, host), rows, parts.device, parts.slots),
-                PaddedDevice(sampler, table),
-                clock,
-            )
-        exact = ExactHost(parts.sampler(near, host), rows, parts.device, parts.slots)
-        return Sides(exact, ExactDevice(sampler, FeatureStore(table, parts.device)), clock)
+        """The host reads graph and features where they lie in its memory, or copies of its own."""
+        device, clock = parts.store.device, clock_of(parts.store.device)
+        host = (PaddedHost if parts.padded else ExactHost)(
+            parts.host_sampler(), parts.host_features(), device, parts.slots
+        )
+        own = PaddedDevice(parts.sampler, parts.store) if parts.padded else ExactDevice(parts.sampler, parts.store)
+        return Sides(host, own, clock)
 
 
 def exact_sides(parts: Parts) -> tuple[ExactHost, ExactDevice]:
     """Both sides on the CPU, for hardware that a thread stands in for."""
     cpu = torch.device("cpu")
-    host, device = (parts.sampler(parts.graph, cpu) for _ in range(2))
-    return ExactHost(host, parts.x, cpu, parts.slots), ExactDevice(device, FeatureStore(parts.x))
-
-
-def pinned_graph(graph: Graph) -> Graph:
-    """The same graph with its edges in pinned memory, where there is a GPU to read them."""
-    if not torch.cuda.is_available() or graph.adj.indices.is_pinned():
-        return graph
-    found, adj = copy(graph), graph.adj
-    found.adj = Adjacency(adj.indptr.pin_memory(), adj.indices.pin_memory(), adj.num_cols, weight=adj.weight)
-    return found
+    host = ExactHost(parts.host_sampler(), parts.host_features(), cpu, parts.slots)
+    return host, ExactDevice(parts.sampler, parts.store)

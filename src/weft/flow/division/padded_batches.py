@@ -18,13 +18,13 @@ from torch import Tensor
 from weft.flow.batch import MiniBatch
 from weft.flow.division.exact_batches import PinnedSlots
 from weft.flow.division.sides import DeviceSide, HostSide
+from weft.flow.feature_store import FeatureStore
 from weft.flow.sampler import NeighbourSampler
 from weft.flow.seeds import SeedBatch
 from weft.flow.streams import OnDevice
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,13 @@ class PackedItem:
 
 
 def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
-    """The structure of a batch into ``packed`` int32; entries beyond the existing ones are zeros, offsets repeat."""
+    """The structure of a batch into ``packed`` int32; rows that do not exist are empty, the rest is not written."""
     nodes, *rest = layout.parts(packed)
-    _fill(nodes, batch.input_nodes, 0)
+    nodes[: batch.input_nodes.numel()] = batch.input_nodes
     for block, indptr, indices in zip(reversed(batch.blocks), rest[::2], rest[1::2], strict=True):
-        _fill(indptr, block.indptr, block.num_edges)
-        _fill(indices, block.indices, 0)
-
-
-def _fill(target: Tensor, values: Tensor, beyond: int) -> None:
-    target[: values.numel()] = values
-    target[values.numel() :] = beyond
+        indptr[: block.num_dst + 1] = block.indptr
+        indptr[block.num_dst + 1 :] = block.num_edges
+        indices[: block.num_edges] = block.indices
 
 
 class PaddedHost(HostSide):
@@ -173,9 +169,10 @@ class PaddedHost(HostSide):
 class PaddedDevice(DeviceSide):
     """The GPU samples and gathers by itself on a stream of its own; nothing but the end of the work is read back."""
 
-    def __init__(self, sampler: NeighbourSampler, x: Tensor) -> None:
-        self._sampler, self._x = sampler, x
+    def __init__(self, sampler: NeighbourSampler, store: FeatureStore) -> None:
+        self._sampler, self._store = sampler, store
         self._stream = torch.cuda.Stream(sampler.device)
+        self._stream.wait_stream(torch.cuda.current_stream(sampler.device))
 
     def batch(self, seeds: SeedBatch) -> tuple[SeedBatch, list[DeviceHop]]:
         """Sample."""
@@ -191,7 +188,7 @@ class PaddedDevice(DeviceSide):
         """Features of all nodes."""
         seeds, hops = item
         with torch.cuda.stream(self._stream):
-            found = padded_item(seeds, hops, self._sampler, self._x)
+            found = padded_item(seeds, hops, self._sampler, self._store)
             ready = self._finish()
         return OnDevice(found, ready)
 
@@ -202,11 +199,11 @@ class PaddedDevice(DeviceSide):
         return ready
 
 
-def padded_item(seeds: SeedBatch, hops: list[DeviceHop], sampler: NeighbourSampler, x: Tensor) -> PaddedItem:
-    """The batch that the GPU's sampler has made, with rows of ``x [N, F]``, on the GPU or in pinned memory."""
+def padded_item(seeds: SeedBatch, hops: list[DeviceHop], sampler: NeighbourSampler, store: FeatureStore) -> PaddedItem:
+    """The batch that the GPU's sampler has made, with features that the GPU reads by itself."""
     last = hops[-1]
     layout = PaddedLayout.of(seeds.seeds.numel(), sampler.fanouts, sampler.graph.num_nodes)
-    rows = torch.zeros(last.nodes.numel(), x.shape[1], dtype=x.dtype, device=last.nodes.device)
-    rows = gather_rows_triton(x, last.nodes, rows, count=last.num_nodes)
+    rows = torch.zeros(last.nodes.numel(), store.x.shape[1], dtype=store.x.dtype, device=last.nodes.device)
+    rows = store.read_padded(last.nodes, last.num_nodes, rows, beside=True)
     pairs = tuple((hop.indptr, hop.indices) for hop in hops)
     return PaddedItem(layout, last.nodes, rows, pairs, seeds.epoch, seeds.batch)

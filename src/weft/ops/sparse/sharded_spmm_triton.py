@@ -72,7 +72,7 @@ class ShardedLaunch:
 
 
 @dataclass(frozen=True)
-class ShardWalk:
+class ShardedCSR:
     """The edges of a shard in pieces.
 
     ``local_ptr [n+1]`` and ``remote_ptr [n+1]``: pieces of every row; ``*_start`` and ``*_length``: edges of a piece.
@@ -108,21 +108,21 @@ class ShardWalk:
         return self.local_ptr.numel() - 1
 
 
-def sharded_spmm_torch(x: Tensor, peers: Sequence[Tensor], walk: ShardWalk, row_scale: Tensor | None = None) -> Tensor:
+def sharded_spmm_torch(x: Tensor, peers: Sequence[Tensor], csr: ShardedCSR, row_scale: Tensor | None = None) -> Tensor:
     """Reference: gather every edge's row from where it lies; ``x [..., n, F]``, ``peers[g] [..., n_g, F]``."""
     acc = accumulate_dtype(x.dtype)
-    out = x.new_zeros(*x.shape[:-2], walk.num_rows, x.shape[-1], dtype=acc)
-    messages = x.index_select(-2, walk.local_indices.long()).to(acc)
-    if walk.local_weight is not None:
-        messages = messages * walk.local_weight[:, None]
-    out = out.index_add(-2, _edge_rows(walk.local_ptr, walk.local_length), messages)
-    rows = _edge_rows(walk.remote_ptr, walk.remote_length)
+    out = x.new_zeros(*x.shape[:-2], csr.num_rows, x.shape[-1], dtype=acc)
+    messages = x.index_select(-2, csr.local_indices.long()).to(acc)
+    if csr.local_weight is not None:
+        messages = messages * csr.local_weight[:, None]
+    out = out.index_add(-2, _edge_rows(csr.local_ptr, csr.local_length), messages)
+    rows = _edge_rows(csr.remote_ptr, csr.remote_length)
     for owner, peer in enumerate(peers):
-        mine = (walk.remote_owner == owner).nonzero().squeeze(1)
+        mine = (csr.remote_owner == owner).nonzero().squeeze(1)
         if mine.numel():
-            messages = peer.to(x.device).index_select(-2, walk.remote_row[mine].long()).to(acc)
-            if walk.remote_weight is not None:
-                messages = messages * walk.remote_weight[mine, None]
+            messages = peer.to(x.device).index_select(-2, csr.remote_row[mine].long()).to(acc)
+            if csr.remote_weight is not None:
+                messages = messages * csr.remote_weight[mine, None]
             out = out.index_add(-2, rows[mine], messages)
     return (out if row_scale is None else out * row_scale[:, None]).to(x.dtype)
 
@@ -335,13 +335,13 @@ def _copying_stream(index: int) -> torch.cuda.Stream:
 class _Call:
     """One aggregation: its sizes, the memory that it works in, and its launches."""
 
-    def __init__(self, x: Tensor, table: Tensor, counts: Tensor, walk: ShardWalk, launch: ShardedLaunch) -> None:
-        self.x, self.table, self.counts, self.walk, self.launch = x, table, counts, walk, launch
+    def __init__(self, x: Tensor, table: Tensor, counts: Tensor, csr: ShardedCSR, launch: ShardedLaunch) -> None:
+        self.x, self.table, self.counts, self.csr, self.launch = x, table, counts, csr, launch
         self.tasks, self.own, self.features = x.shape
-        self.num_local, self.num_remote = walk.local_start.numel(), walk.remote_start.numel()
-        self.num_halo = walk.halo_row.numel()
-        self.acc, self.weighted = triton_acc(x.dtype), walk.local_weight is not None
-        self.warps, self.ps = next_power_of_2(launch.warps), next_power_of_2(walk.ps) if walk.ps else 0
+        self.num_local, self.num_remote = csr.local_start.numel(), csr.remote_start.numel()
+        self.num_halo = csr.halo_row.numel()
+        self.acc, self.weighted = triton_acc(x.dtype), csr.local_weight is not None
+        self.warps, self.ps = next_power_of_2(launch.warps), next_power_of_2(csr.ps) if csr.ps else 0
 
     def _sizes(self, most: int = 128) -> tuple[int, dict[str, Any]]:
         """Tiles of features, and the constants of a launch."""
@@ -351,29 +351,29 @@ class _Call:
         return cdiv(self.features, width), constants
 
     def _local(self) -> tuple[Tensor, ...]:
-        walk = self.walk
+        csr = self.csr
         return (
             self.x,
-            walk.local_start,
-            walk.local_length,
-            walk.local_indices,
-            walk.local_weight if self.weighted else self.x,
+            csr.local_start,
+            csr.local_length,
+            csr.local_indices,
+            csr.local_weight if self.weighted else self.x,
         )
 
     def sum_local(self, partial: Tensor) -> None:
         """All local pieces."""
         if self.num_local:
-            self._near(*self._local(), self.walk.remote_order, partial, (0, self.num_local), 0, self.own, False)
+            self._near(*self._local(), self.csr.remote_order, partial, (0, self.num_local), 0, self.own, False)
 
     def sum_staged(self, staging: Tensor, partial: Tensor, chunk: int | None = None) -> None:
         """Remote pieces from the staging area: all of them, or those of one chunk."""
-        walk, ends = self.walk, (0, self.num_remote)
+        csr, ends = self.csr, (0, self.num_remote)
         if chunk is not None:
-            ends = (walk.chunk_pieces[chunk], walk.chunk_pieces[chunk + 1])
-        weight = walk.remote_weight if self.weighted else self.x
+            ends = (csr.chunk_pieces[chunk], csr.chunk_pieces[chunk + 1])
+        weight = csr.remote_weight if self.weighted else self.x
         if ends[1] > ends[0]:
             self._near(
-                staging, walk.remote_start, walk.remote_length, walk.remote_place, weight, walk.remote_order, partial,
+                staging, csr.remote_start, csr.remote_length, csr.remote_place, weight, csr.remote_order, partial,
                 ends, self.num_local, self.num_halo, chunk is not None,
             )  # fmt: skip
 
@@ -391,12 +391,12 @@ class _Call:
 
     def sum_pairs(self, partial: Tensor, with_local: bool) -> None:
         """Remote pieces, read where they lie, with as many local ones beside them or alone."""
-        walk, pairs = self.walk, max(self.num_remote, self.num_local if with_local else 0)
+        csr, pairs = self.csr, max(self.num_remote, self.num_local if with_local else 0)
         if pairs:
             tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
             _pairs_kernel[cdiv(pairs, self.warps * self.launch.dist), tiles, self.tasks](
-                *self._local(), self.table, self.counts, walk.remote_start, walk.remote_length, walk.remote_owner,
-                walk.remote_row, walk.remote_weight if self.weighted else self.x,
+                *self._local(), self.table, self.counts, csr.remote_start, csr.remote_length, csr.remote_owner,
+                csr.remote_row, csr.remote_weight if self.weighted else self.x,
                 partial, self.num_local, self.num_remote, self.own, HAS_LOCAL=with_local, **constants,
             )  # fmt: skip
 
@@ -406,7 +406,7 @@ class _Call:
         if units:
             tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
             _fetch_kernel[cdiv(units, self.warps * self.launch.dist), tiles, self.tasks](
-                *self._local(), self.table, self.counts, self.walk.halo_owner, self.walk.halo_row, staging, partial,
+                *self._local(), self.table, self.counts, self.csr.halo_owner, self.csr.halo_row, staging, partial,
                 self.num_local, self.num_halo, self.num_local + self.num_remote, self.own, **constants,
             )  # fmt: skip
 
@@ -421,14 +421,14 @@ class _Call:
         rows = max(1, COPY_TILE // block)
         programs = min(COPY_PROGRAMS, cdiv(last - first, rows))
         _copy_rows_kernel[programs, self.tasks](
-            self.table, self.counts, self.walk.halo_owner, self.walk.halo_row, staging.view(WORD_TYPES[size]),
+            self.table, self.counts, self.csr.halo_owner, self.csr.halo_row, staging.view(WORD_TYPES[size]),
             first, last, self.num_halo, WORD=WORDS[size], WORDS=words, ROWS=rows, BLOCK=block, PROGRAMS=programs,
             num_warps=4,
         )  # fmt: skip
 
     def pipeline(self, staging: Tensor, partial: Tensor) -> None:
         """Chunks of remote rows on a stream of their own; local pieces, and remote ones of chunks that are there."""
-        rows, here = self.walk.chunk_rows, None
+        rows, here = self.csr.chunk_rows, None
         arrived: list[Any] = []
         beside: Any = nullcontext()
         if self.x.is_cuda:
@@ -447,10 +447,10 @@ class _Call:
 
     def add(self, partial: Tensor, row_scale: Tensor | None, out: Tensor) -> None:
         """The rows of ``out`` from their partial rows."""
-        walk, width = self.walk, min(next_power_of_2(self.features), 128)
-        _add_pieces_kernel[cdiv(walk.num_rows, 16), cdiv(self.features, width), self.tasks](
-            partial, walk.local_ptr, walk.remote_ptr, row_scale if row_scale is not None else self.x, out,
-            self.num_local, self.num_remote, walk.num_rows,
+        csr, width = self.csr, min(next_power_of_2(self.features), 128)
+        _add_pieces_kernel[cdiv(csr.num_rows, 16), cdiv(self.features, width), self.tasks](
+            partial, csr.local_ptr, csr.remote_ptr, row_scale if row_scale is not None else self.x, out,
+            self.num_local, self.num_remote, csr.num_rows,
             F=self.features, HAS_RS=row_scale is not None, ACC=self.acc, BR=16, BF=width, num_warps=4,
         )  # fmt: skip
 
@@ -459,7 +459,7 @@ def sharded_spmm_triton(
     x: Tensor,
     table: Tensor,
     counts: Tensor,
-    walk: ShardWalk,
+    csr: ShardedCSR,
     row_scale: Tensor | None = None,
     launch: ShardedLaunch | None = None,
     schedule: str = SCHEDULES[0],
@@ -471,23 +471,23 @@ def sharded_spmm_triton(
     ``scratch``: memory for the partial rows, at least T (P + Q) F numbers; ``staging``: for remote rows, at least T h F
     numbers of the type of ``x``. Whatever is read of them is written before.
     """
-    launch = launch or ShardedLaunch(ps=walk.ps)
+    launch = launch or ShardedLaunch(ps=csr.ps)
     if schedule not in SCHEDULES:
         raise InputError(f"sharded_spmm: schedule={schedule!r} must be one of {', '.join(SCHEDULES)}")
-    if launch.ps != walk.ps:
-        raise InputError(f"sharded_spmm: the walk has pieces of {walk.ps}, the launch was made for ps={launch.ps}")
+    if launch.ps != csr.ps:
+        raise InputError(f"sharded_spmm: the csr has pieces of {csr.ps}, the launch was made for ps={launch.ps}")
     if launch.ps == 0 and schedule not in ("pipelined", "fetch_first"):
         raise InputError(f"sharded_spmm: ps=0 leaves rows whole, which schedule={schedule!r} cannot do")
     lead, num_features = x.shape[:-2], x.shape[-1]
     x_TNF = x.reshape(lead.numel(), *x.shape[-2:]).contiguous()
-    out = x.new_empty(lead.numel(), walk.num_rows, num_features)
+    out = x.new_empty(lead.numel(), csr.num_rows, num_features)
     if out.numel():
-        call = _Call(x_TNF, table, counts, walk, launch)
+        call = _Call(x_TNF, table, counts, csr, launch)
         size = call.tasks * (call.num_local + call.num_remote) * num_features
         partial = x.new_empty(max(size, 1), dtype=accumulate_dtype(x.dtype)) if scratch is None else scratch
         _sum_all(call, schedule, partial, staging)
         call.add(partial, row_scale, out)
-    return out.reshape(*lead, walk.num_rows, num_features)
+    return out.reshape(*lead, csr.num_rows, num_features)
 
 
 def _sum_all(call: _Call, schedule: str, partial: Tensor, staging: Tensor | None) -> None:

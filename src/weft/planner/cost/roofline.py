@@ -138,7 +138,7 @@ class _Clock:
         self.resources = self._resources()
 
     def _run(self) -> None:
-        """Walk the operators; evaluations count for the share of epochs that have one."""
+        """Go through the operators; evaluations count for the share of epochs that have one."""
         evaluated = self.mode.chunks / self.mode.eval_every
         has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
         for op in self.program.operators:

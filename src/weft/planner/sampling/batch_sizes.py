@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
+from weft.core.settings.fanout import Hop, picks_per_hop
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,14 @@ class ExpectedBatch:
         return min(hits / max(self.nodes, 1.0), 1.0)
 
 
-def expected_batch(stats: GraphStats, fanouts: Sequence[int], seeds: int) -> ExpectedBatch:
-    """The batch of ``seeds`` random seeds; hop h samples for every node found before it."""
+def expected_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> ExpectedBatch:
+    """The batch of ``seeds`` random seeds; hop h samples for every node found before it.
+
+    A fan-out per relation counts as their sum: as if a node had edges of all of them, which is the most it picks.
+    """
     kinds = [NodeKind(k.degree, k.count, seeds * k.count / max(stats.num_nodes, 1)) for k in _kinds(stats)]
     rows, edges = [], []
-    for fanout in fanouts:
+    for fanout in picks_per_hop(fanouts, stats):
         rows.append(sum(kind.known for kind in kinds))
         picks = sum(kind.known * _picks(kind.degree, fanout) for kind in kinds)
         edges.append(picks)

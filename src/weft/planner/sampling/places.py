@@ -10,8 +10,10 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import EVALUATION_EDGES, Placement, on_device
 from weft.core.plan import PlanOptions
+from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
+from weft.planner.sampling.batch_sizes import expected_batch
 from weft.planner.sampling.transfers import BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
@@ -82,10 +84,8 @@ def feature_bytes(task: Task, stats: GraphStats) -> int:
     return stats.num_nodes * row_bytes(task, stats)
 
 
-def with_cache(
-    placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int
-) -> Placement:
-    """``placement`` with the bytes of its cache: as given, or those ``left`` over; no cache if it would be too small."""
+def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int) -> Placement:
+    """``placement`` with the bytes of its cache: as given, or those ``left`` over; none if it would be too small."""
     if not placement.cached:
         return placement
     most = 4 * stats.num_nodes * 2
@@ -115,7 +115,7 @@ def reasons(placement: Placement, task: Task, stats: GraphStats, machine: Machin
         told.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{about}")
     if placement.overlap:
         told.append("the next batch is sampled and fetched while one trains: two buffers")
-    told.append(_evaluated(placement, task, stats))
+    told.append(_evaluated(placement, task, stats, machine))
     return tuple(told)
 
 
@@ -134,7 +134,7 @@ def _elsewhere(what: str, place: str) -> str:
 
 def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Machine) -> str:
     most = nodes = min(task.batch, max(stats.num_train, 1))
-    for fanout in task.fanouts:
+    for fanout in picks_per_hop(task.fanouts, stats):
         nodes = min(nodes * (fanout + 1) if fanout >= 0 else stats.num_nodes, stats.num_nodes + most)
     counted = "memory is counted for the most" if machine.device == "cuda" else "memory is at most that"
     return (
@@ -143,20 +143,25 @@ def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Mach
     )
 
 
-def _evaluated(placement: Placement, task: Task, stats: GraphStats) -> str:
+def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> str:
     if placement.evaluation == "whole":
         return "evaluated on the whole graph at once"
-    held = host_activations(task, stats)
+    held, there = host_activations(task, stats), machine.host.memory_bytes
+    short = f", more than the {show_bytes(there)} that the host has" if 0 < there < held else ""
     return (
-        f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with up to {show_bytes(held)} of "
-        "activations per task in host memory"
+        f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
+        f"of activations per task in host memory{short}"
     )
 
 
 def host_activations(task: Task, stats: GraphStats) -> int:
-    """Bytes of host memory for the activations of one task between layers, at most: all nodes, all layers but the last."""
+    """Bytes of host memory for the activations of one task between layers, of the nodes that the splits depend on."""
+    splits = min(stats.num_train + stats.num_val + stats.num_test, stats.num_nodes)
+    reached = expected_batch(stats, [-1] * (task.layers - 1), splits)
+    nodes = [*reached.rows, reached.nodes]  # of the last layer, the one before it, ...
+    widths = [max(stats.num_classes, 1), *[task.hidden] * (task.layers - 1)]
     size = 2 if task.precision == "bf16" else 4
-    return stats.num_nodes * size * (task.hidden * (task.layers - 1) + max(stats.num_classes, 1))
+    return int(size * sum(count * width for count, width in zip(nodes, widths, strict=True)))
 
 
 def chunks(placement: Placement, stats: GraphStats) -> int:

@@ -70,10 +70,10 @@ def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: Placement
     # Overlapped, a transfer takes only what is longer than training meanwhile.
     charged = max(away - trained, 0.0) if placement.overlap else away
     seconds, phases = _plus(cost.seconds, "gpu", device), _plus(cost.phases, "fetch", device)
-    families = {name: _plus(getattr(cost, name), "scatter", device) for name in ("families", "uncorrected")}
+    families, uncorrected = (_plus(part, "scatter", device) for part in (cost.families, cost.uncorrected))
     if charged:
         seconds, phases = _plus(seconds, resource, charged), _plus(phases, "transfer", charged)
-    return replace(cost, seconds=seconds, phases=phases, **families)
+    return replace(cost, seconds=seconds, phases=phases, families=families, uncorrected=uncorrected)
 
 
 def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, float]:

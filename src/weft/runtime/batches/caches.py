@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,20 +22,23 @@ SAMPLED_BATCHES = 32  # of the first epoch, by which presampling and benefit den
 
 @dataclass(frozen=True)
 class Presampled:
-    """The first batches of an epoch, sampled when they are asked for; any number of times."""
+    """The first batches of an epoch, sampled when they are asked for, by a sampler made then; any number of times."""
 
-    sampler: NeighbourSampler
+    make_sampler: Callable[[], NeighbourSampler]
     order: SeedOrder
 
     def __iter__(self) -> Iterator[MiniBatch | Subgraph]:
+        sampler = self.make_sampler()
         for seeds in islice(self.order.epoch(0), SAMPLED_BATCHES):
-            yield self.sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
+            yield sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
 
 
 def policy_called(name: str, own: CachePolicy | None, batches: Presampled, placement: Placement) -> CachePolicy:
     """The policy of that name; ``own`` is the user's, whose name a plan has kept."""
-    if own is not None:
+    if own is not None and type(own).__name__ == name:
         return own
+    if own is not None:
+        raise InputError(f"cache_policy={type(own).__name__}: the plan caches what {name!r} chooses; plan again")
     if name == "degree":
         return ByDegree()
     if name == "presampling":
@@ -49,7 +52,7 @@ def policy_called(name: str, own: CachePolicy | None, batches: Presampled, place
 
 
 def choose_cache(placement: Placement, policy: CachePolicy, graph: Graph, x: Tensor) -> CacheChoice:
-    """Rows of ``x`` and nodes whose neighbour lists to keep within ``placement.cache_bytes``, tables by node included."""
+    """Rows of ``x`` and nodes whose lists to keep within ``placement.cache_bytes``, with the tables by node."""
     tables = 4 * graph.num_nodes * ((placement.features == "cached") + (placement.topology == "cached"))
     room = placement.cache_bytes - tables
     if room <= 0:

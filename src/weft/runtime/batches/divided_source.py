@@ -6,6 +6,7 @@ Shapes: S seeds, M node capacity, F features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +19,6 @@ from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
 from weft.flow.padded import PaddedAdjacency
 from weft.flow.seeds import SeedBatch, SeedOrder
-from weft.ops.csr.self_loops import has_loops
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT
 from weft.runtime.batches.sampled_source import Sampled, Sampling
 from weft.runtime.batches.source import Batch, SourceRequest
 
@@ -58,60 +57,65 @@ class PreparedBatch(Batch):
 
 
 class DividedSampled(Sampled):
-    """Batches in their order, whoever prepares them; ``pipeline.division`` may be replaced between two epochs."""
+    """Batches in their order, whoever prepares them; :meth:`divide` changes who does between two epochs."""
 
     def __init__(self, request: SourceRequest, about: DividedSampling) -> None:
-        super().__init__(request, replace(about.sampling, captured=False))
-        padded = self._device.type == "cuda" and request.padding and not request.subgraph and self._can_pad()
-        self.hardware: Hardware = about.hardware or Gpu(padded)
-        self._order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
-        most = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
-        parts = Parts(
-            request.graph,
-            self._x,
-            about.sampling.fanout,
-            about.sampling.seed,
-            self._device,
-            most,
-            "sampled" if request.subgraph else "full",
-            request.subgraph,
-            padded,
-        )
-        self._sides = self.hardware.sides(parts)
-        self.pipeline = DividedPipeline(about.division, self._sides.host, self._sides.device, self._sides.clock)  # type: ignore[assignment]
-        self.slots = most
-
-    def _can_pad(self) -> bool:
-        """Whether batches can have one size: uniform sampling without edges from a node to itself."""
-        graph = self._graph
-        usual = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout)
-        return usual and graph.adj.weight is None and not has_loops(graph.adj.rows(), graph.adj.indices)
+        self._overlaps = False
+        # Padded batches of the host have no relations; blocks that are not padded have.
+        captured = about.sampling.captured and not request.graph.num_relations
+        super().__init__(request, replace(about.sampling, captured=captured))
+        self.hardware: Hardware = about.hardware or Gpu(self._captured)
+        self._host_order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
+        self.slots = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
+        degrees = "sampled" if request.subgraph or self._apart else "full"
+        parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
+        sides = self.hardware.sides(parts)
+        self.divided = DividedPipeline(about.division, sides.host, sides.device, sides.clock)
 
     @property
     def division(self) -> Division:
         """Of the next epoch."""
-        return self.pipeline.division  # type: ignore[attr-defined,no-any-return]
+        return self.divided.division
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether the device, preparing all batches by itself, makes the next one while one trains."""
+        return self._overlaps and self._alone
+
+    @overlaps.setter
+    def overlaps(self, overlaps: bool) -> None:
+        self._overlaps = overlaps
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the GPU prepares all batches by itself, in captured steps."""
+        return self._captured and self.division.kind == "sequential"
 
     def divide(self, division: Division) -> None:
         """Divide batches otherwise from the next epoch on; host memory stays within what was reserved."""
-        host = min(division.host_buffer, self.slots - 1)
-        self.pipeline.division = replace(division, host_buffer=host)  # type: ignore[attr-defined]
+        self.divided.division = replace(division, host_buffer=min(division.host_buffer, self.slots - 1))
 
     def phases(self) -> Mapping[str, PhaseTime]:
-        """Measured phases since the last call."""
-        log = self.pipeline.log  # type: ignore[attr-defined]
-        found = log.times()
-        log.clear()
-        return found  # type: ignore[no-any-return]
+        """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
+        found = self.divided.log.times()
+        self.divided.log.clear()
+        return found
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
-        for item in self.pipeline.run(self._order.epoch(epoch, first)):
+        if self._alone:
+            yield from super().batches(epoch, first)
+            return
+        for item in self.divided.run(self._host_order.epoch(epoch, first)):
             yield self.as_batch(item)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """While a step is captured: no other thread prepares batches."""
+        return self.divided.quiet()
 
     def seeds(self) -> list[SeedBatch]:
         """The seeds of the first epoch's batches of full size: what a profile prepares."""
-        found = list(self._order.epoch(0))
+        found = list(self._host_order.epoch(0))
         return [one for one in found if one.seeds.numel() == found[0].seeds.numel()]
 
     def as_batch(self, item: Any) -> Batch:
@@ -140,7 +144,8 @@ class DividedSampled(Sampled):
         return Batch(batch.features, tuple(reversed(blocks)), y, batch.rows, batch.share)
 
     def _block(self, indptr: Tensor, indices: Tensor, nodes: Tensor) -> PaddedAdjacency:
-        scale, degree = self._sampler.full_degrees
-        near = nodes.to(scale.device)
-        full = scale.index_select(0, near), degree.index_select(0, near[: indptr.numel() - 1])
+        def full() -> tuple[Tensor, Tensor]:
+            scale, degree = self._sampler.full_degrees
+            return scale.index_select(0, nodes), degree.index_select(0, nodes[: indptr.numel() - 1])
+
         return PaddedAdjacency(indptr, indices, nodes.numel(), full=full)

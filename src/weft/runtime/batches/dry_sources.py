@@ -13,12 +13,14 @@ from torch import Tensor
 
 from weft.core.placement import Placement
 from weft.core.plan import Plan
+from weft.core.settings.fanout import resolve
 from weft.core.task import Task
 from weft.flow.batch_size import capacity
 from weft.flow.padded import PaddedAdjacency
+from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.batches.layerwise import MOST_ROWS
+from weft.runtime.batches.layerwise import MOST_ROWS, infer_chunk
 from weft.runtime.batches.source import Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 
@@ -40,12 +42,14 @@ class DrySampled(FullGraph):
         self._request, self._placement, self._device = request, placement, device
         train = max(graph.train.numel(), 1)
         self.steps_per_epoch = -(-train // task.batch)
-        self._size = capacity(task.fanouts, min(task.batch, train), graph.num_nodes)
+        fanouts = resolve(task.fanouts, graph.num_relations, graph.stats().relation_edges)
+        self._size = capacity(fanouts, min(task.batch, train), graph.num_nodes, graph.num_edges)
         self._whole, self._layers = self.batch, placement is not None and placement.evaluation == "layers"
         # Batches gather dense rows: sparse features are kept with their zeros.
         self._dense = None if isinstance(request.x, Tensor) else self._empty(graph.num_nodes, graph.num_features)
         x, blocks = self._batch()
-        labels = graph.y.new_empty((self._size.rows[0], *graph.y.shape[1:]))
+        labelled = self._size.nodes if request.subgraph else self._size.rows[0]
+        labels = graph.y.new_zeros((labelled, *graph.y.shape[1:]))  # zeros: a step on a CPU reads them
         rows = torch.arange(self._size.rows[0], device=device)
         self.batch = Batch(x, blocks, labels, rows, torch.ones(1, device=device))
         self._waiting = self._batch() if gpu and placement is not None and placement.overlap else None
@@ -54,16 +58,20 @@ class DrySampled(FullGraph):
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._request.x.dtype, device=self._device)
 
-    def _batch(self) -> tuple[Tensor, tuple[Adjacency, ...]]:
+    def _batch(self) -> tuple[Tensor, Adjacency | tuple[Adjacency, ...]]:
         size = self._size
+        if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
+            block = _block(size.nodes, size.nodes, size.new_edges, self._request.graph)
+            return self._empty(size.nodes, self._request.graph.num_features), block
         shapes = zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
-        blocks = tuple(_block(rows, columns, edges, self._device) for rows, columns, edges in shapes)
+        blocks = tuple(_block(rows, columns, edges, self._request.graph) for rows, columns, edges in shapes)
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
 
     def _for_sampling(self, task: Task) -> list[Tensor]:
-        """The table of local ids; for GCN, degrees of all nodes; for a cache, the places of its rows."""
+        """The table of local ids; for GCN, degrees of all nodes; for evaluation by layers, where their nodes are."""
         nodes = self._request.graph.num_nodes
         kept = [self._empty(nodes, dtype=torch.int32)]
+        kept += [self._empty(nodes, dtype=torch.int32) for _ in range(task.layers if self._layers else 0)]
         if task.traits is not None and task.model == "gcn":
             kept += [self._empty(nodes, dtype=torch.float32), self._empty(nodes, dtype=torch.int64)]
         return kept
@@ -81,9 +89,9 @@ class DrySampled(FullGraph):
         """Of all nodes on the whole graph, or layer by layer a chunk and then room for all results."""
         if not self._layers or layers is None:
             return infer(self._on_device())
-        found = infer(self._chunk(0, None))
+        found = infer_chunk(infer, self._chunk(0, None))
         for place in range(1, layers):
-            found = infer(self._chunk(place, found))
+            found = infer_chunk(infer, self._chunk(place, found))
         return found.new_empty(found.shape[0], self.rows("all").numel(), found.shape[-1])
 
     def _on_device(self) -> Batch:
@@ -94,7 +102,7 @@ class DrySampled(FullGraph):
         x = self._empty(graph.num_nodes, graph.num_features) if isinstance(whole.x, Tensor) else whole.x
         adj = graph.adj
         if self._placement.topology != "gpu":
-            adj = _block(graph.num_nodes, graph.num_nodes, graph.num_edges, self._device)
+            adj = _block(graph.num_nodes, graph.num_nodes, graph.num_edges, graph)
         return Batch(x, adj, whole.y, whole.rows, whole.share)
 
     def _chunk(self, place: int, below: Tensor | None) -> Batch:
@@ -105,7 +113,7 @@ class DrySampled(FullGraph):
         rows = min(MOST_ROWS, self._placement.chunk_edges, graph.num_nodes)
         columns = min(graph.num_nodes, rows + edges)
         width = (columns, graph.num_features) if below is None else (below.shape[0], columns, below.shape[-1])
-        block = _block(rows, columns, edges, self._device)
+        block = _block(rows, columns, edges, graph)
         here = torch.arange(rows, device=self._device)
         labels = self._request.graph.y[:0]
         return Batch(self._empty(*width), block, labels, here, torch.ones(1, device=self._device), layer=place)
@@ -122,17 +130,21 @@ class DrySampled(FullGraph):
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
 
 
-def _tensors(*things: Tensor | tuple[Adjacency, ...]) -> list[Tensor]:
+def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:
     found: list[Tensor] = []
     for thing in things:
-        blocks = () if isinstance(thing, Tensor) else thing
+        blocks = () if isinstance(thing, Tensor) else (thing,) if isinstance(thing, Adjacency) else thing
         found += [thing] if isinstance(thing, Tensor) else []
         found += [tensor for block in blocks for tensor in (block.indptr, block.indices)]
     return found
 
 
-def _block(rows: int, columns: int, edges: int, device: torch.device) -> PaddedAdjacency:
+def _block(rows: int, columns: int, edges: int, graph: Graph) -> Adjacency:
+    device = graph.device
     indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
     indices = torch.zeros(edges, dtype=torch.int32, device=device)
     full = torch.ones(columns, device=device), torch.ones(rows, device=device)
-    return PaddedAdjacency(indptr, indices, columns, full=lambda: full)
+    block = PaddedAdjacency(indptr, indices, columns, full=lambda: full)
+    if not graph.num_relations:
+        return block
+    return block.related(torch.zeros(edges, dtype=torch.int32, device=device), graph.num_relations)

@@ -20,6 +20,7 @@ from weft.flow.feature_store import FeatureStore
 from weft.flow.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
+from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.pinned import pinned
 from weft.runtime.batches.source import Batch, Infer
 
@@ -43,6 +44,14 @@ class LayerNodes:
         place = torch.full(mask.shape, -1, dtype=torch.int32, device=mask.device)
         place[ids.long()] = torch.arange(ids.numel(), dtype=torch.int32, device=mask.device)
         return cls(ids, place)
+
+
+def infer_chunk(infer: Infer, chunk: Batch) -> Tensor:
+    """``infer(chunk)``; what was derived from its block is let go at once, not when Python finds the cycle it is in."""
+    found = infer(chunk)
+    if isinstance(chunk.blocks, Adjacency):
+        chunk.blocks._derived.clear()
+    return found
 
 
 class LayerWise:
@@ -101,7 +110,7 @@ class LayerWise:
         """One layer of its nodes ``[K, T, H]`` in host memory; ``below``: that before it, None for the features."""
         nodes, out = self._nodes_of(later), None
         for first, ids in self._chunks(nodes):
-            found = infer(self._chunk(self._sampler.sample(ids), place, later, below))
+            found = infer_chunk(infer, self._chunk(self._sampler.sample(ids), place, later, below))
             if out is None:
                 out = self._room(place, (nodes.ids.numel(), found.shape[0], found.shape[-1]), found.dtype)
             out[first : first + ids.numel()].copy_(found.movedim(0, 1))

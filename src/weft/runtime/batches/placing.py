@@ -28,7 +28,7 @@ def place_graph(graph: Graph, placement: Placement, device: torch.device) -> Gra
     moved["x"] = _placed_features(graph.x, placement.features, device)
     moved["adj"] = _placed_edges(graph.adj, placement.topology, device)
     if graph.relation is not None:
-        moved["relation"] = graph.relation.to(moved["adj"].device)
+        moved["relation"] = _placed_relation(graph.relation, moved["adj"])
     if all(moved[name] is getattr(graph, name) for name in moved):
         return graph
     placed = graph._changed(**moved)
@@ -56,6 +56,11 @@ def _placed_edges(adj: Adjacency, place: str, device: torch.device) -> Adjacency
         return adj
     weight = None if adj.weight is None else pinned(adj.weight)
     return Adjacency(pinned(adj.indptr), pinned(adj.indices), adj.num_cols, weight=weight, symmetric=adj.symmetric)
+
+
+def _placed_relation(relation: Tensor, adj: Adjacency) -> Tensor:
+    """Beside the edges: pinned where a GPU reads those from host memory."""
+    return pinned(relation) if adj.device == HOST and adj.indices.is_pinned() else relation.to(adj.device)
 
 
 # ---- mapped files ------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from weft.core.errors import SpecError
 from weft.core.placement import EVALUATION_EDGES, Placement
 from weft.core.plan import Plan
+from weft.core.settings.fanout import Hop, most_picks
 from weft.core.task import Task
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.cache_policy import CacheChoice
@@ -22,19 +24,21 @@ from weft.flow.device import exact_device
 from weft.flow.feature_store import FeatureStore
 from weft.flow.padded import PaddedAdjacency
 from weft.flow.pipeline import Pipeline
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.sampler import NeighbourSampler, is_plain, resolved
 from weft.flow.seeds import SeedBatch, SeedOrder
 from weft.flow.training_stages import training_stages
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT
 from weft.runtime.batches.caches import Presampled, choose_cache, policy_called
 from weft.runtime.batches.device_batch import DeviceBatch, Fetched
 from weft.runtime.batches.layerwise import LayerWise
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
+MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
 WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
 EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
@@ -49,7 +53,7 @@ class Sampling:
     things lie, and ``policy`` a cache policy of the user's own.
     """
 
-    fanout: tuple[int, ...]
+    fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
@@ -86,8 +90,10 @@ class Sampled:
 
     def __init__(self, request: SourceRequest, sampling: Sampling) -> None:
         graph, x = request.graph, request.x
-        self._x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather rows of it
+        self._x = x if isinstance(x, Tensor) else _dense_rows(x, graph)  # batches gather rows of it
         self._graph, self._sampling = graph, sampling
+        self._fanouts = resolved(sampling.fanout, graph)
+        self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
         self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
@@ -106,16 +112,16 @@ class Sampled:
         self._layers = self._layer_wise()
 
     def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
-        degrees = "sampled" if subgraph else "full"
+        degrees = "sampled" if subgraph or self._apart else "full"
         about = {"seed": self._sampling.seed, "threads": 1, "subgraph": subgraph, "degrees": degrees}
         return NeighbourSampler(
-            self._graph, self._sampling.fanout, device=self._sampling_device(subgraph), cached=cached, **about
+            self._graph, self._fanouts, device=self._sampling_device(subgraph), cached=cached, **about
         )
 
     def _sampling_device(self, subgraph: bool) -> torch.device:
         """The device that samples: the one that trains, if it reaches the edges."""
         adj = self._graph.adj
-        plain = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout) and not subgraph
+        plain = is_plain(self._fanouts) and not subgraph and not self._apart
         if self._device.type == "cuda" and adj.device.type == "cpu" and not (adj.indices.is_pinned() and plain):
             return adj.device
         return self._device
@@ -124,7 +130,7 @@ class Sampled:
         placement = self._sampling.placement
         if placement is None or not placement.cached:
             return CacheChoice()
-        batches = Presampled(self._make_sampler(subgraph), self._order)
+        batches = Presampled(partial(self._make_sampler, subgraph), self._order)
         policy = policy_called(placement.policy, self._sampling.policy, batches, placement)
         return choose_cache(placement, policy, self._graph, self._x)
 
@@ -143,11 +149,10 @@ class Sampled:
         adj = self._graph.adj
         if self._device.type != "cuda" or self._sampler.device != self._device or self.store.tier == "host":
             return False
-        usual = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout)
-        return usual and adj.weight is None and not _has_loops(adj)
+        return is_plain(self._fanouts) and adj.weight is None and not _has_loops(adj)
 
     def reads(self) -> dict[str, float]:
-        """Rows of features and neighbour lists that were read, and the shares that caches had; empty without a cache."""
+        """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""
         found: dict[str, float] = {}
         placement = self._sampling.placement
         if placement is not None and placement.features == "cached":
@@ -175,8 +180,7 @@ class Sampled:
     def example(self) -> Batch:
         """The first batch of the first epoch."""
         seeds = next(iter(self._order.epoch(0)))
-        sampled = self._sampler.sample(seeds.seeds, 0, 0)
-        sampled = sampled.with_data(self.store.read(sampled.input_nodes)).to(self._device)
+        (sampled,) = Pipeline(self.pipeline.stages, 1).run([seeds])
         return self._batch(sampled)
 
     def _batch(self, sampled: MiniBatch | Subgraph) -> Batch:
@@ -216,8 +220,8 @@ class Sampled:
         """
         if place not in self._buffers:
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
-            for fanout in self._sampling.fanout:
-                rows = min(rows * (fanout + 1), seeds + self._graph.num_nodes)
+            for fanout in self._fanouts:
+                rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
             self._buffers[place] = torch.zeros(rows, self._x.shape[1], dtype=self._x.dtype, device=self._device)
         return self._buffers[place]
 
@@ -225,13 +229,15 @@ class Sampled:
         blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
         return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
 
-    def _padded(self, hop: DeviceHop) -> PaddedAdjacency:
+    def _padded(self, hop: DeviceHop) -> Adjacency:
         def full() -> tuple[Tensor, Tensor]:
             nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # beyond the existing ones they hold anything
             scale, degree = self._sampler.full_degrees
             return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
 
-        return PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=full)
+        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if self._apart else full)
+        relation = self._sampler.relation_at(hop.edges)
+        return block if relation is None else block.related(relation, self._graph.num_relations)
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
@@ -258,6 +264,15 @@ class Sampled:
         return self._graph.y.to(self._device) if self._layers is None else self._layers.labels()
 
 
+def _dense_rows(x: SparseFeatures, graph: Graph) -> Tensor:
+    if x.shape[0] * x.shape[1] > MOST_DENSE:
+        raise SpecError(
+            f"graph {graph.name!r}: sampled batches have dense features, and {x.shape[0]:,} x {x.shape[1]:,} of them "
+            "are too many; give the nodes narrower features, or train on the whole graph with mode='full'"
+        )
+    return x.to_dense()
+
+
 def _has_loops(adj: Adjacency) -> bool:
     """Whether any edge leads back to its source; the edges are read in chunks."""
     rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
@@ -279,4 +294,5 @@ def local_adjacency(local: Subgraph) -> Adjacency:
     indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
     torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
     weight = None if local.weight is None else local.weight[order]
-    return Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    adj = Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)

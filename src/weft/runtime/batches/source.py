@@ -34,7 +34,8 @@ class Batch:
 
     ``x [M, F]`` dense or sparse; ``blocks``: one adjacency for all layers, or one per layer; ``y [N]`` (or ``[N, C]``)
     labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
-    rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
+    rows of all batches of an epoch, over ranks: by those of the batch on all ranks, of which there are ``of_epoch [1]``
+    of the epoch's; ``first``: the model's first aggregation of ``x``, where it is constant.
     ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
     ``shape``: batches of equal shape can replay one CUDA graph of the step (None: never captured); ``varies``: the
     fields in which they differ.
@@ -49,6 +50,7 @@ class Batch:
     layer: int | None = None
     shape: Hashable = None
     varies: tuple[str, ...] = ("rows", "share")
+    of_epoch: Tensor | None = None
 
     @cached_property
     def edge_index(self) -> Tensor:
@@ -65,6 +67,12 @@ class Batch:
     def edge_weight(self) -> Tensor | None:
         """Weights of the edges ``[E]``, in the same order."""
         return self._only_block().weight
+
+    @property
+    def edge_type(self) -> Tensor | None:
+        """Relations of the edges ``[E]`` int64, in the same order; None without relations."""
+        relation = self._only_block().relation
+        return None if relation is None else relation.long()
 
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):
@@ -144,6 +152,9 @@ class Source(Protocol):
     overlaps: bool
     reduce: Reduce
 
+    def reads(self) -> dict[str, float]:
+        """What was read of features and edges, and which shares caches had; empty without caches."""
+
     def counters(self) -> list[Tensor]:
         """What making a batch on the device writes besides the batch: a trial run of a captured step restores it."""
 
@@ -169,19 +180,29 @@ class Source(Protocol):
 MakeSource = Callable[[SourceRequest], Source]
 
 
-class FullGraph:
+class OneByOne:
+    """Of sources whose batches are there when they are handed out: nothing is made meanwhile, and nothing counted."""
+
+    overlaps = False
+
+    def reads(self) -> dict[str, float]:
+        """Nothing: there is no cache."""
+        return {}
+
+    def counters(self) -> list[Tensor]:
+        """None."""
+        return []
+
+
+class FullGraph(OneByOne):
     """The whole graph, every time: one step per epoch, one constant batch."""
 
-    steps_per_epoch, constant, overlaps, reduce = 1, True, False, ONE_RANK
+    steps_per_epoch, constant, reduce = 1, True, ONE_RANK
 
     def __init__(self, request: SourceRequest) -> None:
         self._graph = graph = request.graph
         share = torch.ones(1, device=graph.device)
         self.batch = Batch(request.x, graph.adj, graph.y, graph.train, share, request.first, shape="full graph")
-
-    def counters(self) -> list[Tensor]:
-        """None: the batch is there."""
-        return []
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The one batch, unless it is done already."""

@@ -26,6 +26,7 @@ from weft.runtime.user_modules.counted_dropout import CountedDropout
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
 Loss = Callable[[Tensor, Batch], Tensor]
+Watch = Callable[[int, Tensor], None]
 
 
 class Forward:
@@ -51,6 +52,8 @@ class Forward:
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
+        self._watch: Watch | None = None
+        self._leaves: list[Tensor] = []
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -68,7 +71,7 @@ class Forward:
                 None
             ]  # a view: taking row 0 would have a backward of its own
         self._set_mode(training)
-        weights = self._layout.copies(flat.to(self._dtype))
+        weights = self._watched(self._layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers
         if batch.layer:  # from the second layer on every member has features of its own
             return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
@@ -77,7 +80,7 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        self._slots.bind(self._views(flat))
+        self._slots.bind(self._watched(self._views(flat)))
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
@@ -114,6 +117,27 @@ class Forward:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self._layout.views(flat.to(self._dtype))
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[list[Tensor]]:
+        """Inside, a call makes leaves of the parameters, which it puts into the list that this yields.
+
+        ``watch(place, gradient)`` is called for each as soon as its gradient is complete. Views of one buffer would
+        have theirs at the end of the backward pass: autograd runs what was recorded first last, but leaves at once.
+        """
+        self._watch, self._leaves = watch, []
+        try:
+            yield self._leaves
+        finally:
+            self._watch = None
+
+    def _watched(self, weights: list[Tensor]) -> list[Tensor]:
+        if self._watch is None:
+            return weights
+        self._leaves += [weight.detach().requires_grad_() for weight in weights]
+        for place, leaf in enumerate(self._leaves):
+            leaf.register_hook(partial(self._watch, place))
+        return self._leaves
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
         """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""

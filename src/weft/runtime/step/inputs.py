@@ -55,8 +55,8 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if len(names) < 2 or _is_star(model, names[1]):
         return lambda batch: model(batch.x)
     if names[1] == "edge_index":
-        weighted = "edge_weight" in names
-        return lambda batch: _call_with_edges(model, batch, weighted)
+        wanted = [name for name in ("edge_weight", "edge_type") if name in names]
+        return lambda batch: _call_with_edges(model, batch, wanted)
     if "layer" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
     if "first" in names:
@@ -64,10 +64,10 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: model(batch.x, batch.blocks)
 
 
-def _call_with_edges(model: nn.Module, batch: Batch, weighted: bool) -> Tensor:
-    if weighted and batch.edge_weight is not None:
-        return model(batch.x, batch.edge_index, edge_weight=batch.edge_weight)
-    return model(batch.x, batch.edge_index)
+def _call_with_edges(model: nn.Module, batch: Batch, wanted: list[str]) -> Tensor:
+    """With those of ``edge_weight`` and ``edge_type`` that the model takes and the graph has."""
+    found = {name: getattr(batch, name) for name in wanted}
+    return model(batch.x, batch.edge_index, **{name: value for name, value in found.items() if value is not None})
 
 
 def takes_edge_index(model: nn.Module) -> bool:
@@ -114,8 +114,8 @@ def _is_star(model: nn.Module, name: str) -> bool:
 class Inputs:
     """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
-    ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains, the
-    graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
+    ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
+    the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
     """
 
     def __init__(

@@ -19,6 +19,7 @@ from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings.value_names import identity
 from weft.core.task import Task
+from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
@@ -29,7 +30,7 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
-from weft.runtime.step.parameters import Layout, layout_of
+from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
@@ -75,12 +76,14 @@ class Members:
         _set_stacked(self._model, len(tasks) > 1)
         self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
         _set_reduce(self._model, self.source.reduce)
+        self._check_norms()
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self._forward(self._model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        self.notes += _empty_relations(self._task, self._graph)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -98,6 +101,12 @@ class Members:
         return layers_of(self._model)
 
     @property
+    def in_first_layer(self) -> list[bool]:
+        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
+        prefix = first_layer_prefix(self._model)
+        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
+
+    @property
     def _sparse(self) -> bool:
         return isinstance(self._graph.x, SparseFeatures)
 
@@ -110,7 +119,8 @@ class Members:
     def _forward(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
         dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        if self._is_users and alone and dtype == torch.float32 and self._graph.device.type != "meta":
+        plain = dtype == torch.float32 and reduce.ranks == 1 and self._inputs.device.type != "meta"
+        if self._is_users and alone and plain:
             return LeafForward(model, self.layout, bind(model), reduce)
         return Forward(model, self.layout, bind(model), dtype, reduce)
 
@@ -131,13 +141,24 @@ class Members:
         """Keep only the members in ``rows``."""
         self.slots = [self.slots[row] for row in rows]
 
+    def _check_norms(self) -> None:
+        """A batch that ranks share has some nodes on several of them: a norm over rows would count those twice."""
+        shared = self.source.reduce.ranks > 1 and not self.source.constant
+        if shared and any(isinstance(module, BatchNorm) for module in self._model.modules()):
+            raise SpecError(
+                f"task {self._task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+                "the nodes of a batch; use norm='layer', or one rank"
+            )
+
     # ---- building ------------------------------------------------------------------------------------
 
     def _build(self, task: Task) -> nn.Module:
         device = self._inputs.device
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
-            return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
+            graph = self._graph
+            _check_relations(task, graph)
+            return build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, are initialised."""
@@ -166,7 +187,7 @@ class Members:
 
     def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
         """A module to try for every member: its own, and a copy of the one that runs for all."""
-        if not self._is_users or self._graph.device.type == "meta":
+        if not self._is_users or self._inputs.device.type == "meta":
             return []
         return [self._another(model) if row == widest else model for row, model in enumerate(models)]
 
@@ -174,7 +195,7 @@ class Members:
         """The module of the widest task again: built anew, or a copy of the object that the task was given."""
         if isinstance(self._task.model, nn.Module):
             return self._copied(model)
-        with same_draws(self._graph.device):
+        with same_draws(self._inputs.device):
             return self._build_whole(self._task)
 
     def _copied(self, model: nn.Module) -> nn.Module:
@@ -263,7 +284,7 @@ class Members:
     def try_out(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
         """Call the model before training, so that errors show; a user's one also as a plain loop would call it."""
         users = self._is_users and not state.flat.is_meta
-        with same_draws(self._graph.device) if users else nullcontext():
+        with same_draws(self._inputs.device) if users else nullcontext():
             self._try_features(state)
             if users:
                 self._try_alone(state, loss_of)
@@ -286,7 +307,7 @@ class Members:
         task, batch, rates = self.slots[row].task, self.source.example(), [rate[None] for rate in self.slots[row].rates]
         with torch.no_grad(), _model_errors(task, self._graph.name):
             if self._is_users and not state.flat.is_meta:
-                model = copy_module(self._trials[row])[0]
+                model = self._copied(self._trials[row])
                 _set_reduce(model, self.source.reduce)
                 forward = Forward(model, self.layout, bind(model), DTYPES[task.precision], self.source.reduce)
                 forward.attach(state.select([row]), rates)
@@ -363,7 +384,7 @@ class Members:
         if self.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
             return
         batch = self.source.example()
-        with torch.no_grad(), same_draws(self._graph.device):
+        with torch.no_grad(), same_draws(self._inputs.device):
             before = state.snapshot()
             state.flat[0] = flat
             expected = self.forward.one(state.flat[0], training=False, batch=batch)
@@ -430,6 +451,25 @@ class Members:
                 parameter.data = named[name].clone()
         BufferSlots(model).bind({name: named[name].clone() for name in buffers})
         return model.eval()
+
+
+def _check_relations(task: Task, graph: Graph) -> None:
+    if task.traits is not None and task.traits.relational and not graph.num_relations:
+        raise SpecError(
+            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
+            "give the graph relation=, one number per edge, or choose another model"
+        )
+
+
+def _empty_relations(task: Task, graph: Graph) -> list[str]:
+    """A remark on relations without edges, if the model has weights for them."""
+    if task.traits is None or not task.traits.relational:
+        return []
+    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
+    if not empty:
+        return []
+    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
 
 
 def aggregation_key(task: Task) -> Hashable:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
+from weft.dist.early_gradients import EarlyGradients
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
@@ -124,8 +125,7 @@ class Stack:
     def train_on(self, batch: Batch) -> None:
         """One of several steps of an epoch: train, and count the step and its part of the epoch's loss."""
         losses = self.train_step(batch)
-        one_rank = self.source.reduce.ranks == 1  # else the losses are this batch's part already
-        self.state.epoch_loss.add_(losses * batch.share if one_rank else losses)
+        self.state.epoch_loss.add_(losses * (batch.share if batch.of_epoch is None else batch.of_epoch))
         self.state.steps.add_(1)
 
     def end_epoch(self, evaluated: bool) -> None:
@@ -154,9 +154,20 @@ class Stack:
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
-        losses, grad = self.forward.gradients(flat, batch, self._loss, self._ones)
-        reduce = self.source.reduce
-        return reduce.sum(losses), reduce.sum(grad)
+        if self.source.reduce.ranks > 1:
+            return self._gradients_over_ranks(flat, batch)
+        return self.forward.gradients(flat, batch, self._loss, self._ones)
+
+    def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
+        early = EarlyGradients(
+            self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, self.source.reduce
+        )
+        with self.forward.watched(early.take) as leaves:
+            losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
+        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
+        found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+        return early.finish(losses.detach(), found)
 
     def logits(self, flat: Tensor, batch: Batch) -> Tensor:
         """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""

@@ -83,7 +83,8 @@ def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor
 def check_used_through_modules(forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
     """A :class:`SpecError` if the model reads a parameter other than through the module that it belongs to.
 
-    Where weights are cast (bf16), the module is given other tensors than its own parameters.
+    Where weights are cast (bf16) or gradients are sent to other ranks, the module is given other tensors than its own
+    parameters.
     """
     own = [p for p in forward.model.parameters() if p.requires_grad and p.is_leaf]
     leaf = state.flat.detach().requires_grad_()
@@ -92,7 +93,7 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
     if any(grad is not None for grad in found[1:]):
         raise SpecError(
             f"model {type(forward.model).__name__} reads a parameter other than as an attribute of its module (from a "
-            "list or a closure); only precision='fp32' and 'tf32' can train that"
+            "list or a closure); only precision='fp32' and 'tf32' on one rank can train that"
         )
 
 

@@ -98,12 +98,12 @@ def _parts(value: Any) -> Any:
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    if isinstance(value, (types.CodeType, types.BuiltinFunctionType, set, frozenset)):
+    if isinstance(value, (types.CodeType, types.BuiltinFunctionType, types.ModuleType, set, frozenset)):
         return None
     own = dict(vars(value)) if hasattr(value, "__dict__") else {}
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
     own |= {name: getattr(value, name) for name in slots if not name.startswith("__")}
-    return own or None
+    return own if own or hasattr(value, "__dict__") else None
 
 
 def _says_equal(mine: Any, other: Any) -> bool:

@@ -279,7 +279,7 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
-    """Answer with plain data; the encoder of FastAPI would walk through 10,000 tasks once more."""
+    """Answer with plain data; the encoder of FastAPI would go through 10,000 tasks once more."""
 
     def encoded() -> bytes:
         return json.dumps(call(*arguments), allow_nan=False).encode()

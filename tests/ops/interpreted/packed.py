@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.ops.graphs import from_pairs
+from tests.graphs_for_tests import from_pairs
 from weft.ops import Adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.worklist import build_worklist
@@ -26,14 +26,14 @@ def small(num_rows: int = 11, num_cols: int = 9) -> Adjacency:
     return from_pairs(*there.nonzero(as_tuple=True), num_rows, num_cols)
 
 
-def walks(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
-    """Forward and backward walk, each with its work list."""
+def both_csr(adj: Adjacency) -> tuple[PackedCSR, PackedCSR]:
+    """``adj`` and its transpose, packed, each with its work list."""
     return _with_work(adj), _with_work(adj.transposed())
 
 
 def _with_work(adj: Adjacency) -> PackedCSR:
-    walk = unpack_csr(pack_csr(adj, rows=True, perm=True))
-    return replace(walk, work=build_worklist(walk.indptr, LIGHT, CHUNK))
+    csr = unpack_csr(pack_csr(adj, rows=True, perm=True))
+    return replace(csr, work=build_worklist(csr.indptr, LIGHT, CHUNK))
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from weft.dist.partition_arrays import halo_of, neighbour_pieces, places_in, split_edges
-from weft.ops.sparse.sharded_spmm_triton import ShardWalk
+from weft.ops.sparse.sharded_spmm_triton import ShardedCSR
 
 WHOLE_ROWS = 2**31 - 1
 
 
-def shard_walk(
+def shard_csr(
     indptr: Tensor,
     columns: Tensor,
     bounds: Sequence[int],
@@ -21,7 +21,7 @@ def shard_walk(
     ps: int,
     weight: Tensor | None = None,
     chunks: int = 1,
-) -> ShardWalk:
+) -> ShardedCSR:
     """Local and remote pieces of rows ``indptr [n+1]`` with global ``columns [E]``; ``weight [E]``: factors.
 
     ``ps``: neighbours of a piece, 0 for all of a row. ``chunks``: into how many parts the remote rows are cut; no piece
@@ -40,7 +40,7 @@ def shard_walk(
     far, far_rows, chunk_of = _chunked_pieces(split.remote_indptr, place, chunk_rows, most)
     order = torch.sort(chunk_of, stable=True).indices
     per_chunk = torch.bincount(chunk_of, minlength=chunks).cumsum(0).tolist()
-    return ShardWalk(
+    return ShardedCSR(
         _piece_offsets(near[0], rows),
         near[1],
         near[2].to(torch.int32),
