@@ -277,3 +277,17 @@ def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
 
 def test_the_queue_kept_every_promise(queue):
     assert problems(queue.db) == []
+
+
+def test_a_task_of_higher_priority_preempts_and_the_other_goes_on_bit_for_bit(queue):
+    [slow] = queue.submit({"hidden": 20, "epochs": 900, "seed": 8})
+    queue.until(lambda: queue.epoch(slow) > 0)
+    active = next(one for one in queue.supervisor.state.active.values() if slow in one.members)
+    active.group = replace(active.group, seconds=3600.0)  # by the estimate it would be done too soon to preempt
+    [quick] = queue.submit({"seed": 9}, priority=5)
+    done, task = queue.wait([quick, slow], 240.0)
+    assert (done.state, task.state) == ("done", "done")
+    assert done.updated < task.updated
+    assert "preempted" in [event.data.get("error") for event in queue.db.events(task=slow, limit=100_000)]
+    expected = history_of(weft.Task(**{**TASK, "hidden": 20, "epochs": 900, "seed": 8}))["gcn"]
+    assert same(queue.history(slow), expected)

@@ -40,6 +40,12 @@ def serve(
         str | None,
         typer.Option(metavar="BYTES", help="Memory per device for all tasks.", show_default="what is free"),
     ] = None,
+    keep_graphs: Annotated[
+        str, typer.Option(metavar="BYTES", help="Graphs that each worker keeps between groups, out of the budget.")
+    ] = "512MiB",
+    mps: Annotated[
+        bool, typer.Option("--mps/--no-mps", help="Start NVIDIA's MPS for several workers of a GPU, if installed.")
+    ] = True,
     allow_model: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,6 +90,8 @@ def serve(
         graphs=graphs,
         downloads=allow_downloads,
         quota=quota,
+        keep_graphs=parse_bytes(keep_graphs),
+        mps=mps,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,
         keep_seconds=None if keep_days is None else keep_days * 86_400,

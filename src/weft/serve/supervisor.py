@@ -49,8 +49,8 @@ class Supervisor:
         self.error, self.view = "", ServerView.empty()
         self._views = ServerView(self.state, self.pool)
         self._planner = TaskPlanner(self.state, self.pool)
-        self._scheduler = Scheduler(self.state, self.pool)
         self._leaving = Leaving(self.state)
+        self._scheduler = Scheduler(self.state, self.pool, self._leaving)
         self._endings = GroupEndings(self.state)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
         self._drained_by = 0.0

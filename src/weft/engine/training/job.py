@@ -35,6 +35,7 @@ from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.dividing import Dividing
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.group_queue import next_group
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
@@ -123,7 +124,8 @@ class Job:
         waiting = list(self.groups)
         with Interruption(self._options.control), self._cap():
             while waiting:
-                key, plan = waiting.pop(0)
+                (key, plan), _ = next_group(waiting, self._tasks)
+                waiting.remove((key, plan))
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)

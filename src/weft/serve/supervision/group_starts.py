@@ -75,6 +75,7 @@ class GroupStarts:
             utilisation=utilisation,
             graph=str((claimed[0].plan or {}).get("graph", "")),
             heard=time.monotonic(),
+            priority=max(task.priority for task in claimed),
         )
         worker.group = group.id
         self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)

@@ -25,7 +25,7 @@ class Leaving:
     def _dismiss(self, active: Active, lost: Sequence[str]) -> None:
         paused = [name for name in lost if self._state.db.get(name).state in ("paused", "queued", "planned")]
         if paused and not active.leaving:
-            self._preempt(active)
+            self.preempt(active)
         if active.fused:
             for name in paused:
                 if name not in active.split:
@@ -36,7 +36,8 @@ class Leaving:
         if cancelled:
             active.worker.send("cancel", group=active.group.id, names=cancelled)
 
-    def _preempt(self, active: Active) -> None:
+    def preempt(self, active: Active) -> None:
+        """Let a group save a checkpoint and return."""
         active.leaving = True
         active.worker.send("preempt", group=active.group.id)
 
@@ -44,4 +45,4 @@ class Leaving:
         """Let every group save a checkpoint and return."""
         for active in self._state.active.values():
             if not active.leaving:
-                self._preempt(active)
+                self.preempt(active)

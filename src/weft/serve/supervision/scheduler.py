@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from weft.sched.admission import free_bytes
+from weft.sched.decide import decide
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
 from weft.serve.supervision.group_starts import GroupStarts
+from weft.serve.supervision.leaving import Leaving
 from weft.serve.supervision.queue_views import queued_task
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
@@ -23,8 +25,8 @@ MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
 class Scheduler:
     """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
 
-    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
-        self._state, self._pool = state, pool
+    def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving) -> None:
+        self._state, self._pool, self._leaving = state, pool, leaving
         self._starts = GroupStarts(state, pool)
         self._policy: Policy = find_policy(state.options.policy)
         self._known: dict[str, QueueTask] = {}  # planned tasks as last read
@@ -46,6 +48,8 @@ class Scheduler:
         decision = self._decide(ready)
         for name, reason in decision.refuse.items():
             unless_lost(self._state.db.refuse, name, reason)
+        for group in decision.preempt:
+            self._leaving.preempt(self._state.active[group])
         for start in decision.start:
             self._starts.start(start, [known[name] for name in start.members])
         started = set(decision.started)
@@ -77,7 +81,7 @@ class Scheduler:
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
         setup = self._state.setup_of(next(iter(self._pool.room)))
-        return self._policy.schedule([queued_task(task, setup) for task in tasks], running, self._machine())
+        return decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
 
     def _machine(self) -> MachineState:
         devices = []
@@ -85,8 +89,7 @@ class Scheduler:
             workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
             workers, options = max(workers, 1), self._state.options
             kept = options.reserved_of(room)
-            lanes = {"workers": workers, "inference_workers": min(options.inference_workers, workers - 1)}
-            devices.append(DeviceState(name, room, kept, started=self._state.started_on.get(name, 0), **lanes))
+            devices.append(DeviceState(name, room, kept, workers, started=self._state.started_on.get(name, 0)))
         users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())
         return MachineState(tuple(devices), time.time(), users)
 
@@ -104,6 +107,8 @@ class Scheduler:
     def _resume_groups(self, planned: Mapping[str, QueueTask]) -> list[QueueTask]:
         """Let groups that were preempted go on as they were; returns the planned tasks that are in none of them."""
         taken: set[str] = set()
+        grouped = {name for group in self._state.resumable.values() for name in group.members}
+        urgent = max((task.priority for task in planned.values() if task.id not in grouped), default=None)
         for group in list(self._state.resumable.values()):
             members = [self._state.db.get(name) for name in group.members]
             ours = [task for task in members if task.state != "paused" and "from" not in (task.plan or {})]
@@ -114,6 +119,9 @@ class Scheduler:
                 continue
             taken |= {task.id for task in present}
             worker = self._pool.idle_worker(group.device)
+            if urgent is not None and urgent > max(task.priority for task in present):
+                self._state.why |= {task.id: "waits for a task of higher priority" for task in present}
+                continue
             if not all(task.id in planned for task in present) or worker is None or not self._fits(group):
                 self._state.why |= {task.id: "waits to go on with its group" for task in present}
                 continue

@@ -29,6 +29,7 @@ class Active:
     utilisation: float
     graph: str
     heard: float
+    priority: int = 0
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
@@ -56,6 +57,8 @@ class Active:
             started=one.started,
             ends=one.started + one.seconds,
             graph=self.graph,
+            priority=self.priority,
+            leaving=self.leaving,
         )
 
 
