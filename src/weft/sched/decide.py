@@ -36,7 +36,7 @@ def fault_of(
         if queue.blocked_by(name) or name in decision.refuse:
             return f"starts {name!r}, which waits for others or is refused"
     workers = {device.name: device.workers for device in machine.devices}
-    used = Counter([*(group.device for group in running), *(group.device for group in decision.start)])
+    used = Counter([group.device for group in running] + [start.device for start in decision.start])
     crowded = next((name for name, count in used.items() if count > workers.get(name, 0)), None)
     if crowded is not None:
         return f"{used[crowded]} groups on {crowded}, which has {workers.get(crowded, 0)} workers"

@@ -16,16 +16,16 @@ MIB = 1 << 20
 class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
-            ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
-        groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
-        ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
-        no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
-        not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
-        ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
-        how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
-        between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
-        most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
-        """
+        ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
+    groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
+    ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
+    no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
+    not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
+    ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
+    how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
+    between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
+    most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
+    """
 
     db: Path
     devices: tuple[str, ...] = ("auto",)
