@@ -15,6 +15,7 @@ from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
+from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.planner.division.loads import bound, loads
@@ -231,7 +232,7 @@ class _Search:
         """Bytes of a batch at its largest: features and neighbours."""
         task, rows = setup.task, min(setup.task.batch, max(self._stats.num_train, 1))
         most, edges = rows, 0
-        for fanout in task.fanouts:
+        for fanout in picks_per_hop(task.fanouts, self._stats):
             edges += most * max(fanout, 1)
             most = min(most * (max(fanout, 0) + 1), self._stats.num_nodes + rows)
         return most * (row_bytes(task, self._stats) + 4) + 8 * edges
