@@ -15,7 +15,7 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
-from benchmarks.report import kernels, planning, runs, training
+from benchmarks.report import kernels, planning, runs, sampled, training
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/plan.md", "benchmarks/README.md")
@@ -41,6 +41,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "compiled": runs.compiled,
     "first-minute": runs.first_minute,
     "sampled-epoch": runs.sampled_epoch,
+    "neighbor-loader": sampled.neighbor_loader,
+    "sampled-accuracy": sampled.sampled_accuracy,
     "papers100m": runs.papers,
     "cpu": runs.cpu,
     "files": runs.kept_files,

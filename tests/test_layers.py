@@ -29,7 +29,8 @@ BELOW = {
     "weave": {"runtime", "capture", "flow", "dist", "nn", "graph", "ops", "core"},
     "engine": {"weave", "runtime", "capture", "flow", "dist", "sched", "planner", "nn", "graph", "ops", "core"},
 }
-BELOW["serve"] = {"engine", *BELOW["engine"]}
+BELOW["cluster"] = {"engine", *BELOW["engine"]}
+BELOW["serve"] = {"cluster", *BELOW["cluster"]}
 BELOW["cli"] = {"serve", *BELOW["serve"]}
 BRAIN = ("core", "planner", "sched")
 REQUIRED = {"torch", "numpy", "numba", "llvmlite", "safetensors", "rich", "typer"}  # llvmlite is numba's

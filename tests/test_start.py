@@ -20,7 +20,8 @@ NOT_ON_A_CPU = (
     *(
         "weft.capture",
         "weft.weave",
-        "weft.flow",
+        "weft.flow.sampler",
+        "weft.flow.pipeline",
         "weft.serve",
         "weft.dist.launch",
         "weft.dist.ranks",

@@ -32,7 +32,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, ``+`` behind it if files differ; without a repository ``$WEFT_COMMIT`` or None."""
+    """``$WEFT_COMMIT`` if set, else the commit of this checkout, ``+`` behind it if files differ; None if unknown."""
+    if os.environ.get("WEFT_COMMIT"):
+        return os.environ["WEFT_COMMIT"]
     here = Path(__file__).parent
     try:
         found, changed = (
@@ -40,7 +42,7 @@ def commit() -> str | None:
             for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("WEFT_COMMIT") or None
+        return None
     return found.strip() + ("+" if changed.strip() else "")
 
 
@@ -76,8 +78,9 @@ def cpu() -> dict[str, Any]:
 
 def command(argv: list[str]) -> str:
     """The command line as a reader of the results would type it: folders of this machine are left out."""
-    file = Path(argv[0])
-    module = ".".join(["benchmarks", *(["suites"] if file.parent.name == "suites" else []), file.stem])
+    parts = Path(argv[0]).with_suffix("").parts
+    inside = parts[parts.index("suites") :] if "suites" in parts else parts[-1:]
+    module = ".".join(["benchmarks", *inside])
     words, shorten = [f"python -m {module}"], False
     for word in argv[1:]:
         words.append(Path(word).name if shorten else word)

@@ -27,7 +27,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "epoch": ("shape", "model", "side"),
     "estimates": ("name", "shape", "tasks", "measured"),
     "first_minute": ("shape", "model", "side"),
-    "sampled_epoch": ("shape", "features", "depth", "tasks", "side"),
+    "sampled_accuracy": ("graph", "model", "side", "seed"),
+    "sampled_epoch": ("shape", "case", "tasks", "precision", "side"),
+    "sampling": ("work", "seeds", "rows", "fanout", "side"),
     "spmm": ("shape", "features", "side", "rows"),
     "sweep": ("shape", "model", "precision", "side", "tasks"),
 }

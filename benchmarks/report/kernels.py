@@ -51,7 +51,7 @@ def spmm_sentence() -> str:
 
 
 def clusters() -> str:
-    """What walking rows by cluster is worth, and takes."""
+    """What taking rows by cluster is worth, and takes."""
     results = Results.of("spmm")
     gains = []
     for cell in results.cells:
@@ -112,7 +112,7 @@ def directions() -> str:
     """Forward and backward products in one launch."""
     results = Results.of("multi_kernels")
     names = {"separate": "six kernels one after another", "stacked": "stacked by direction",
-             "joined": "all in one launch", "pull-push": "pulled and pushed along one walk",
+             "joined": "all in one launch", "pull-push": "pulled and pushed over one structure",
              "cusparse": "six of cuSPARSE"}  # fmt: skip
     apart = results.find(part="passes", side="separate")
     rows = []

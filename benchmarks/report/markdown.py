@@ -5,10 +5,12 @@ from __future__ import annotations
 import string
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.results import FOLDER, Cell, Results
 
+SUITES = Path(__file__).parents[1] / "suites"
 MISSING = "-"  # no cell
 WIDTH = 120
 MODELS = {"gcn": "GCN", "sage": "SAGE", "gin": "GIN", "gat": "GAT", "gatv2": "GATv2"}
@@ -108,7 +110,9 @@ def kept(suite: str) -> Results | None:
 
 def not_yet(suite: str) -> str:
     """What stands where a suite has not been run."""
-    return f"Not measured yet: `python -m benchmarks.suites.{suite}`."
+    found = min(SUITES.rglob(f"{suite}.py"), key=lambda path: len(path.parts))
+    module = found.relative_to(SUITES).with_suffix("")
+    return f"Not measured yet: `python -m benchmarks.suites.{'.'.join(module.parts)}`."
 
 
 class Legend:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.harness.results import Results
 from benchmarks.report.markdown import MISSING, MODELS, Legend, number, paragraph, percent, table
-from benchmarks.suites import estimates_report as report
+from benchmarks.suites.prediction import estimates_report as report
 
 GROUPS = {
     "queues T=1": "queues, T = 1",
@@ -120,7 +120,7 @@ def _tests(results: Results, graph: str, model: str, side: str, seeds: range) ->
             and c["seed"] in seeds and c["status"] == "ok"]  # fmt: skip
 
 
-def _compared(results: Results, graph: str, model: str, seeds: range = TEN) -> dict[str, Any]:
+def compared(results: Results, graph: str, model: str, seeds: range = TEN) -> dict[str, Any]:
     """Means and standard errors of both sides, and the distance in standard errors of it."""
     found: dict[str, Any] = {}
     for side in ("weft", "pyg"):
@@ -134,7 +134,7 @@ def _compared(results: Results, graph: str, model: str, seeds: range = TEN) -> d
     return found
 
 
-def _shown(found: dict[str, Any]) -> str:
+def shown(found: dict[str, Any]) -> str:
     parts = [f"{value:.2f} ± {error:.2f}" for value, error in (found[s] for s in ("weft", "pyg") if s in found)]
     if "apart" not in found:
         return ", ".join(parts)
@@ -144,9 +144,9 @@ def _shown(found: dict[str, Any]) -> str:
 def accuracy() -> str:
     """Ten seeds of every graph and model."""
     results, legend = Results.of("accuracy"), Legend()
-    rows = [[graph, *(_shown(_compared(results, graph, model)) for model in ("gcn", "sage", "gin", "gat"))]
+    rows = [[graph, *(shown(compared(results, graph, model)) for model in ("gcn", "sage", "gin", "gat"))]
             for graph in GRAPHS]  # fmt: skip
-    apart = [_compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
+    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
     near = f"{sum(one <= 2 for one in apart)} of {len(apart)} lie within two standard errors."
     legend.mark(results, results.cells)
     header = ["graph", "GCN: Weft, PyG", *(MODELS[model] for model in ("sage", "gin", "gat"))]
@@ -158,7 +158,7 @@ def accuracy_more() -> str:
     results = Results.of("accuracy")
     more = [("facebook", "gcn", range(10, 40)), ("citeseer", "gcn", range(10, 40)), ("cora", "gat", range(30))]
     rows = [[graph, MODELS[model], f"{seeds.start} to {seeds.stop - 1}",
-             _shown({k: v for k, v in _compared(results, graph, model, seeds).items()
+             shown({k: v for k, v in compared(results, graph, model, seeds).items()
                      if len(_tests(results, graph, model, "pyg", seeds)) == len(seeds) or k == "weft"})]
             for graph, model, seeds in more]  # fmt: skip
     return table(["graph", "model", "seeds", "Weft, PyG"], rows)
@@ -167,7 +167,7 @@ def accuracy_more() -> str:
 def accuracy_sentence() -> str:
     """In one sentence."""
     results = Results.of("accuracy")
-    apart = [_compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
+    apart = [compared(results, graph, model)["apart"] for graph in GRAPHS for model in ("gcn", "sage", "gin", "gat")]
     return (
         f"Trained accuracies agree with PyG's within two standard errors in {sum(one <= 2 for one in apart)} of "
         f"{len(apart)} pairs of graph and model, ten seeds each."

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.harness.results import Cell, Results
 from benchmarks.report.markdown import (
-    MISSING,
     MODELS,
     Legend,
     kept,
@@ -113,7 +112,7 @@ def first_minute() -> str:
 
 def _reasons(results: Results) -> str:
     """A line per cell that has no figure."""
-    said = [f"{' '.join(str(c[k]) for k in c if k in ('shape', 'model', 'features', 'side'))}: "
+    said = [f"{' '.join(str(c[k]) for k in c if k in ('shape', 'model', 'case', 'side'))}: "
             f"{c.get('reason') or c.get('error')}" for c in results.cells if c.get("status", "ok") != "ok"]  # fmt: skip
     return paragraph("Without a figure: " + "; ".join(dict.fromkeys(said)) + ".") + "\n\n" if said else ""
 
@@ -125,13 +124,14 @@ def sampled_epoch() -> str:
         return not_yet("sampled_epoch")
     legend, rows = Legend(), []
     for cell in (cell for cell in results.cells if cell["status"] == "ok"):
-        how = "synchronous" if cell["depth"] == 1 else f"pipelined, depth {cell['depth']}"
-        shares = " / ".join(percent(one["share"]) for one in cell.get("stages", {}).values()) or MISSING
-        rows.append([{"weft": "Weft", "pyg": "PyG NeighborLoader"}[cell["side"]], cell["features"], how, cell["tasks"],
-                     number(cell["ms"]), number(cell["ms_per_task"]), number(cell["epoch_seconds"]), shares,
-                     percent(cell.get("training_share")), legend.mark(results, [cell])])  # fmt: skip
-    header = ["side", "features", "stages", "T", "ms per step", "per task", "epoch, s (extrapolated)",
-              "share of the step: sample / fetch / transfer", "training", "run"]  # fmt: skip
+        guess = "" if cell.get("extrapolated") is None else " *"
+        rows.append([cell["shape"], {"weft": "Weft", "pyg": "PyG"}[cell["side"]], cell["case"], cell["tasks"],
+                     cell["precision"], number(cell["ms"]), number(cell["epoch_seconds"]) + guess,
+                     number(cell.get("predicted_seconds")), percent(cell.get("busy")),
+                     percent(cell.get("feature_hit_rate")), number(cell.get("peak_gb")),
+                     number(cell.get("predicted_gb")), legend.mark(results, [cell])])  # fmt: skip
+    header = ["shape", "side", "case", "T", "precision", "ms per step", "epoch, s", "predicted, s", "GPU busy",
+              "rows from the cache", "peak, GB", "predicted, GB", "run"]  # fmt: skip
     return f"{table(header, rows)}\n\n{_reasons(results)}{legend.text()}"
 
 

@@ -1,109 +1,327 @@
-"""The trainings whose memory and time are estimated: CoGNN's five queues, users' modules, PyG's modules.
+"""CoGNN's five queues on one device under every policy and baseline: makespan, JCT, queuing time, memory.
 
-A queue of CoGNN has 20 trainings of one model (or of all four: Mix), 4 to 10 layers of 64, on the 11 shapes of its
-Table IV. Which of the 77 combinations a queue has is not published; here they are drawn by seed, every shape at least
-once. All settings are plain data, so that a graph can be shared by everything that is trained on it.
+    python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
+    python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
+
+A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
+of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
+scales that. All tasks arrive at once. The byte budget is CoGNN's on a V100: 26 GiB for tasks, 6 GiB reserved.
+
+Modes. ``pyg``: PyG's models, one after another in one warm process (a process per task would pay
+``pyg_start_seconds`` more each time). ``pyg_mps``: the same by several processes under MPS, first come first served,
+memory unchecked. All others are Weft's own supervisor and workers: ``pipeswitch`` (one at a time, warm), ``mps`` (no
+admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the default. On every side kernels are compiled
+and graphs in host memory before; planning is not counted, and reported apart.
+
+Every queue is also simulated: with each task's seconds as measured alone, and with interference fitted to pairs of
+tasks that were measured side by side.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+import os
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
-from benchmarks.baselines.users_modules import NAMES, users_module
+import torch
+
+from benchmarks.baselines import mps
+from benchmarks.harness.graphs import make_graph
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.queue_runs.cdf_plot import cdf_svg
+from benchmarks.queue_runs.device_sampler import DeviceSampler
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, conditions, fit
+from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
+from benchmarks.queue_runs.queue_server import QueueRun, QueueServer, peak_bytes
+from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
 from weft.core.models import BUILT_IN
-from weft.core.task import Task
-from weft.graph.data.graph import Graph
+from weft.graph.catalog.shapes import find as find_shape
+from weft.sched.gantt import gantt_svg
+from weft.sched.policies import find_policy
+from weft.sched.queue_state import QueuedTask
+from weft.sched.simulation import Simulation
+from weft.sched.simulator import simulate
 
-SHAPES = (
-    "cora", "citeseer", "pubmed", "proteins", "artist", "soc-blog", "dd", "amazon0601", "twitter", "yeast", "ovcar-8h",
-)  # fmt: skip
-LAYERS = range(4, 11)
-QUEUES = ("gcn", "sage", "gat", "gin", "mix")
-QUEUE_LENGTH = 20
-MODULES = 20
-MODULE_SHAPES = ("pubmed", "artist", "soc-blog", "dd", "amazon0601")
-OPAQUE_SHAPES = ("pubmed", "soc-blog", "amazon0601")
-USERS_SHAPES = ("pubmed", "soc-blog", "ogbn-arxiv")
-SETS = ("queues", "modules", "opaque", "users")
+PYG = ("pyg", "pyg_mps")
+WEFT = ("pipeswitch", "backfill", "lmcf", "bmc", "base", "mps")
+GIB = 1 << 30
+Settings = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One training: the set it belongs to, its name and shape, and what model it is."""
-
-    kind: str  # of SETS
-    queue: str
-    shape: str
-    model: str
-    layers: int = 0
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """``"gcn-7"``, ``"random-3"``, ``"pyg-gat"``."""
-        return f"{self.model}-{self.layers}" if self.kind == "queues" else self.model
-
-    def tasks(self, graph: Graph, count: int, hidden: int) -> list[Task]:
-        """``count`` such trainings that differ in their seeds and rates."""
-        settings: dict[str, Any] = {"model": self._model(hidden), "epochs": 400}
-        if self.kind == "queues":
-            settings |= {"layers": self.layers, "hidden": hidden}
-            settings |= {"heads": 4, "out_heads": 4} if BUILT_IN[self.model].has_heads else {}
-        return [Task(graph=graph, name=f"{self.name}-{i}", seed=i, lr=0.01 / (1 + i), **settings) for i in range(count)]
-
-    def _model(self, hidden: int) -> Any:
-        if self.kind == "modules":
-            return random_module(self.seed)
-        if self.kind == "users":
-            return users_module(self.model, hidden)
-        return opaque_module(self.model, hidden=hidden) if self.kind == "opaque" else self.model
+def settings_of(entry: Entry, graphs: Mapping[str, Path], args: Namespace) -> Settings:
+    """A training as the settings of a task; those of PyG's model are the same."""
+    heads = {"heads": 4, "out_heads": 4} if BUILT_IN[entry.model].has_heads else {}
+    found = {"graph": str(graphs[entry.shape]), "model": entry.model, "layers": entry.layers, "hidden": args.hidden}
+    return {**found, **heads, "epochs": args.epochs, "dropout": 0.0, "lr": 0.01}
 
 
-def queue(name: str) -> list[Entry]:
-    """The 20 trainings of one of CoGNN's queues: every shape at least once, the rest drawn."""
-    draw = random.Random(f"queue {name}")
-    models = QUEUES[:-1] if name == "mix" else (name,)
-    places = [(shape, layers) for shape in SHAPES for layers in LAYERS]
-    first = [(shape, draw.choice(LAYERS)) for shape in SHAPES]
-    rest = draw.sample([place for place in places if place not in first], QUEUE_LENGTH - len(first))
-    return [Entry("queues", name, shape, draw.choice(models), layers) for shape, layers in first + rest]
+def chosen_queue(name: str, args: Namespace) -> list[Entry]:
+    """The entries of a queue; with ``--tasks`` only so many, spread over its graphs."""
+    entries = queue(name)
+    return entries[:: max(1, len(entries) // args.tasks)][: args.tasks] if args.tasks < len(entries) else entries
 
 
-def modules() -> list[Entry]:
-    """20 random modules over ``weft.nn``."""
+def tasks_of(name: str, graphs: Mapping[str, Path], args: Namespace) -> dict[str, Settings]:
+    """The tasks of a queue by their labels."""
+    return {
+        f"{place:02}-{entry.name}-{entry.shape}": settings_of(entry, graphs, args)
+        for place, entry in enumerate(chosen_queue(name, args))
+    }
+
+
+def warm_tasks(names: Sequence[str], graphs: Mapping[str, Path], args: Namespace) -> list[Settings]:
+    """One short training of every model on every graph of the queues: they have all the kernels, whatever the depth."""
+    kinds = dict.fromkeys((entry.model, entry.shape) for name in names for entry in chosen_queue(name, args))
+    made = []
+    for model, shape in kinds:
+        whole = settings_of(Entry("queues", "warm", shape, model, 3), graphs, args)
+        made.append({**whole, "epochs": 2})
+    return made
+
+
+def scale_of(shape: str, args: Namespace) -> float:
+    """How much of a shape to make: all of it, or with ``--nodes`` about so many nodes."""
+    return args.scale if args.nodes is None else min(1.0, max(args.nodes / find_shape(shape).num_nodes, 0.002))
+
+
+def write_graphs(folder: Path, names: Sequence[str], device: torch.device, args: Namespace) -> dict[str, Path]:
+    """The graphs of the queues, each a folder that processes map."""
+    found = {}
+    for shape in dict.fromkeys(entry.shape for name in names for entry in chosen_queue(name, args)):
+        found[shape] = folder / "graphs" / shape
+        make_graph(shape, device, scale_of(shape, args)).to("cpu").save(found[shape])
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+# ---- one cell --------------------------------------------------------------------------------------------
+
+
+def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """The figures of a run as plain data."""
+    metrics = outcome.metrics().to_dict()
+    kept = {
+        key: metrics[key] for key in ("makespan", "mean_jct", "p95_jct", "mean_queuing", "p95_queuing", "peak_bytes")
+    }
+    tasks = {run.id: [round(run.start, 4), round(run.end, 4)] for run in outcome.tasks}
+    return {**kept, "done": metrics["tasks"], **sampled, **more, "tasks": tasks}
+
+
+def pyg_cell(
+    name: str, tasks: Mapping[str, Settings], device: torch.device, args: Namespace, idle_bytes: int
+) -> dict[str, Any]:
+    """A queue in PyG, every task trained for an epoch before by every worker."""
+    with ExitStack() as stack:
+        environment: Mapping[str, str] = {}
+        count = 1 if name == "pyg" else args.workers
+        if count > 1 and device.type == "cuda":
+            if not mps.available():
+                raise NotHere(f"{mps.CONTROL} is not installed")
+            environment = stack.enter_context(mps.service())
+        workers = [PyGWorker(str(device), environment) for _ in range(count)]
+        for worker in workers:
+            stack.callback(worker.stop)
+        warm = {f"{label}/{place}": {**one, "epochs": 1} for label, one in tasks.items() for place in range(count)}
+        run_in_order(name, workers, warm)
+        with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
+            begin = time.time()
+            outcome, trouble = run_in_order(name, workers, tasks)
+            sampled = sampler.figures(begin, time.time(), idle_bytes)
+        starts = [worker.start_seconds for worker in workers]
+        peak = peak_bytes(outcome.groups)
+        return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
+
+
+def weft_cell(
+    name: str, tasks: Mapping[str, Settings], server: QueueServer, idle_bytes: int
+) -> tuple[QueueRun, dict[str, Any]]:
+    """A queue under one of Weft's policies."""
+    place = int(server.device.partition(":")[2] or 0) if server.device.startswith("cuda") else None
+    with DeviceSampler(place) as sampler:
+        planned = time.time()
+        run = server.run(name, tasks)
+        sampled = sampler.figures(run.begin, run.end, idle_bytes)
+    reserved = max((about["peak_bytes"] for about in run.details.values()), default=0.0)
+    more = {
+        "planning_seconds": run.begin - planned,
+        "out_of_memory": run.out_of_memory,
+        "failed": dict(run.failed),
+        "largest_reserved_bytes": int(reserved),
+        "budget_bytes": run.outcome.budget_bytes,
+        "groups": len(run.outcome.groups),
+    }
+    return run, figures(run.outcome, sampled, **more)
+
+
+# ---- the simulator against the measured ------------------------------------------------------------------
+
+
+def measured_alone(run: QueueRun) -> list[QueuedTask]:
+    """The tasks of a run one at a time, each with the seconds and the share of the device that it took."""
+    gaps = run.outcome.makespan - sum(about["seconds"] for about in run.details.values())
+    gap = max(gaps, 0.0) / max(len(run.details), 1)
     return [
-        Entry("modules", "modules", MODULE_SHAPES[seed % len(MODULE_SHAPES)], f"random-{seed}", seed=seed)
-        for seed in range(MODULES)
+        alone(task, run.details[task.id]["seconds"], run.details[task.id]["trained_seconds"], gap)
+        for task in run.tasks
+        if task.id in run.details
     ]
 
 
-def opaque() -> list[Entry]:
-    """PyG's models."""
-    return [
-        Entry("opaque", "opaque", OPAQUE_SHAPES[place % len(OPAQUE_SHAPES)], name)
-        for place, name in enumerate(OPAQUE)
-    ]  # fmt: skip
+def measure_pairs(
+    known: Sequence[QueuedTask], tasks: Mapping[str, Settings], server: QueueServer, count: int
+) -> list[Pair]:
+    """Some pairs side by side: tasks of about the same length, from the middle of the queue to its longest."""
+    ordered = sorted(known, key=lambda task: task.seconds)
+    places = [len(ordered) - 1 - step * max(1, len(ordered) // (2 * count)) for step in range(count)]
+    pairs = []
+    for place in (place for place in places if place >= 1):
+        two = (ordered[place - 1], ordered[place])
+        run = server.run("mps", {task.id: tasks[task.id] for task in two})
+        if len(run.details) == 2:
+            pairs.append(Pair(two, {one.id: one.end for one in run.outcome.tasks}))
+    return pairs
 
 
-def users() -> list[Entry]:
-    """Modules with torch's own norms, dropout and attention, all of which are stacked."""
-    return [
-        Entry("users", "users", USERS_SHAPES[place % len(USERS_SHAPES)], name) for place, name in enumerate(NAMES)
-    ]  # fmt: skip
+def simulated(name: str, known: Sequence[QueuedTask], server: QueueServer, fitted: Fit) -> Simulation:
+    """The queue by the simulator."""
+    return simulate(find_policy(name), known, [server.device_state()], conditions(fitted.contention), name)
 
 
-def entries(sets: list[str]) -> list[Entry]:
-    """Everything in the named sets."""
-    found: list[Entry] = []
-    if "queues" in sets:
-        found += [entry for name in QUEUES for entry in queue(name)]
-    if "modules" in sets:
-        found += modules()
-    if "opaque" in sets:
-        found += opaque()
-    if "users" in sets:
-        found += users()
-    return found
+# ---- everything ------------------------------------------------------------------------------------------
+
+
+def run_queue(
+    name: str, recorder: Recorder, server: QueueServer, graphs: Mapping[str, Path], args: Namespace, idle: int
+) -> None:
+    """All of Weft's modes on one queue; the run one at a time comes first, the simulator needs it."""
+    tasks = tasks_of(name, graphs, args)
+    outcomes: dict[str, Simulation] = {}
+    known: list[QueuedTask] = []
+    fitted = fit([])
+    modes = [mode for mode in WEFT if mode in listed(args.modes)]
+    for mode in dict.fromkeys(["pipeswitch", *modes] if modes else []):
+
+        def measure(mode: str = mode) -> dict[str, Any]:
+            run, found = weft_cell(mode, tasks, server, idle)
+            outcomes[mode] = run.outcome
+            if mode == "pipeswitch":
+                known.extend(measured_alone(run))
+                found["alone"] = {task.id: [round(task.seconds, 4), round(task.utilisation, 3)] for task in known}
+            return found
+
+        cell = recorder.cell({"queue": name, "mode": mode}, measure, free=False)
+        if mode == "pipeswitch" and known and args.pairs:
+            pairs = recorder.prepare(f"pairs of {name}", lambda: measure_pairs(known, tasks, server, args.pairs))
+            fitted = fit(pairs or [])
+            recorder.about.setdefault("interference", {})[name] = vars(fitted)
+        if known and cell["status"] == "ok" and cell["done"] == len(tasks):
+            predicted = simulated(mode, known, server, fitted).metrics()
+            cell["simulated_makespan"], cell["simulated_mean_jct"] = predicted.makespan, predicted.mean_jct
+            cell["simulator_error"] = predicted.makespan / cell["makespan"] - 1
+    if args.out is not None and outcomes:
+        plots(Path(args.out), name, outcomes)
+
+
+def plots(out: Path, name: str, outcomes: Mapping[str, Simulation]) -> None:
+    """The charts of a queue beside the results file."""
+    completion = {mode: [run.completion_seconds for run in one.tasks] for mode, one in outcomes.items()}
+    cdf = cdf_svg(f"{name} queue: job completion time", completion)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_name(f"{out.stem}-{name}-cdf.svg").write_text(cdf, encoding="utf-8")
+    gantt = gantt_svg(list(outcomes.values()))
+    out.with_name(f"{out.stem}-{name}-gantt.svg").write_text(gantt, encoding="utf-8")
+
+
+def run_pyg(name: str, mode: str, recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int) -> None:
+    """A queue in PyG."""
+    tasks = tasks_of(name, graphs, args)
+    recorder.cell({"queue": name, "mode": mode}, lambda: pyg_cell(mode, tasks, recorder.device, args, idle), free=False)
+
+
+def summary(recorder: Recorder, names: Sequence[str]) -> None:
+    """The table of all cells, and each mode against sequential PyG."""
+    rows = []
+    for cell in (cell for cell in recorder.cells if cell["status"] == "ok"):
+        base = find(recorder.cells, queue=cell["queue"], mode="pyg")
+        against = [
+            base[key] / cell[key] if base and cell[key] else None for key in ("makespan", "mean_jct", "mean_queuing")
+        ]
+        busy, peak = cell.get("utilisation"), cell.get("device_peak_bytes")
+        rows.append([
+            cell["queue"], cell["mode"], cell["makespan"], cell["mean_jct"], cell["p95_jct"], cell["mean_queuing"],
+            cell["p95_queuing"], *against, busy, cell["peak_bytes"] / GIB, None if peak is None else peak / GIB,
+            cell["out_of_memory"], cell["done"], cell.get("simulator_error"),
+        ])  # fmt: skip
+    print_table(
+        ["queue", "mode", "makespan s", "JCT s", "p95 JCT", "wait s", "p95 wait", "x makespan", "x JCT", "x wait",
+         "busy", "admitted GiB", "device GiB", "OOM", "done", "simulator"],
+        rows,
+    )  # fmt: skip
+    for cell in recorder.cells:
+        if cell["status"] != "ok" or cell.get("failed"):
+            print(f"{cell['queue']} {cell['mode']}: {cell.get('error') or cell.get('reason') or cell.get('failed')}")
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--queues", default=",".join(QUEUES))
+    parser.add_argument("--modes", default=",".join((*WEFT, *PYG)))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--tasks", type=int, default=20, help="of each queue")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=3, help="measured side by side for the simulator, per queue")
+    parser.add_argument("--budget-gib", type=float, default=26.0)
+    parser.add_argument("--reserved-gib", type=float, default=6.0)
+    parser.add_argument("--warm-seconds", type=float, default=150.0)
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
+    parser.add_argument("--nodes", type=int, help="shrink every graph to about so many nodes")
+    parser.add_argument("--quick", action="store_true", help="tiny graphs, few tasks and epochs")
+    args = parser.parse_args()
+    if args.quick:
+        args.nodes, args.tasks, args.epochs, args.hidden, args.pairs = 2_000, 4, 3, 8, 1
+    if args.out is None and os.environ.get("OUT"):
+        args.out = Path(os.environ["OUT"]) / "queues.json"
+    return args
+
+
+def main() -> None:
+    """Every queue in every mode."""
+    args = arguments()
+    names = listed(args.queues)
+    recorder = Recorder("queues", args)
+    device = torch.device("cuda", 0) if recorder.device.type == "cuda" else recorder.device
+    recorder.device = device
+    with tempfile.TemporaryDirectory(prefix="weft-queues-", ignore_cleanup_errors=True) as place, ExitStack() as stack:
+        folder = Path(place)
+        graphs = recorder.prepare("graphs", lambda: write_graphs(folder, names, device, args))
+        idle = DeviceSampler(0 if device.type == "cuda" else None).bytes_before
+        if graphs is None:
+            return
+        if set(WEFT) & set(listed(args.modes)):
+            sizes = int(args.budget_gib * GIB), int(args.reserved_gib * GIB)
+            server = recorder.prepare(
+                "server", lambda: stack.enter_context(QueueServer(folder, str(device), args.workers, *sizes))
+            )
+            if server is not None:
+                recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
+                recorder.prepare("warm", lambda: server.warm_up(warm_tasks(names, graphs, args), args.warm_seconds))
+                for name in names:
+                    run_queue(name, recorder, server, graphs, args, idle)
+            stack.close()
+        for mode in (mode for mode in PYG if mode in listed(args.modes)):
+            for name in names:
+                run_pyg(name, mode, recorder, graphs, args, idle)
+        recorder.save()
+    summary(recorder, names)
+
+
+if __name__ == "__main__":
+    main()

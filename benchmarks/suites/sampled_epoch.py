@@ -1,14 +1,21 @@
-"""Sampled training end to end: seconds per epoch of SAGE, by where features lie and how stages overlap.
+"""Sampled training end to end: seconds per epoch of SAGE, by where features lie, how stages overlap, and for sweeps.
 
-    python -m benchmarks.suites.sampled_epoch --out sampled_epoch.json
+    python -m benchmarks.suites.sampled_epoch --out sampled_epoch.json --budget-seconds 220
 
 SAGE, 3 layers of 256, fan-out [15, 10, 5], batches of 1,024 seeds, on the products shape (196,615 training nodes: 193
-steps per epoch). Cells: features on the GPU or in pinned host memory; ``depth`` 1 (synchronous) or more (pipelined);
-one task, or a sweep of 8 that shares batches. ``--steps`` steps are timed after ``--warmup``, and
-``epoch_seconds`` is their mean time the number of steps of an epoch: extrapolated, without evaluation. ``stages`` has
-each stage's seconds at work per step and as a share of the step; stages of a pipeline overlap, so shares may add up to
-more than 1, and on a GPU a stage's time is that of its host thread. PyG's NeighborLoader with the same model is a side
-if torch_sparse or pyg_lib is installed.
+steps per epoch); whole epochs, without evaluation, after one that compiles and captures. Cases:
+
+    gpu              everything on the GPU, sampling, fetching and training as one CUDA graph
+    host             features in pinned host memory, read over PCIe: in stages without CUDA graphs, serial in one CUDA
+                     graph, pipelined (the next batch is fetched while one trains); edges there too
+    cached           a part of the rows also on the GPU, by degree and by presampling
+    sweeps           8 tasks on shared batches, in fp32, tf32 and bf16
+    stages           on a CPU: one after another, and overlapped
+    pyg              PyG's GraphSAGE, eager, on the local subgraphs of the same sampler
+    papers100M       the shape of ogbn-papers100M within 40 GiB of the GPU, placed as planned
+
+``busy`` is the share of the time in which a kernel runs (torch's profiler, some steps after the timed epoch);
+``predicted`` is what ``weft.plan`` says beside what was measured. ``--quick`` leaves out what is not asked for most.
 """
 
 from __future__ import annotations
@@ -16,49 +23,84 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.harness.graphs import fresh, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.busy import profile
+from benchmarks.harness.graphs import fresh, full_name, make_graph
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.harness.timing import Memory, synchronize
+from benchmarks.suites import sampled_papers
+from weft.core.errors import WeftError
+from weft.core.placement import Placement, on_device
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.planning.plan_report_builder import plan as make_plan
+from weft.flow.sampler import NeighbourSampler
+from weft.flow.seeds import SeedOrder
 from weft.graph.data.graph import Graph
-from weft.runtime.batches.sampled_source import Sampled, Sampling
-from weft.runtime.batches.source import SourceRequest
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.device.precision import matmul_precision
 from weft.runtime.group import GroupRun
 
 MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated
-PLACES = ("device", "pinned")
+PROFILED = 24  # steps
+CACHED = 0.4  # share of the features' bytes, of a cache
 
 
-class Clock:
-    """``stop()`` after every step: reads the clock after ``warmup`` steps and after ``steps`` more, then ends."""
+@dataclass(frozen=True)
+class Case:
+    """One cell: where things lie, how they are trained, and the options by which a plan comes to the same."""
 
-    def __init__(self, device: torch.device, warmup: int, steps: int, at_start: Callable[[], None]) -> None:
-        self._device, self._begin, self._end, self._at_start = device, warmup, warmup + steps, at_start
-        self._done, self._since, self.seconds = 0, 0.0, 0.0
-
-    def stop(self) -> bool:
-        """Whether enough has been timed."""
-        self._done += 1
-        if self._done == self._begin:
-            synchronize(self._device)
-            self._at_start()
-            self._since = time.perf_counter()
-        elif self._done == self._end:
-            synchronize(self._device)
-            self.seconds = time.perf_counter() - self._since
-        return self._done >= self._end
+    name: str
+    placement: Placement | None
+    tasks: int = 1
+    precision: str = "fp32"
+    sampling: dict[str, Any] = field(default_factory=dict)
+    planned: dict[str, Any] | None = None
+    profiled: bool = False
+    quick: bool = True
 
 
-def tasks_of(graph: Graph, count: int, args: Namespace) -> list[Task]:
+def cases(graph: Graph, args: Namespace) -> list[Case]:
+    """Those of the machine at hand."""
+    if args.device == "cpu":
+        return [
+            Case("stages, one after another", None, sampling={"depth": 1}),
+            Case("stages, overlapped", None, sampling={"depth": 3, "workers": args.workers}),
+            Case("stages, overlapped", None, tasks=2, sampling={"depth": 3, "workers": args.workers}),
+        ]
+    cache = int(CACHED * graph.x.numel() * graph.x.element_size()) + 4 * graph.num_nodes
+    host, ahead = Placement("host"), Placement("host", overlap=True)
+    degree = Placement("cached", cache_bytes=cache, overlap=True)
+    return [
+        Case("gpu", Placement(), planned={}, profiled=True),
+        Case("gpu, next batch fetched meanwhile", Placement(overlap=True), quick=False),
+        Case("host, stages without CUDA graphs", host, sampling={"captured": False, "depth": 1}),
+        Case("host, serial", host),
+        Case("host, pipelined", ahead, planned={"features": "host"}, profiled=True),
+        Case("host, edges too, pipelined", Placement("host", "host", overlap=True), quick=False,
+             planned={"features": "host", "topology": "host"}),
+        Case("cached by degree, pipelined", degree, planned={"cache": cache}, profiled=True),
+        Case("cached by presampling, pipelined",
+             Placement("cached", cache_bytes=cache, policy="presampling", overlap=True), quick=False),
+        Case("gpu", Placement(), tasks=8, planned={}, profiled=True),
+        Case("gpu", Placement(), precision="tf32"),
+        Case("gpu", Placement(), tasks=8, precision="tf32", profiled=True),
+        Case("gpu", Placement(), precision="bf16"),
+        Case("gpu", Placement(), tasks=8, precision="bf16", profiled=True),
+        Case("host, pipelined", ahead, tasks=8, planned={"features": "host"}, quick=False),
+    ]  # fmt: skip
+
+
+def tasks_of(graph: Graph | str, count: int, args: Namespace, precision: str = "fp32") -> list[Task]:
     """``count`` tasks that differ in their rate and seed."""
-    about = {"layers": len(fanouts(args)), "hidden": args.hidden, "dropout": 0.5}
+    hops = fanouts(args)
+    about = {"layers": len(hops), "hidden": args.hidden, "dropout": 0.5, "precision": precision}
+    about |= {"mode": "sampled", "fanout": list(hops), "batch": args.batch}
     often = {"epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
     return [
         Task(graph=graph, model="sage", name=f"sage-{place}", seed=place, lr=0.003 * (1 + place / 8), **about, **often)
@@ -71,152 +113,227 @@ def fanouts(args: Namespace) -> tuple[int, ...]:
     return tuple(int(text) for text in listed(args.fanout))
 
 
-def source_of(place: str, depth: int, args: Namespace) -> Callable[[SourceRequest], Sampled]:
-    """Batches of sampled neighbourhoods with features from ``place``."""
-    # One synchronous cell is the captured step, which has no stages; deeper ones are made by stages.
-    sampling = Sampling(fanouts(args), args.batch, depth=depth, workers=args.workers, captured=depth == 1)
+def run_of(graph: Graph, case: Case, args: Namespace) -> GroupRun:
+    """The group of a case, ready to train."""
+    device, tasks = torch.device(args.device), tasks_of(graph, case.tasks, args, case.precision)
+    placement = case.placement or on_device(device.type)
+    join = "stacked" if case.tasks > 1 else "solo"
+    about = {"device": device.type, "replay": device.type == "cuda", "placement": placement}
+    plan = Plan(tuple(task.name for task in tasks), join=join, **about)
+    given = None if case.placement is None else placement
+    make = Sampling(fanouts(args), args.batch, **{"placement": given, **case.sampling})
+    return GroupRun(tasks, graph, plan, device, make_source=make)
 
-    def make(request: SourceRequest) -> Sampled:
-        if place == "pinned":
-            request = replace(request, x=request.x.cpu().pin_memory())
-        return Sampled(request, sampling)
 
-    return make
+def measure(graph: Graph, case: Case, args: Namespace) -> dict[str, Any]:
+    """Seconds of an epoch, memory, what caches had and how busy the device was."""
+    device = torch.device(args.device)
+    with matmul_precision(case.precision):
+        memory, run = Memory(device), run_of(graph, case, args)
+        begin = time.perf_counter()
+        run.advance(1)
+        synchronize(device)
+        first = time.perf_counter() - begin
+        seconds = timed_epochs(run, device, args.epochs)
+        source, members = run.stacks[0].source, case.tasks
+        busy = profile(lambda: some_steps(run, PROFILED), PROFILED) if case.profiled and device.type == "cuda" else {}
+        steps = source.steps_per_epoch
+        return {
+            "epoch_seconds": round(seconds, 4),
+            "ms": round(1e3 * seconds / steps, 4),
+            "ms_per_task": round(1e3 * seconds / steps / members, 4),
+            "first_epoch_seconds": round(first, 2),
+            "steps_per_epoch": steps,
+            "recorded": run.recorded,
+            "peak_gb": memory.peak_gb(),
+            "stages": stages_of(source),
+            **source.reads(),
+            **busy,
+            **predicted(case, args),
+            "notes": run.notes,
+        }
 
 
-def measure(graph: Graph, place: str, depth: int, count: int, args: Namespace) -> dict[str, Any]:
-    """Seconds of steps, of each stage, and of an epoch by extrapolation."""
-    device = graph.device
-    if place == "pinned" and device.type != "cuda":
-        raise NotHere("pinned host memory is read by a GPU; there is none")
-    tasks, memory = tasks_of(graph, count, args), Memory(device)
-    join = "stacked" if count > 1 else "solo"
-    plan = Plan(tuple(task.name for task in tasks), join=join, device=device.type, replay=device.type == "cuda")
-    run = GroupRun(tasks, graph, plan, device, make_source=source_of(place, depth, args))
-    source = run.stacks[0].source
-    before: dict[str, tuple[int, float]] = {}
+def timed_epochs(run: GroupRun, device: torch.device, epochs: int) -> float:
+    """Mean seconds of an epoch."""
+    synchronize(device)
+    begin = time.perf_counter()
+    run.advance(epochs)
+    synchronize(device)
+    return (time.perf_counter() - begin) / epochs
 
-    def note_reports() -> None:
-        before.update({one.name: (one.items, one.busy_seconds) for one in source.pipeline.reports})
 
-    clock = Clock(device, args.warmup, args.steps, note_reports)
-    while not clock.seconds:
-        run.advance(MOST_EPOCHS, clock.stop)
-    step = clock.seconds / args.steps
-    stages = {one.name: _stage(one, before[one.name], step) for one in source.pipeline.reports}
-    alone = 1 - sum(stage["share"] for stage in stages.values()) if depth == 1 else None
+def some_steps(run: GroupRun, steps: int) -> None:
+    """Train ``steps`` steps of the next epoch, or the whole of it if it has fewer."""
+    left = iter(range(steps - 1))
+    run.advance(1, lambda: next(left, None) is None)
+
+
+def stages_of(source: Any) -> dict[str, float]:
+    """Milliseconds per item of stages that have run, by their host threads."""
+    return {one.name: round(1e3 * one.busy_seconds / one.items, 4) for one in source.pipeline.reports if one.items}
+
+
+def predicted(case: Case, args: Namespace) -> dict[str, Any]:
+    """What a plan of the same says; nothing where there is none."""
+    if case.planned is None or args.scale != 1.0:
+        return {}
+    tasks = tasks_of(f"shape:{full_name(args.shape)}", case.tasks, args, case.precision)
+    try:
+        report = make_plan(tasks, machine=args.machine, budget=args.budget, **case.planned)
+    except WeftError as error:
+        return {"plan_error": str(error)}
+    group = report.groups[0]
     return {
-        "ms": round(1e3 * step, 4),
-        "ms_per_task": round(1e3 * step / count, 4),
-        "epoch_seconds": round(step * source.steps_per_epoch, 4),
-        "extrapolated": args.steps != source.steps_per_epoch,
-        "steps": args.steps,
-        "steps_per_epoch": source.steps_per_epoch,
-        "stages": stages,
-        "training_share": None if alone is None else round(alone, 4),
-        "peak_gb": memory.peak_gb(),
-        "notes": run.notes,
+        "predicted_seconds": round(group.cost.epoch_seconds, 4),
+        "predicted_gb": round(group.cost.total_bytes / 1e9, 3),
+        "planned_groups": len(report.groups),
     }
-
-
-def _stage(report: Any, before: tuple[int, float], step: float) -> dict[str, float]:
-    items, busy = report.items - before[0], report.busy_seconds - before[1]
-    per_item = busy / max(items, 1)
-    return {"ms": round(1e3 * per_item, 4), "share": round(per_item / step, 4), "held_back": report.held_back}
 
 
 # ---- PyG ---------------------------------------------------------------------------------------------
 
 
 def measure_pyg(graph: Graph, args: Namespace) -> dict[str, Any]:
-    """The same model on batches of PyG's NeighborLoader, one after another in this process."""
-    device, batches = graph.device, pyg_batches(graph, args)
-    from torch_geometric.nn import GraphSAGE
-
-    model = GraphSAGE(graph.num_features, args.hidden, len(fanouts(args)), graph.num_classes, dropout=0.5).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003, fused=True)
-    model.train()
-    clock = Clock(device, args.warmup, args.steps, lambda: None)
-    for batch in batches:
-        batch = batch.to(device)
-        optimizer.zero_grad()
-        logits = model(batch.x, batch.edge_index)[: batch.batch_size]
-        F.cross_entropy(logits, batch.y[: batch.batch_size]).backward()
-        optimizer.step()
-        if clock.stop():
-            break
-    step, per_epoch = clock.seconds / args.steps, -(-graph.train.numel() // args.batch)
-    found = {"ms": round(1e3 * step, 4), "ms_per_task": round(1e3 * step, 4), "steps": args.steps}
-    epoch = {"epoch_seconds": round(step * per_epoch, 4), "extrapolated": True, "steps_per_epoch": per_epoch}
-    return {**found, **epoch}
-
-
-def pyg_batches(graph: Graph, args: Namespace) -> Iterator[Any]:
-    """Batches without end; NotHere if PyG cannot sample."""
+    """PyG's GraphSAGE, eager, with fused Adam, on local subgraphs that Weft's sampler makes on the same device."""
     try:
-        from torch_geometric.data import Data
-        from torch_geometric.loader import NeighborLoader
-        from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+        from torch_geometric.nn import GraphSAGE
     except ImportError as error:
         raise NotHere("needs torch_geometric") from error
-    if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
-        raise NotHere("PyG's NeighborLoader needs pyg_lib or torch_sparse, and neither is installed")
-    data = Data(x=graph.x.cpu(), edge_index=graph.edge_index().cpu(), y=graph.y.cpu(), num_nodes=graph.num_nodes)
-    options = {"batch_size": args.batch, "input_nodes": graph.train.cpu(), "shuffle": True}
-    loader = NeighborLoader(data, num_neighbors=list(fanouts(args)), **options)
+    device, hops = graph.device, fanouts(args)
+    sampler = NeighbourSampler(graph, hops, subgraph=True)
+    order = SeedOrder(graph.train, args.batch)
+    model = GraphSAGE(graph.num_features, args.hidden, len(hops), graph.num_classes, dropout=0.5).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003, fused=device.type == "cuda")
+    model.train()
+    steps = min(args.pyg_steps, len(order))
+    seconds = 0.0
+    for _ in range(2):  # the first time warms up
+        synchronize(device)
+        begin = time.perf_counter()
+        for local in _some(sampler, order, steps):
+            optimizer.zero_grad()
+            logits = model(graph.x[local.nodes.long()], local.edge_index)[: local.num_seeds]
+            F.cross_entropy(logits, graph.y[local.seeds.long()]).backward()
+            optimizer.step()
+        synchronize(device)
+        seconds = time.perf_counter() - begin
+    step = seconds / steps
+    ms = round(1e3 * step, 4)
+    about = {"steps_per_epoch": len(order), "extrapolated": steps != len(order)}
+    return {"epoch_seconds": round(step * len(order), 4), "ms": ms, "ms_per_task": ms, **about}
 
-    def forever() -> Iterator[Any]:
-        while True:
-            yield from loader
 
-    return forever()
+def _some(sampler: NeighbourSampler, order: SeedOrder, steps: int) -> Iterator[Any]:
+    for place, seeds in enumerate(order.epoch(0)):
+        if place == steps:
+            return
+        yield sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
 
 
 # ---- cells -------------------------------------------------------------------------------------------
 
 
-def run_all(recorder: Recorder, graph: Graph, args: Namespace) -> None:
-    """One task in every place and depth, then sweeps on shared batches, then PyG."""
-    single = [(place, depth, 1) for place in listed(args.places) for depth in map(int, listed(args.depths))]
-    deepest = max(map(int, listed(args.depths)))
-    swept = [(place, deepest, count) for place in listed(args.places) for count in map(int, listed(args.tasks))]
-    for place, depth, count in dict.fromkeys([*single, *swept]):
-        key = {"shape": args.shape, "features": place, "depth": depth, "tasks": count, "side": "weft"}
-        recorder.cell(key, lambda p=place, d=depth, c=count: measure(fresh(graph), p, d, c, args))
-    key = {"shape": args.shape, "features": "host", "depth": 1, "tasks": 1, "side": "pyg"}
-    recorder.cell(key, lambda: measure_pyg(graph, args))
+def run_all(recorder: Recorder, args: Namespace) -> None:
+    """Every part, each within its share of the time."""
+    if "products" in listed(args.parts):
+        graph = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale))
+        if graph is not None:
+            run_products(recorder, graph, args)
+        del graph
+    if "papers" in listed(args.parts) and args.device != "cpu":
+        sampled_papers.run_all(recorder, args, tasks_of)
+
+
+def run_products(recorder: Recorder, graph: Graph, args: Namespace) -> None:
+    """The cases, then PyG."""
+    begin = recorder.elapsed
+    for case in cases(graph, args):
+        if args.quick and not case.quick:
+            continue
+        key = {"shape": args.shape, "case": case.name, "tasks": case.tasks, "precision": case.precision, "side": "weft"}
+        recorder.cell(key, within(recorder, begin, args, lambda c=case: measure(fresh(graph), c, args)))
+    key = {"shape": args.shape, "case": "eager", "tasks": 1, "precision": "fp32", "side": "pyg"}
+    recorder.cell(key, within(recorder, begin, args, lambda: measure_pyg(graph, args)))
+
+
+def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[], dict[str, Any]]) -> Any:
+    """``work``, unless this part has had its time."""
+
+    def limited() -> dict[str, Any]:
+        if recorder.elapsed - begin > args.part_seconds:
+            raise NotHere(f"the part's {args.part_seconds:g} seconds were spent")
+        return work()
+
+    return limited
 
 
 def print_report(recorder: Recorder) -> None:
-    """A row per cell."""
+    """A row per cell, then what the cells say together."""
     rows = []
     for cell in recorder.cells:
         if cell["status"] != "ok":
-            print(f"{cell['side']} {cell['features']}: {cell.get('reason') or cell.get('error')}")
+            print(f"{cell['side']} {cell['case']}: {cell.get('reason') or cell.get('error')}")
             continue
-        shares = {name: one["share"] for name, one in cell.get("stages", {}).items()}
-        rows.append([cell["side"], cell["features"], cell["depth"], cell["tasks"], cell["ms"], cell["ms_per_task"],
-                     cell["epoch_seconds"], *(shares.get(name) for name in ("sample", "fetch", "transfer")),
-                     cell.get("training_share"), cell.get("peak_gb")])  # fmt: skip
-    print_table(["side", "features", "depth", "T", "ms per step", "per task", "epoch s (extrapolated)",
-                 "sample share", "fetch share", "transfer share", "training share", "GB"], rows)  # fmt: skip
+        rows.append([cell["shape"], cell["side"], cell["case"], cell["tasks"], cell["precision"], cell["ms"],
+                     cell["epoch_seconds"], cell.get("predicted_seconds"), cell.get("busy"),
+                     cell.get("feature_hit_rate"), cell.get("peak_gb"), cell.get("predicted_gb")])  # fmt: skip
+    print_table(["shape", "side", "case", "T", "precision", "ms per step", "epoch s", "predicted s", "busy", "hits",
+                 "peak GB", "predicted GB"], rows)  # fmt: skip
+    for cell in recorder.cells:
+        if cell.get("kernels"):
+            longest = ", ".join(f"{name} {ms:.3g}" for name, ms in list(cell["kernels"].items())[:6])
+            print(f"{cell['case']} x {cell['tasks']} {cell['precision']}, ms per step: {longest}")
+    for line in ratios(recorder.cells):
+        print(line)
     recorder.save()
+
+
+def ratios(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """What is asked of these figures."""
+    asked = [
+        (
+            "without CUDA graphs over pipelined",
+            {"case": "host, stages without CUDA graphs"},
+            {"case": "host, pipelined"},
+        ),
+        ("serial over pipelined", {"case": "host, serial"}, {"case": "host, pipelined"}),
+        ("serial over cached, pipelined", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
+        ("PyG over Weft, all on the GPU", {"side": "pyg"}, {"case": "gpu"}),
+    ]
+    for precision in ("fp32", "tf32", "bf16"):
+        about = {"case": "gpu", "precision": precision}
+        asked.append((f"8 tasks over one, {precision}", {**about, "tasks": 8}, {**about, "tasks": 1}))
+    about = {"case": "host, pipelined"}
+    asked.append(("8 tasks over one, host, pipelined", {**about, "tasks": 8}, {**about, "tasks": 1}))
+    for words, one, other in asked:
+        upper, lower = (find(cells, **{"tasks": 1, "precision": "fp32", **wanted}) for wanted in (one, other))
+        if upper is not None and lower is not None:
+            yield f"{words}: {upper['epoch_seconds'] / lower['epoch_seconds']:.2f}x"
 
 
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="products,papers")
     parser.add_argument("--shape", default="products")
-    parser.add_argument("--places", default=",".join(PLACES), help="where features lie: device, pinned")
-    parser.add_argument("--depths", default="1,3", help="1: synchronous; more: pipelined")
-    parser.add_argument("--tasks", default="1,8", help="sizes of sweeps on shared batches")
+    parser.add_argument("--quick", action="store_true", help="leave out what is not asked for most")
+    parser.add_argument(
+        "--part-seconds", type=float, default=150.0, help="of a part, after which its cells are skipped"
+    )
+    parser.add_argument("--epochs", type=int, default=1, help="timed, after one that compiles and captures")
     parser.add_argument("--fanout", default="15,10,5", help="neighbours per hop, a layer for each")
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--budget", default="16GiB", help="of the plans that predictions are from")
+    parser.add_argument("--machine", default="h200", help="whose rates predictions are from")
     parser.add_argument("--workers", type=int, default=1, help="threads that sample on a CPU")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before the timed ones")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps")
+    parser.add_argument("--pyg-steps", type=int, default=40, help="of PyG, extrapolated to an epoch")
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graph, to try this out")
+    parser.add_argument("--papers-scale", type=float, default=1.0)
+    parser.add_argument("--papers-budget", default="40GiB")
+    parser.add_argument("--papers-steps", type=int, default=300, help="timed, extrapolated to an epoch")
+    parser.add_argument("--papers-seconds", type=float, default=70.0, help="that making the graph may take")
     return parser.parse_args()
 
 
@@ -224,9 +341,7 @@ def main() -> None:
     """Run the cells and print the table."""
     args = arguments()
     recorder = Recorder("sampled_epoch", args)
-    graph = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale))
-    if graph is not None:
-        run_all(recorder, graph, args)
+    run_all(recorder, args)
     print_report(recorder)
 
 

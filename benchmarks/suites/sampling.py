@@ -4,6 +4,12 @@ One hop of 200,000 seeds gives a CSR of global ids; three hops [15, 10, 5] inclu
 run as they are launched and replayed from a CUDA graph; samples are compared with the torch reference before that.
 
     python -m benchmarks.suites.sampling --out sampling.json
+    python -m benchmarks.suites.sampling --works "one hop" --cell-seconds 0.2 --out sampling.json
+
+Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; the
+paper's sampler as published (``paper``), with a counting sort by degree class (``paper, classes``), and with one thread
+per row of low degree as well (``paper, threads N``, N the threshold). ``picks alone`` only reads the neighbours at
+picked places that are known before: what no sampler of this graph can be faster than.
 """
 
 from __future__ import annotations
@@ -29,16 +35,27 @@ from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_rows_triton
 from weft.ops.sampling.hop import HopSample
+from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 
 SAMPLERS = {
     "default": (sample_triton, sample_torch),
     "paper": (sample_paper_triton, sample_reservoir_torch),
+    "paper, classes": (sample_classes_triton, sample_reservoir_torch),
+    **{
+        f"paper, threads {degree}": (
+            partial(sample_threads_triton, launch=ThreadsLaunch(degree)),
+            sample_reservoir_torch,
+        )
+        for degree in (64, 128, 256)
+    },
     "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
+    "reservoir, DGL's layout": (partial(sample_reservoir_triton, edges=True, launch=AS_DGL), sample_reservoir_torch),
 }
+WORKS = ("one hop", "three hops", "gather", "cpu")
 FANOUTS = [15, 10, 5]
 SETS = 4  # of seeds, used in turn, so that their neighbours are not always in the cache
 CHECKED_SEEDS, CHECKED_DEGREE = 1000, 300  # the reference of the reservoir takes one step per neighbour
@@ -95,6 +112,22 @@ def one_hop(recorder: Recorder, adj: Adjacency, name: str, fanout: int, args: Na
     edges = sum(int(call(nodes).indptr[-1]) for nodes in seeds) / len(seeds)
     found = timed([partial(call, nodes) for nodes in seeds], adj.device, args.cell_seconds)
     return {**found, "edges": edges, "giga_edges_s": round(edges / found["ms"] / 1e6, 3)}
+
+
+def picks_alone(recorder: Recorder, adj: Adjacency, fanout: int, args: Namespace) -> dict[str, Any]:
+    """Time to read the neighbours at given places, as many as one hop picks."""
+    on_gpu(recorder)
+    clock = make_clock(0, 0, 0, adj.device)
+    places = [
+        sample_triton(adj.indptr, adj.indices, nodes, fanout, clock, edges=True).trimmed().edges
+        for nodes in seed_sets(adj, args.seeds)
+    ]
+    narrow = [place.to(torch.int32) for place in places] if adj.num_edges < 2**31 else places
+    out = [torch.empty(place.numel(), dtype=torch.int32, device=adj.device) for place in narrow]
+    reads = [
+        partial(torch.index_select, adj.indices, 0, place, out=into) for place, into in zip(narrow, out, strict=True)
+    ]
+    return timed(reads, adj.device, args.cell_seconds)
 
 
 def three_hops(recorder: Recorder, adj: Adjacency, count: int, args: Namespace) -> dict[str, Any]:
@@ -211,16 +244,36 @@ def run(recorder: Recorder, args: Namespace) -> None:
     recorder.say(
         f"{args.shape}: {adj.num_rows:,} nodes, {adj.num_edges:,} edges, degree up to {int(adj.degrees().max()):,}"
     )
+    works = {"one hop": one_hops, "three hops": all_hops, "gather": gathers, "cpu": cpu_sides}
+    for name in listed(args.works):
+        works[name](recorder, adj, args)
+
+
+def one_hops(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
+    """Every sampler of one hop."""
     for fanout in (int(text) for text in listed(args.fanouts)):
+        about = {"work": "one hop", "seeds": args.seeds, "fanout": fanout}
         for name in SAMPLERS:
-            key = {"work": "one hop", "seeds": args.seeds, "fanout": fanout, "side": name}
-            recorder.cell(key, partial(one_hop, recorder, adj, name, fanout, args))
+            recorder.cell({**about, "side": name}, partial(one_hop, recorder, adj, name, fanout, args))
+        recorder.cell({**about, "side": "picks alone"}, partial(picks_alone, recorder, adj, fanout, args))
+
+
+def all_hops(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
+    """Three hops with compaction."""
     for count in (1024, 8192):
         key = {"work": "three hops", "seeds": count, "fanout": "15,10,5", "side": "default"}
         recorder.cell(key, partial(three_hops, recorder, adj, count, args))
+
+
+def gathers(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
+    """Rows of features from everywhere."""
     for place in ("pinned", "pinned, not aligned", "device", "cpu"):
         key = {"work": "gather", "rows": args.rows, "side": place}
         recorder.cell(key, partial(gather, recorder, adj.num_rows, place, args))
+
+
+def cpu_sides(recorder: Recorder, adj: Adjacency, args: Namespace) -> None:
+    """Batches by the CPU, and by PyG."""
     host = on_cpu(adj)
     for work, expand in (("three hops", "all"), ("local subgraph", "new")):
         for workers in dict.fromkeys((1, torch.get_num_threads())):
@@ -248,6 +301,7 @@ def arguments() -> Namespace:
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--shape", default="products")
     parser.add_argument("--fanouts", default="10,15,30")
+    parser.add_argument("--works", default=",".join(WORKS), help="which of " + ", ".join(WORKS))
     parser.add_argument("--seeds", type=int, default=200_000, help="of one hop")
     parser.add_argument("--rows", type=int, default=734_000, help="to gather")
     parser.add_argument("--batches", type=int, default=32, help="of 1,024 seeds, sampled by the CPU")

@@ -3,16 +3,19 @@
 One GPU stands for rank 0 of two. The rows of rank 1 lie in pinned host memory, read over PCIe by the kernel itself: a
 slower link than NVLink, and one that every machine with a GPU has. ``--link device`` keeps them on the device instead.
 
-Per shape and width: four schedules of the kernel (``weft.ops.sparse.sharded_spmm_triton``) and, as a baseline without
-neighbour pieces, fetching every remote row once and running Weft's plain SpMM over the block. Then pieces of several
-sizes, and the path of the tuner's search. Bytes that cross the link are counted per schedule: once per remote edge, or
-once per remote row.
+Per shape and width: the schedules of the kernel (``weft.ops.sparse.sharded_spmm_triton``) against fetching first and
+aggregating then with Weft's plain SpMM, by the faster of two fetches: one copy of all remote rows, or a gather of those
+that are needed. ``fetch_first`` is the pipelined schedule's own kernels one after another: no interleaving. Then rows
+left whole against rows in pieces, forward passes of a GCN (2 layers of 16) and a GIN (5 of 64), how long a partition
+takes and how even it is, and the path of the tuner's search on the first shape.
 
-    python -m benchmarks.suites.sharded --shapes arxiv,reddit --features 16,64 --out sharded.json
+    python -m benchmarks.suites.sharded --budget-seconds 115 --out sharded.json
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,61 +26,20 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
+from benchmarks.harness.half_graph import FLOAT, HalfOfAGraph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
-from benchmarks.harness.timing import time_calls, time_until
-from weft import ops
-from weft.dist.partition_arrays import halo_of, own_rows, to_block
-from weft.dist.shard_walk import shard_walk
+from benchmarks.harness.timing import time_until
+from weft.dist.partition_arrays import count_remote, own_rows, split_edges
+from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sparse.sharded_spmm_triton import (
-    SCHEDULES,
-    ShardedLaunch,
-    ShardWalk,
-    address_table,
-    sharded_spmm_triton,
-)
-from weft.planner.kernel_tuner import KernelConfig, KernelShape, search_for
+from weft.ops.sparse.sharded_spmm_triton import PER_EDGE, SCHEDULES, ShardedLaunch
+from weft.planner.kernel_tuner import KernelConfig, search_for
 from weft.planner.partition import split_by_edges
 
-PLAIN = "fetch, then plain spmm"
-PIECES = (1, 4, 16, 32)
-FLOAT = 4
-
-
-class HalfOfAGraph:
-    """Rank 0 of two: its rows, and what it reads of rank 1."""
-
-    def __init__(self, adj: Adjacency, link: str) -> None:
-        self.device = adj.device
-        self.bounds = split_by_edges(adj.indptr.cpu().numpy(), 2).bounds
-        self.low, self.high, self.nodes = 0, self.bounds[1], adj.num_rows
-        self.indptr, self.columns, _, _ = own_rows(adj, self.low, self.high)
-        self.halo = halo_of(self.columns, self.low, self.high).long()
-        self.block = Adjacency(
-            self.indptr,
-            to_block(self.columns, self.halo.int(), self.low, self.high),
-            self.high + self.halo.numel(),
-        )
-        self.remote_edges = int((self.columns >= self.high).sum())
-        self._link, self._walks = link, dict[int, ShardWalk]()
-
-    def walk(self, ps: int) -> ShardWalk:
-        """The edges in pieces of ``ps``."""
-        if ps not in self._walks:
-            self._walks = {ps: shard_walk(self.indptr, self.columns, self.bounds, 0, ps)}
-        return self._walks[ps]
-
-    def rows(self, features: int) -> tuple[Tensor, Tensor]:
-        """Own rows on the device, and those of rank 1 where they lie."""
-        near = torch.randn(self.high, features, device=self.device)
-        far = torch.randn(self.nodes - self.high, features)
-        return near, far.pin_memory() if self._link == "pinned" else far.to(self.device)
-
-    def fetch(self, near: Tensor, far: Tensor) -> Tensor:
-        """Baseline: every remote row once, by the kernel that sampled training gathers with, then plain SpMM."""
-        fetched = gather_rows_triton(far, self.halo - self.high)
-        return ops.spmm(self.block, torch.cat([near, fetched]))
+COPIED, GATHERED = "copy all, then spmm", "gather, then spmm"
+FETCHED = (COPIED, GATHERED)
+PIPELINED, APART = SCHEDULES[0], "fetch_first"
+MODELS = {"gcn 2x16": (2, 16), "gin 5x64": (5, 64)}
 
 
 def on_gpu(recorder: Recorder) -> None:
@@ -86,36 +48,30 @@ def on_gpu(recorder: Recorder) -> None:
         raise NotHere("needs a GPU")
 
 
-def link_speed(far: Tensor, device: torch.device) -> float:
-    """GB/s of one large copy from where remote rows lie."""
-    target = torch.empty_like(far, device=device)
-    return far.numel() * FLOAT / time_calls(lambda: target.copy_(far), device, warmup=2, repeats=5).ms / 1e6
+def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[Tensor, Tensor], Tensor]:
+    """The aggregation of own and remote rows, by name."""
+    plain = {COPIED: half.copied, GATHERED: half.gathered}
+    return plain.get(side) or (lambda near, far: half.sharded(near, far, launch, side))
 
 
-def schedules(half: HalfOfAGraph, features: int, launch: ShardedLaunch) -> dict[str, Callable[[], Tensor]]:
-    """Every side on the same rows."""
-    near, far = half.rows(features)
-    table, counts = address_table([near, far], half.device)
-    walk = half.walk(launch.ps)
-    sides: dict[str, Callable[[], Tensor]] = {
-        name: partial(sharded_spmm_triton, near, table, counts, walk, None, launch, name) for name in SCHEDULES
-    }
-    return {**sides, PLAIN: partial(half.fetch, near, far)}
+# ---- one aggregation ---------------------------------------------------------------------------------
 
 
-def compare(recorder: Recorder, half: HalfOfAGraph, features: int, side: str, args: Namespace) -> dict[str, Any]:
+def compare(
+    recorder: Recorder, half: HalfOfAGraph, features: int, side: str, launch: ShardedLaunch, seconds: float
+) -> dict[str, Any]:
     """Milliseconds of one side, bytes over the link, and the share of the link's bandwidth."""
     on_gpu(recorder)
-    launch = ShardedLaunch(args.ps, args.dist, args.warps)
-    calls = schedules(half, features, launch)
-    expected, found = calls[PLAIN](), calls[side]()
+    near, far = half.rows(features)
+    call, plain = side_of(half, side, launch), half.gathered
+    expected, found = plain(near, far), call(near, far)
     error = float((expected - found).norm() / expected.norm())
     if not error < 1e-4:
-        raise RuntimeError(f"{side} differs from the baseline by {error:.2g}")
-    timing = time_until(calls[side], half.device, warmup=2, repeats=20, seconds=args.cell_seconds)
-    rows = half.remote_edges if side in ("interleaved", "apart") else half.halo.numel()
-    moved = rows * features * FLOAT
-    speed = link_speed(half.rows(features)[1], half.device)
+        raise RuntimeError(f"{side} differs from the plain aggregation by {error:.2g}")
+    del expected, found
+    timing = time_until(lambda: call(near, far), half.device, warmup=1, repeats=15, seconds=seconds, least=2)
+    rows = {COPIED: far.shape[0]}.get(side, half.remote_edges if side in PER_EDGE else half.halo.numel())
+    moved, speed = rows * features * FLOAT, half.link_speed(features)
     return {
         "ms": round(timing.ms, 4),
         "link_mb": round(moved / 1e6, 2),
@@ -126,73 +82,199 @@ def compare(recorder: Recorder, half: HalfOfAGraph, features: int, side: str, ar
     }
 
 
-def pieces(recorder: Recorder, half: HalfOfAGraph, features: int, ps: int, args: Namespace) -> dict[str, Any]:
-    """Milliseconds with pieces of ``ps`` neighbours."""
-    on_gpu(recorder)
-    call = schedules(half, features, ShardedLaunch(ps, args.dist, args.warps))[SCHEDULES[0]]
-    return {"ms": round(time_until(call, half.device, warmup=2, repeats=10, seconds=args.cell_seconds).ms, 4)}
-
-
-def tune(recorder: Recorder, half: HalfOfAGraph, features: int, args: Namespace) -> dict[str, Any]:
+def tune(recorder: Recorder, half: HalfOfAGraph, features: int, seconds: float) -> dict[str, Any]:
     """The search from its first to its last configuration."""
     on_gpu(recorder)
-    local = half.columns.numel() - half.remote_edges
-    search = search_for(KernelShape(features, local, half.remote_edges, half.high))
+    search = search_for(half.shape(features))
+    near, far = half.rows(features)
 
     def took(config: KernelConfig) -> float:
-        call = schedules(half, features, ShardedLaunch(config.ps, config.dist, config.wpb))[SCHEDULES[0]]
-        return time_until(call, half.device, warmup=2, repeats=5, seconds=args.cell_seconds / 4).ms
+        launch = ShardedLaunch(config.ps, config.dist, config.wpb)
+        call = partial(half.sharded, near, far, launch, PIPELINED)
+        return time_until(call, half.device, warmup=2, repeats=5, seconds=seconds / 4).ms
 
-    while not search.finished:
+    while not search.finished and recorder.left > 2:
         search.tell(took(search.next()))
     path = [{**asdict(config), "ms": round(ms, 4)} for config, ms in search.trials.items()]
     first, best = path[0]["ms"], search.trials[search.best]
-    return {"iterations": len(path), "first_ms": first, "best_ms": round(best, 4), "gain": first / best, "path": path}
+    about = {"iterations": len(path), "first_ms": first, "best_ms": round(best, 4), "gain": round(first / best, 3)}
+    return {**about, "finished": search.finished, "best": asdict(search.best), "path": path}
+
+
+# ---- a model ------------------------------------------------------------------------------------------
+
+
+def forward_pass(
+    half: HalfOfAGraph, graph: Graph, layers: int, hidden: int, side: str, launch: ShardedLaunch
+) -> Callable[[], Tensor]:
+    """A forward pass of rank 0: products on its rows, aggregations over the link.
+
+    A GCN multiplies first and aggregates the narrower rows; a GIN aggregates first. What rank 1 would have computed is
+    random numbers of the same size, where it lies.
+    """
+    widths = [graph.num_features, *[hidden] * (layers - 1), graph.num_classes]
+    is_gin = layers > 2
+    weights = [torch.randn(a, b, device=half.device) / a**0.5 for a, b in itertools.pairwise(widths)]
+    passed = widths[:-1] if is_gin else widths[1:]
+    far = {width: half.far(width) for width in passed}
+    x = torch.randn(half.high, widths[0], device=half.device)
+    aggregate = side_of(half, side, launch)
+
+    def run() -> Tensor:
+        h = x
+        for place, weight in enumerate(weights):
+            h = h + aggregate(h, far[h.shape[1]]) if is_gin else h
+            h = h @ weight
+            h = h if is_gin else aggregate(h, far[h.shape[1]])
+            h = h.relu() if place + 1 < layers else h
+        return h
+
+    return run
+
+
+def model_cell(
+    recorder: Recorder, half: HalfOfAGraph, graph: Graph, model: str, side: str, launch: ShardedLaunch, seconds: float
+) -> dict[str, Any]:
+    """Milliseconds of a forward pass."""
+    on_gpu(recorder)
+    call = forward_pass(half, graph, *MODELS[model], side, launch)
+    return {"ms": round(time_until(call, half.device, warmup=1, repeats=10, seconds=seconds, least=2).ms, 4)}
+
+
+# ---- the partition ------------------------------------------------------------------------------------
+
+
+def partition_cell(adj: Adjacency, host: bool) -> dict[str, Any]:
+    """Seconds from row offsets to the local and the remote CSR of one rank of four, and how even the ranks are."""
+    if host:
+        adj = Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
+    if adj.device.type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    found = split_by_edges(adj.indptr.cpu().numpy(), 4)
+    bounds = time.perf_counter() - begin
+    indptr, columns, _, _ = own_rows(adj, *found.bounds[:2])
+    split_edges(indptr, columns, found.bounds, 0)
+    if adj.device.type == "cuda":
+        torch.cuda.synchronize()
+    took = time.perf_counter() - begin
+    even = {f"imbalance_{ranks}": _imbalance(adj, ranks) for ranks in (2, 4, 8)}
+    remote = sum(count_remote(adj, found.bounds)) / max(adj.num_edges, 1)
+    return {"seconds": round(took, 4), "bounds_seconds": round(bounds, 5), **even, "remote_share": round(remote, 4)}
+
+
+def _imbalance(adj: Adjacency, ranks: int) -> float:
+    return round(split_by_edges(adj.indptr.cpu().numpy(), ranks).imbalance, 6)
+
+
+# ---- all of it ----------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Run everything, print a table."""
+    """Run everything, print tables."""
+    args = _arguments()
+    recorder = Recorder("sharded", args)
+    launch = ShardedLaunch(args.ps, args.dist, args.warps)
+    for place, shape in enumerate(args.shapes):
+        graph = recorder.prepare(f"graph {shape}", lambda shape=shape: make_graph(shape, recorder.device, args.scale))
+        if graph is None:
+            continue
+        half = recorder.prepare(f"half of {shape}", lambda graph=graph: HalfOfAGraph(graph.adj, args.link))
+        if half is not None:
+            _cells(recorder, shape, graph, half, launch, args, first=place == 0)
+            half = None
+    _summary(recorder, args)
+
+
+def _cells(
+    recorder: Recorder,
+    shape: str,
+    graph: Graph,
+    half: HalfOfAGraph,
+    launch: ShardedLaunch,
+    args: Namespace,
+    first: bool,
+) -> None:
+    about = {"rows": half.high, "remote_rows": half.halo.numel(), "remote_edges": half.remote_edges}
+    recorder.about.setdefault("graphs", {})[shape] = {**about, "chunks": half.chunks, "cut_seconds": half.seconds}
+    for where in ("device", "host"):
+        cell = partial(partition_cell, graph.adj, where == "host")
+        recorder.cell({"shape": shape, "side": f"partition on {where}"}, cell, free=False)
+    for features in args.features:
+        for side in (PIPELINED, APART, *FETCHED, "fetch_interleaved", *(PER_EDGE if features <= args.per_edge else ())):
+            work = partial(compare, recorder, half, features, side, launch, args.cell_seconds)
+            recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
+        whole = ShardedLaunch(0, launch.dist, launch.warps)
+        work = partial(compare, recorder, half, features, PIPELINED, whole, args.cell_seconds)
+        recorder.cell({"shape": shape, "features": features, "side": "rows whole"}, work, free=False)
+        if first and features == args.features[0]:
+            work = partial(tune, recorder, half, features, args.cell_seconds)
+            recorder.cell({"shape": shape, "features": features, "side": "tuner"}, work, free=False)
+    for model in MODELS:
+        for side in (PIPELINED, APART, *FETCHED):
+            work = partial(model_cell, recorder, half, graph, model, side, launch, args.cell_seconds)
+            recorder.cell({"shape": shape, "model": model, "side": side}, work, free=False)
+
+
+def _arguments() -> Namespace:
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--shapes", type=listed, default=["arxiv", "reddit"])
+    parser.add_argument("--shapes", type=listed, default=["products", "orkut", "reddit", "enwiki", "ogbn-proteins"])
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller graphs, to try it out")
     parser.add_argument("--features", type=lambda text: [int(word) for word in listed(text)], default=[16, 64])
+    parser.add_argument("--per-edge", type=int, default=16, help="schedules that read per edge: up to this width")
     parser.add_argument("--link", choices=("pinned", "device"), default="pinned")
     parser.add_argument("--ps", type=int, default=16)
     parser.add_argument("--dist", type=int, default=2)
     parser.add_argument("--warps", type=int, default=4)
-    parser.add_argument("--cell-seconds", type=float, default=0.5)
-    args = parser.parse_args()
-    recorder = Recorder("sharded", args)
-    sides = (*SCHEDULES, PLAIN)
-    for shape in args.shapes:
-        half = recorder.prepare(
-            shape, lambda shape=shape: HalfOfAGraph(make_graph(shape, recorder.device, args.scale).adj, args.link)
-        )
-        if half is None:
-            continue
-        about = {"rows": half.high, "remote_rows": half.halo.numel(), "remote_edges": half.remote_edges}
-        recorder.about.setdefault("graphs", {})[shape] = about
-        for features in args.features:
-            where = {"shape": shape, "features": features}
-            for side in sides:
-                recorder.cell({**where, "side": side}, partial(compare, recorder, half, features, side, args))
-            for ps in PIECES:
-                recorder.cell({**where, "side": f"ps={ps}"}, partial(pieces, recorder, half, features, ps, args))
-            recorder.cell({**where, "side": "tuner"}, partial(tune, recorder, half, features, args))
-    _summary(recorder, args, sides)
+    parser.add_argument("--cell-seconds", type=float, default=0.2)
+    return parser.parse_args()
 
 
-def _summary(recorder: Recorder, args: Namespace, sides: tuple[str, ...]) -> None:
+def _summary(recorder: Recorder, args: Namespace) -> None:
+    cells = recorder.cells
     rows = []
+    for shape, features in itertools.product(args.shapes, args.features):
+        found = {
+            cell["side"]: cell for cell in cells if cell.get("shape") == shape and cell.get("features") == features
+        }
+        rows.append((shape, features, *_ratios({side: cell.get("ms") for side, cell in found.items()}), _share(found)))
+    print_table(("shape", "F", "pipelined ms", *RATIOS, "share of link"), rows)
+    models = []
+    for shape, model in itertools.product(args.shapes, MODELS):
+        times = {
+            side: (find(cells, shape=shape, model=model, side=side) or {}).get("ms")
+            for side in (PIPELINED, APART, *FETCHED)
+        }
+        models.append((shape, model, *_ratios(times)[:3]))
+    print_table(("shape", "model", "pipelined ms", *RATIOS[:2]), models)
     for shape in args.shapes:
-        for features in args.features:
-            cells = {side: find(recorder.cells, shape=shape, features=features, side=side) for side in sides}
-            first = cells["fetch_interleaved"]
-            for side, cell in cells.items():
-                if cell is not None and first is not None:
-                    rows.append((shape, features, side, cell["ms"], cell["ms"] / first["ms"], cell["link_share"]))
-    print_table(("shape", "F", "side", "ms", "x fetch_interleaved", "share of link"), rows)
+        parts = [find(cells, shape=shape, side=f"partition on {where}") for where in ("device", "host")]
+        print(
+            shape,
+            *(part and {key: value for key, value in part.items() if key not in ("status", "side")} for part in parts),
+        )
+    for cell in cells:
+        if cell["side"] == "tuner" and cell["status"] == "ok":
+            print("tuner", {key: value for key, value in cell.items() if key != "path"})
+            print(
+                *(f"{step['ps']},{step['dist']},{step['wpb']}: {step['ms']:.3g} ms" for step in cell["path"]), sep="; "
+            )
     recorder.save()
+
+
+RATIOS = ("fetch, then spmm", "no interleaving", "rows whole", "one kernel", "per edge", "per edge apart")
+
+
+def _ratios(times: dict[str, float | None]) -> tuple[float | None, ...]:
+    """The pipelined milliseconds, and how many times as long the others take; of the two fetches the faster one."""
+    first = times.get(PIPELINED)
+    fetched = min((times[side] for side in FETCHED if times.get(side)), default=None)
+    others = [fetched, *(times.get(side) for side in (APART, "rows whole", "fetch_interleaved", *PER_EDGE))]
+    return first, *(None if first is None or other is None else other / first for other in others)
+
+
+def _share(found: dict[str, dict[str, Any]]) -> float | None:
+    return found.get(PIPELINED, {}).get("link_share")
 
 
 if __name__ == "__main__":

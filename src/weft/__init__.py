@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weft.core.lazy_names import gc_paused
+from weft.core.lazy.names import gc_paused
 from weft.core.version import __version__
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.baselines.pyg_training import Outcome
-from benchmarks.suites import cpu, cpu_sweep
+from benchmarks.suites.on_cpu import cpu, cpu_sweep
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

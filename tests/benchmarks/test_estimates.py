@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.suites import estimates, estimates_report
-from benchmarks.suites.queues import entries
+from benchmarks.suites.prediction import estimates, estimates_report
+from benchmarks.suites.prediction.queues import entries
 from weft.graph.generate import citation
 from weft.planner.machine_profiles import profile
 

@@ -16,7 +16,9 @@ from benchmarks.harness import traffic
 from benchmarks.harness.graphs import fresh, row_normalised
 from benchmarks.harness.recorder import NotHere, Recorder, find
 from benchmarks.harness.timing import Timing
-from benchmarks.suites import accuracy, attention, cpu, epoch, papers100m, row_orders, spmm, spmm_sweep
+from benchmarks.suites import accuracy, epoch, papers100m
+from benchmarks.suites.kernels import attention, row_orders, spmm, spmm_sweep
+from benchmarks.suites.on_cpu import cpu
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.baselines.cusparse_models import edge_values
-from benchmarks.suites import multi_kernels
-from benchmarks.suites.passes import Passes
+from benchmarks.suites.kernels import multi_kernels
+from benchmarks.suites.kernels.passes import Passes
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

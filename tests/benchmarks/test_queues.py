@@ -10,7 +10,7 @@ import torch
 from benchmarks.baselines.modules import CONVS, JUMPS, NORMS, OPAQUE, Recipe, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.scatter import Axis, Point, write_scatter
-from benchmarks.suites.queues import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
+from benchmarks.suites.prediction.queues import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

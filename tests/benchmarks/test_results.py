@@ -76,6 +76,8 @@ def test_every_kept_cell_has_a_run_and_one_key(path):
 def test_the_command_names_the_module():
     argv = ["/x/benchmarks/suites/epoch.py", "--shapes", "cora", "--out", "/tmp/y/epoch.json"]
     assert environment.command(argv) == "python -m benchmarks.suites.epoch --shapes cora --out epoch.json"
+    deeper = ["/x/benchmarks/suites/kernels/spmm.py"]
+    assert environment.command(deeper) == "python -m benchmarks.suites.kernels.spmm"
     assert environment.command(["/x/benchmarks/tables.py"]) == "python -m benchmarks.tables"
 
 
@@ -88,7 +90,14 @@ def test_a_run_on_smaller_graphs_is_not_kept(tmp_path):
         merge(path, tmp_path)
 
 
-def test_the_commit_may_be_given_where_there_is_no_repository(monkeypatch):
+def test_a_commit_that_is_given_wins_over_git(monkeypatch):
     monkeypatch.setenv("WEFT_COMMIT", "abc1234")
+    assert environment.commit() == "abc1234"
     monkeypatch.setenv("PATH", "")
     assert environment.commit() == "abc1234"
+
+
+def test_without_a_repository_the_commit_is_unknown(monkeypatch):
+    monkeypatch.delenv("WEFT_COMMIT", raising=False)
+    monkeypatch.setenv("PATH", "")
+    assert environment.commit() is None

@@ -17,7 +17,10 @@ def test_cells_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["sharded", "--device", "cpu", "--out", str(out), *options])
     sharded.main()
     found = json.loads(out.read_text())
-    assert {cell["status"] for cell in found["cells"]} == {"skipped"}
+    partition = [cell for cell in found["cells"] if cell["side"].startswith("partition")]
+    assert {cell["status"] for cell in partition} == {"ok"}
+    assert all(cell["imbalance_2"] < 0.01 and 0 < cell["remote_share"] < 1 for cell in partition)
+    assert {cell["status"] for cell in found["cells"] if cell not in partition} == {"skipped"}
     assert found["graphs"]["arxiv"]["remote_edges"] > 0
     assert "share of link" in capsys.readouterr().out
 

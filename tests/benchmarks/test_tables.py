@@ -92,12 +92,12 @@ def test_first_minutes_have_a_row_per_shape_and_model(monkeypatch):
     assert "commit abc" in found
 
 
-def test_sampled_epochs_have_the_shares_of_their_stages(monkeypatch):
-    cell = {"shape": "products", "features": "pinned", "depth": 3, "tasks": 8, "side": "weft", "status": "ok", "run": 0,
-            "ms": 16.0, "ms_per_task": 2.0, "epoch_seconds": 3.1, "training_share": None,
-            "stages": {name: {"share": 0.25} for name in ("sample", "fetch", "transfer")}}  # fmt: skip
+def test_sampled_epochs_have_what_was_predicted_beside_them(monkeypatch):
+    cell = {"shape": "products", "case": "host, pipelined", "tasks": 8, "precision": "fp32", "side": "weft", "run": 0,
+            "status": "ok", "ms": 16.0, "ms_per_task": 2.0, "epoch_seconds": 3.1, "busy": 0.91, "peak_gb": 7.5,
+            "predicted_seconds": 2.9}  # fmt: skip
     monkeypatch.setattr(runs, "kept", lambda suite: Results("sampled_epoch", [RUN], [cell]))
-    row = "| Weft | pinned | pipelined, depth 3 | 8 | 16.0 | 2.00 | 3.10 | 25 % / 25 % / 25 % | - | a |"
+    row = "| products | Weft | host, pipelined | 8 | fp32 | 16.0 | 3.10 | 2.90 | 91 % | - | 7.50 | - | a |"
     assert row in runs.sampled_epoch()
 
 

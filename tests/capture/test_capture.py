@@ -12,7 +12,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from tests.capture.graphs import PRODUCTS, random_graph
+from tests.graphs_for_tests import PRODUCTS, random_graph
 from weft.capture.observer import Observer
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
@@ -109,7 +109,7 @@ def test_a_graph_too_large_for_this_machine_is_captured_from_its_summary(model, 
 
 def test_no_gpu_is_asked_for():
     code = (
-        "import torch; from tests.capture.graphs import PRODUCTS; from weft.core.task import Task;"
+        "import torch; from tests.graphs_for_tests import PRODUCTS; from weft.core.task import Task;"
         "from weft.runtime.dry_run import capture;"
         "capture(Task(graph='products', model='gat'), PRODUCTS); assert not torch.cuda.is_initialized()"
     )
@@ -147,7 +147,7 @@ def test_a_woven_step_on_a_cpu_is_the_real_one():
     plan = Plan(("a", "b"), join="woven", stacks=((0,), (1,)))
     program = capture(group, graph.stats(), "cpu", plan=plan, merger=Weaver()).program
     run = GroupRun(group, graph, plan, torch.device("cpu"), Weaver())
-    run.merge_steps()
+    run.group_step.merge()
     run.step()
     with Observer("cpu") as real:
         run.step()
@@ -314,7 +314,7 @@ def test_a_layer_that_is_repeated_in_the_backward_pass_is_followed():
 
 def test_triton_is_not_needed():
     code = (
-        "import sys; sys.modules['triton'] = None; from tests.capture.graphs import PRODUCTS;"
+        "import sys; sys.modules['triton'] = None; from tests.graphs_for_tests import PRODUCTS;"
         "from weft.core.task import Task; from weft.runtime.dry_run import capture;"
         "p = capture(Task(graph='products', model='gat'), PRODUCTS).program;"
         "print(p.launches, p.unknown, sum(op.workspace for op in p.operators))"
@@ -327,7 +327,7 @@ def test_triton_is_not_needed():
 def test_the_first_estimate_of_a_process_is_like_the_second():
     """What torch imports on the way would hold tensors of the step until garbage is collected, which is off here."""
     code = (
-        "import gc; gc.disable(); from torch import nn; import weft; from tests.capture.graphs import PRODUCTS;"
+        "import gc; gc.disable(); from torch import nn; import weft; from tests.graphs_for_tests import PRODUCTS;"
         "from weft.core.task import Task; from weft.planner.cost.memory import memory;"
         "from weft.planner.machine_profiles import profile;"
         "from weft.runtime.dry_run import capture;"

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.capture.graphs import PRODUCTS
+from tests.graphs_for_tests import PRODUCTS
 from weft.core.task import Task
 from weft.planner.cost.memory import live_bytes
 from weft.runtime.dry_run import capture
@@ -23,7 +23,7 @@ FLOAT = 4
 
 
 def peak(widths: list[int], ephemeral: bool) -> int:
-    """Walk the operators of a chain of (Propagate, Linear) forward and back, as section IV-C of the paper says."""
+    """Visit the operators of a chain of (Propagate, Linear) forward and back, as section IV-C of the paper says."""
     layers = list(pairwise(widths))
     weights = sum(a * b for a, b in layers)
     alive, most = weights, 0

@@ -10,7 +10,7 @@ import torch
 
 import weft.ops
 import weft.weave
-from tests.capture.graphs import random_graph
+from tests.graphs_for_tests import random_graph
 from weft import ops
 from weft.capture.costs_aten import ATEN, FAMILIES
 from weft.capture.costs_weft import WEFT
@@ -122,8 +122,8 @@ def test_operators_in_one_launch_cost_the_sum():
     graph = meta_graph(random_graph().stats())
 
     def both() -> None:
-        walk = pack_csr(graph.adj)
-        calls = [One("spmm", (empty(graph.num_nodes, f), None, None, None, walk, [], None)) for f in (8, 16)]
+        csr = pack_csr(graph.adj)
+        calls = [One("spmm", (empty(graph.num_nodes, f), None, None, None, csr, [], None)) for f in (8, 16)]
         together(calls)
 
     assert work_of(one(both)).flops == 2 * graph.num_edges * 24

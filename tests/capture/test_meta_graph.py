@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from tests.capture.graphs import PRODUCTS, random_graph, without_histogram
+from tests.graphs_for_tests import PRODUCTS, random_graph, without_histogram
 from weft.capture.meta_graph import Degrees, meta_graph
 from weft.core.graph_stats import GraphStats
 from weft.nn.normalisation import with_identity

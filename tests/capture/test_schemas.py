@@ -17,5 +17,5 @@ def test_by_name():
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_every_operator_over_edges_says_what_it_walks(name):
-    assert "walk" in argument_places(f"weft.{name}")
+def test_every_operator_over_edges_names_its_csr(name):
+    assert "csr" in argument_places(f"weft.{name}")

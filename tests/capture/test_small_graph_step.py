@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.capture.graphs import PRODUCTS
 from tests.capture.test_capture import Plain, made
 from tests.capture.test_cognn import Chain
+from tests.graphs_for_tests import PRODUCTS
 from weft.capture.meta_graph import META, meta_graph
 from weft.capture.small_graph_step import EDGES, NODES, TEST, TRAIN, VAL, Sizes, small_graph
 from weft.core.task import Task

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft as package
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.cli.main import main
 from weft.core.machine import Machine
 from weft.planner.machine_profiles import profile

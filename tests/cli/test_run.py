@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.cli.main import main
 from weft.core.version import __version__
 from weft.runtime.checkpoint import read_checkpoint

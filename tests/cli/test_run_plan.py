@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.cli.main import main
 
 SPEC = """

@@ -36,7 +36,7 @@ def test_a_row_is_known_inside_its_block_and_in_its_own_thread():
         thread.join()
     assert seen == [None]
     assert model_names() == MODELS
-    with pytest.raises(SpecError, match="must be one of gcn, sage, gin, gat, gatv2, or"):
+    with pytest.raises(SpecError, match="must be one of gcn, sage, gin, gat, gatv2, rgcn, or"):
         Task(graph="g", model="own")
 
 

@@ -16,7 +16,7 @@ import torch
 
 import weft
 from tests.dist.cases import TwoBranches
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.dist.barrier import Barrier
 from weft.dist.errors import RankLostError

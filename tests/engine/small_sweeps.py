@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.tiny import small, tiny_graph
+from tests.graphs_for_tests import small, tiny_graph
 from weft.core.sweep import Sweep
 
 

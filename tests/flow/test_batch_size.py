@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.flow.graphs import random_graph
 from weft.flow.batch_size import capacity
 from weft.flow.sampler import NeighbourSampler
 from weft.graph.generate import citation
@@ -30,3 +31,12 @@ def test_no_batch_exceeds_it():
         for block, rows, edges in zip(reversed(found.blocks), size.rows, size.edges, strict=True):
             assert block.num_dst <= rows
             assert block.num_edges <= edges
+
+
+def test_a_local_subgraph_has_fewer_edges():
+    size = capacity([3, 2], 10, 1000)
+    assert size.edges == (30, 80)
+    assert size.new_edges == 30 + 30 * 2
+    graph = random_graph()
+    local = NeighbourSampler(graph, [4, 3], subgraph=True).sample(torch.arange(20))
+    assert local.edge_index.shape[1] <= capacity([4, 3], 20, graph.num_nodes).new_edges

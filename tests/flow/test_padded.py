@@ -19,7 +19,7 @@ def padded(block, spare_rows=5, spare_cols=7, spare_edges=11):
     scale = torch.cat([block.gcn_scale, torch.full((cols - block.num_src,), 3.0)])
     degree = torch.cat([block.degree, torch.full((spare_rows,), 2)])
     assert indices.numel() == edges + spare_edges
-    return PaddedAdjacency(indptr, indices, cols, full=(scale, degree)), count
+    return PaddedAdjacency(indptr, indices, cols, full=lambda: (scale, degree)), count
 
 
 @pytest.fixture(scope="module")

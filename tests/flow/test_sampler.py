@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import GraphError, InputError
 from weft.flow import MiniBatch, NeighbourSampler, Subgraph
+from weft.graph.readers import read
+from weft.graph.readers.saved_folder import save
 
 SEEDS = torch.tensor([5, 79, 3, 3, 60])
 KINDS = {
@@ -60,6 +63,21 @@ def test_a_batch_depends_on_its_number_alone(kind):
     for mine in (again, fresh):
         assert all(torch.equal(a, b) for a, b in zip(first.tensors(), mine.tensors(), strict=True))
     assert not torch.equal(first.input_nodes, other.input_nodes)
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("subgraph", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mapped_graph_gives_the_same_batches(tmp_path, kind, subgraph, direction):
+    """Topology in files, read when it is sampled."""
+    graph = random_graph(weighted=True)
+    save(graph, tmp_path / "g")
+    mapped = read(tmp_path / "g")
+    assert any(str(tmp_path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+    about = {"subgraph": subgraph, "direction": direction, **KINDS[kind]}
+    mine, theirs = (NeighbourSampler(one, [4, 3], **about).sample(SEEDS, 1, 2) for one in (mapped, graph))
+    assert len(mine.tensors()) == len(theirs.tensors())
+    assert all(torch.equal(a, b) for a, b in zip(mine.tensors(), theirs.tensors(), strict=True))
 
 
 def test_threads_sample_at_the_same_time():

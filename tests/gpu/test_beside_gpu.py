@@ -7,7 +7,7 @@ import torch
 
 import weft
 from tests import stacks
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.graph.catalog import shapes
 
 pytestmark = [

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, elu, relu
 
+from tests.graphs_for_tests import GRAPHS, from_pairs
 from tests.ops.comparing import TOLERANCE, assert_agrees, assert_near, value_and_gradients
-from tests.ops.graphs import GRAPHS, from_pairs
 from weft import ops
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gatv2 import attention_v2_torch
@@ -51,7 +51,7 @@ def graph_on_gpu():
 
 
 @cache
-def walk():
+def csr():
     return unpack_csr(pack_csr(graph_on_gpu(), rows=True))
 
 
@@ -67,14 +67,14 @@ def clocks(*lead: int) -> torch.Tensor:
 @pytest.mark.parametrize(("width", "dtype"), [(3, F64), (17, F32), (64, F32), (256, BF16), (65, F16)], ids=str)
 def test_spmm(width, dtype):
     x = make(NODES, width)
-    assert_agrees(lambda x: ops.spmm(graph_on_gpu(), x), lambda x: spmm_torch(x, None, None, None, walk()), [x], dtype)
+    assert_agrees(lambda x: ops.spmm(graph_on_gpu(), x), lambda x: spmm_torch(x, None, None, None, csr()), [x], dtype)
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(17, F32), (65, F16)], ids=str)
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
 def test_weighted_spmm(lead, width, dtype):
     inputs = [make(*lead, NODES, width), make(*lead, graph().num_edges, seed=1)]
-    call, plain = lambda *a: ops.spmm(graph_on_gpu(), *a), lambda *a: spmm_torch(*a, None, None, walk())
+    call, plain = lambda *a: ops.spmm(graph_on_gpu(), *a), lambda *a: spmm_torch(*a, None, None, csr())
     assert_agrees(call, plain, inputs, dtype)
     if len(lead) == 1:
         assert_agrees(torch.vmap(call), plain, inputs, dtype)
@@ -94,7 +94,7 @@ def test_spmm_max(width, dtype):
     """Half precision ties often: values, winners and gradients against the CPU's, which take the first edge too."""
     x, grad = make(2, NODES, width).to(dtype), make(2, NODES, width, seed=1).to(dtype)
     out, winner = torch.ops.weft.spmm_max(x, None, pack_csr(graph_on_gpu()), [])
-    expected, expected_winner = spmm_max_torch(x, None, walk())
+    expected, expected_winner = spmm_max_torch(x, None, csr())
     assert torch.equal(out, expected)
     assert torch.equal(winner, expected_winner)
     mine, (mine_grad,) = value_and_gradients(lambda x: ops.spmm(graph_on_gpu(), x, reduce="max"), [x], grad)
@@ -108,7 +108,7 @@ def test_sddmm(lead, heads, width, dtype):
     inputs = [make(*lead, NODES, heads * width) / width**0.5, make(*lead, NODES, heads * width, seed=1)]
     assert_agrees(
         lambda a, b: ops.sddmm(graph_on_gpu(), a, b, heads),
-        lambda a, b: sddmm_torch(a, b, heads, walk()),
+        lambda a, b: sddmm_torch(a, b, heads, csr()),
         inputs,
         dtype,
     )
@@ -118,7 +118,7 @@ def test_sddmm(lead, heads, width, dtype):
 def test_edge_softmax(lead, heads, dtype):
     scores = 3 * make(*lead, graph().num_edges, heads)
     assert_agrees(
-        lambda s: ops.edge_softmax(graph_on_gpu(), s), lambda s: edge_softmax_torch(s, walk()), [scores], dtype
+        lambda s: ops.edge_softmax(graph_on_gpu(), s), lambda s: edge_softmax_torch(s, csr()), [scores], dtype
     )
 
 
@@ -144,7 +144,7 @@ def test_attention(lead, heads, width, rate, dtype):
     mask = coefficient_mask(rates, clock, 5, graph().num_edges, heads) if rate else None
     assert_agrees(
         lambda *a: ops.graph_attention(graph_on_gpu(), *a, dropout=rate, clock=clock, site=5),
-        lambda *a: attention_torch(*a, 0.2, mask, walk()), inputs, dtype,
+        lambda *a: attention_torch(*a, 0.2, mask, csr()), inputs, dtype,
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_attention_whose_heads_share_a_gradient(lead, heads, width, dtype):
     inputs = [make(*lead, NODES, heads, width), make(*lead, NODES, heads, seed=1), make(*lead, NODES, heads, seed=2)]
     assert_agrees(
         lambda *a: ops.graph_attention(graph_on_gpu(), *a).sum(-2),
-        lambda *a: attention_torch(*a, 0.2, None, walk()).sum(-2), inputs, dtype,
+        lambda *a: attention_torch(*a, 0.2, None, csr()).sum(-2), inputs, dtype,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_attention_of_scores_far_apart(spread, dtype, slope):
     inputs[1][100] = spread
     assert_agrees(
         lambda *a: ops.graph_attention(graph_on_gpu(), *a, slope=slope),
-        lambda *a: attention_torch(*a, slope, None, walk()), inputs, dtype,
+        lambda *a: attention_torch(*a, slope, None, csr()), inputs, dtype,
     )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_a_score_that_is_no_number_stays_in_its_rows():
     x, a_src, a_dst = make(NODES, 4, 16).float(), make(NODES, 4, seed=1).float(), make(NODES, 4, seed=2).float()
     a_src[100, 0] = torch.nan
     out = ops.graph_attention(graph_on_gpu(), x, a_src, a_dst)
-    expected = attention_torch(x, a_src, a_dst, 0.2, None, walk())
+    expected = attention_torch(x, a_src, a_dst, 0.2, None, csr())
     assert expected.isnan().any()
     assert torch.equal(out.isnan(), expected.isnan())
 
@@ -199,7 +199,7 @@ def test_attention_v2(lead, heads, width, rate, dtype):
     mask = coefficient_mask(rates, clock, 5, graph().num_edges, heads) if rate else None
     assert_agrees(
         lambda *a: ops.graph_attention_v2(graph_on_gpu(), *a, dropout=rate, clock=clock, site=5),
-        lambda *a: attention_v2_torch(*a, 0.2, mask, walk()), inputs, dtype,
+        lambda *a: attention_v2_torch(*a, 0.2, mask, csr()), inputs, dtype,
     )  # fmt: skip
 
 
@@ -286,15 +286,13 @@ def test_adam(decoupled):
 def test_awkward_graphs(name):
     adj = GRAPHS[name]()
     gpu = adj.to("cuda")
-    walked = unpack_csr(pack_csr(gpu))
+    csr = unpack_csr(pack_csr(gpu))
     x, scores = make(adj.num_cols, 17), make(adj.num_edges, 3)
-    assert_agrees(lambda x: ops.spmm(gpu, x), lambda x: spmm_torch(x, None, None, None, walked), [x], F32)
+    assert_agrees(lambda x: ops.spmm(gpu, x), lambda x: spmm_torch(x, None, None, None, csr), [x], F32)
     assert_near(ops.spmm(gpu, x.float(), reduce="max"), ops.spmm(adj, x.float().cpu(), reduce="max"), 0.0)
-    assert_agrees(lambda s: ops.edge_softmax(gpu, s), lambda s: edge_softmax_torch(s, walked), [scores], F32)
+    assert_agrees(lambda s: ops.edge_softmax(gpu, s), lambda s: edge_softmax_torch(s, csr), [scores], F32)
     inputs = [make(adj.num_cols, 4, 16), make(adj.num_cols, 4), make(adj.num_rows, 4)]
-    assert_agrees(
-        lambda *a: ops.graph_attention(gpu, *a), lambda *a: attention_torch(*a, 0.2, None, walked), inputs, F32
-    )
+    assert_agrees(lambda *a: ops.graph_attention(gpu, *a), lambda *a: attention_torch(*a, 0.2, None, csr), inputs, F32)
 
 
 def test_the_same_bits_every_time():

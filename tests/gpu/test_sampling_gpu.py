@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.sampling.chi_square import normal_score
-from tests.ops.sampling.graphs import assert_same_sample, many_stars, random_csr
+from tests.ops.sampling.graphs import assert_same_sample, many_stars, random_csr, shared_hubs
 from weft.flow import FeatureStore, NeighbourSampler, Pipeline, SeedOrder, training_stages
 from weft.graph.data.graph import Graph
 from weft.ops.sampling.compact_triton import EMPTY, Compactor, sample_hops_triton
@@ -14,9 +14,10 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_cached_triton, gather_rows_triton
 from weft.ops.sampling.hop import HopSample
+from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
 from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 from weft.ops.sampling.sample_triton import sample_triton
 
 pytestmark = [
@@ -64,18 +65,31 @@ def test_weighted_and_full():
     )
 
 
+LAUNCHES = [
+    (sample_reservoir_triton, {}),
+    (sample_reservoir_triton, {"edges": True, "launch": AS_DGL}),
+    (sample_paper_triton, {}),
+    (sample_paper_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
+    (sample_classes_triton, {}),
+    (sample_classes_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
+    (sample_threads_triton, {}),
+    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
+]
+
+
 @pytest.mark.parametrize("fanout", [1, 15, 30])
 def test_reservoir_and_paper(fanout):
     csr, there = arrays()
     clock = make_clock(1, 2, 3)
     expected = sample_reservoir_torch(*csr, SEEDS, fanout, clock)
-    assert_same_sample(on_cpu(sample_reservoir_triton(*there, SEEDS.cuda(), fanout, clock.cuda())), expected)
-    for launch in (PaperLaunch(), PaperLaunch(degree_threshold=20, block_threshold=10)):
-        mine = sample_paper_triton(*there, SEEDS.cuda(), fanout, clock.cuda(), launch=launch)
-        assert_same_sample(on_cpu(mine), expected)
+    for sampler, options in LAUNCHES:
+        assert_same_sample(on_cpu(sampler(*there, SEEDS.cuda(), fanout, clock.cuda(), **options)), expected)
 
 
-@pytest.mark.parametrize("sampler", [sample_triton, sample_paper_triton, sample_reservoir_triton])
+KERNELS = [sample_triton, *dict.fromkeys(sampler for sampler, _ in LAUNCHES)]
+
+
+@pytest.mark.parametrize("sampler", KERNELS)
 @pytest.mark.parametrize("fanout", [1, 6])
 def test_every_neighbour_is_as_likely(sampler, fanout):
     degree, nodes = 7, 200_000
@@ -85,6 +99,35 @@ def test_every_neighbour_is_as_likely(sampler, fanout):
     counts = torch.bincount(sample.sources, minlength=degree).double().cpu()
     expected = torch.full((degree,), nodes * fanout / degree)
     assert abs(normal_score(expected + (counts - expected) / (1 - fanout / degree) ** 0.5, expected)) < 4.5
+
+
+HUB, HUBS = 1_000_000, 400
+
+
+@pytest.mark.parametrize("sampler", KERNELS)
+@pytest.mark.parametrize("fanout", [1, 15])
+def test_picks_fall_evenly_over_hubs(sampler, fanout):
+    """Hubs of a million neighbours, and for the default sampler the bits of the CPU."""
+    csr = shared_hubs(HUB, HUBS)
+    indptr, indices, hubs = (t.cuda() for t in csr)
+    clock = make_clock(5, 0, 0)
+    sample = on_cpu(sampler(indptr, indices, hubs, fanout, clock.cuda()))
+    assert all(row.unique().numel() == fanout for row in sample.sources.reshape(HUBS, fanout)[:50])
+    counts = torch.bincount(sample.sources.long() * 40 // HUB, minlength=40).double()
+    assert abs(normal_score(counts, torch.full_like(counts, HUBS * fanout / 40))) < 4.5
+    if sampler is sample_triton:
+        assert_same_sample(sample, sample_torch(*csr, fanout, clock))
+
+
+def test_almost_all_neighbours_on_a_gpu():
+    """k = degree - 1 at the largest fan-out of the kernel."""
+    csr = shared_hubs(1025, 2000)
+    clock = make_clock(6, 0, 0)
+    sample = on_cpu(sample_triton(*(t.cuda() for t in csr), 1024, clock.cuda()))
+    left = 1025 * 1024 // 2 - sample.sources.long().reshape(2000, 1024).sum(1)
+    counts = torch.bincount(left * 25 // 1025, minlength=25).double()
+    assert abs(normal_score(counts, torch.full_like(counts, 80.0))) < 4.5
+    assert_same_sample(sample, sample_torch(*csr, 1024, clock))
 
 
 def check_hops(hops, sampler: CpuSampler, seeds, clock) -> None:
@@ -154,6 +197,33 @@ def test_pipeline_equals_the_cpu(depth, place):
             tensor.fill_(77)  # no other batch may see this
     if place == "cached":
         assert 0 < store.counts.hit_rate < 1
+
+
+KINDS = [
+    {}, {"replace": True}, {"direction": "out"}, {"subgraph": True}, {"subgraph": True, "direction": "out"},
+    {"fanouts": [-1, 3]}, {"weight": True}, {"weight": True, "direction": "out", "subgraph": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_kind_of_batch_is_the_cpu_s(kind):
+    graph = flow_graph()
+    weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(3))
+    about = {"fanouts": [7, 3], **kind}
+    batches = []
+    for one in (graph, graph.to("cuda")):
+        if "weight" in kind:
+            about["weight"] = weight.to(one.device)
+        batches.append(NeighbourSampler(one, **about).sample(SEEDS[:300].to(one.device), 2, 3))
+    mine, theirs = batches[1].to("cpu"), batches[0]
+    assert torch.equal(mine.input_nodes, theirs.input_nodes)
+    if "subgraph" in kind:
+        assert torch.equal(mine.edge_index, theirs.edge_index)
+        assert torch.equal(mine.edges, theirs.edges)
+        return
+    for block, other in zip(mine.blocks, theirs.blocks, strict=True):
+        assert torch.equal(block.indptr, other.indptr)
+        assert torch.equal(block.indices, other.indices)
 
 
 def test_cpu_sampling_feeds_the_gpu():

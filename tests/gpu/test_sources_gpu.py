@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import tiny_graph
 from tests.runtime.row_batches import row_batches
-from tests.tiny import tiny_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests import stacks
+from tests.graphs_for_tests import tiny_graph
 from tests.stacks import MODELS
-from tests.tiny import tiny_graph
 from weft.graph.data.graph import Graph
 
 pytestmark = [

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import from_pairs, tiny_graph
 from weft import ops
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -120,10 +119,10 @@ def test_both_directions(form):
 
 def test_attention_of_different_heads():
     looped = adjacency().with_self_loops()
-    walk, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
+    csr, back = pack_csr(looped), pack_csr(looped.transposed(), perm=True)
     calls = [
         OpCall(
-            "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, walk, back)
+            "graph_attention_packed", (made(NODES, heads * (16 + 2), seed=heads), heads, 0.2, None, None, 0, csr, back)
         )
         for heads in (1, 4, 8)
     ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.ops import Adjacency
 
-NODES = 13
+NODES, RELATIONS = 13, 3
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ def example(src: Tensor, dst: Tensor, weight: Tensor | None = None, symmetric: b
     indptr = torch.zeros(NODES + 1, dtype=torch.int32)
     indptr[1:] = torch.bincount(dst, minlength=NODES).cumsum(0)
     adj = Adjacency(indptr, src.to(torch.int32), weight=weight, symmetric=symmetric)
+    adj = adj.related(torch.arange(src.numel(), dtype=torch.int32) % RELATIONS, RELATIONS)
     return Example(torch.stack([src, dst]), adj, weight)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft import nn, ops
 from weft.core.errors import InputError
+from weft.nn.features import keep_own_rows
 from weft.nn.models import GNN
 from weft.ops import Adjacency
 
@@ -21,20 +22,24 @@ MODELS = {
     "gin-learned": {"train_eps": True},
     "gat": {"heads": 2, "out_heads": 2},
     "gatv2": {"heads": 2},
+    "rgcn": {"num_relations": 4},
+    "rgcn-bases": {"num_relations": 4, "bases": 2},
 }
 
 
 def block_of(adj: Adjacency, wanted: torch.Tensor, scale: torch.Tensor) -> tuple[Adjacency, torch.Tensor]:
     """All in-edges of ``wanted`` as a block, and the nodes of its columns: ``wanted`` first, new ones behind."""
-    rows = [adj.indices[adj.indptr[node] : adj.indptr[node + 1]].long() for node in wanted.tolist()]
+    spans = [torch.arange(int(adj.indptr[node]), int(adj.indptr[node + 1])) for node in wanted.tolist()]
+    rows = [adj.indices[span].long() for span in spans]
     edges = torch.cat(rows)
     known = set(wanted.tolist())
     nodes = torch.tensor(wanted.tolist() + [n for n in dict.fromkeys(edges.tolist()) if n not in known])
     place = torch.empty(adj.num_rows, dtype=torch.int64)
     place[nodes] = torch.arange(nodes.numel())
-    local = torch.cat([place[row].sort().values for row in rows]).int()
+    local = torch.cat([place[row] for row in rows]).int()
     indptr = torch.tensor([0, *[row.numel() for row in rows]]).cumsum(0).int()
-    return Adjacency(indptr, local, nodes.numel(), source_scale=scale[nodes]), nodes
+    block = Adjacency(indptr, local, nodes.numel(), source_scale=scale[nodes])
+    return block.related(adj.relation[torch.cat(spans)], adj.num_relations), nodes
 
 
 def blocks_for(adj: Adjacency, wanted: torch.Tensor, layers: int) -> tuple[list[Adjacency], torch.Tensor]:
@@ -79,7 +84,7 @@ def test_blocks_with_full_neighbourhoods_are_the_whole_graph(name, layers, resid
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat", "rgcn"])
 def test_the_first_aggregation_of_a_block(name):
     graph, model = tiny_graph(), made(name, 2, False, None)
     x = graph.x.to_dense() if not isinstance(graph.x, torch.Tensor) else graph.x
@@ -119,3 +124,35 @@ def test_an_adjacency_may_supply_its_own_aggregation():
     with torch.no_grad():
         apart.weight_neighbour.mul_(2)
     torch.testing.assert_close(layer(x, mine), apart(x, graph.adj))
+
+
+@pytest.mark.parametrize("tasks", [0, 3])
+def test_own_rows_and_all_rows_have_the_gradient_of_a_slice(tasks):
+    """Also under vmap, where the backward pass adds in place."""
+    x = torch.randn(*([tasks] if tasks else []), 7, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 7, dtype=torch.float64)
+
+    def kept(x):
+        own, rest = keep_own_rows(x, 3)
+        return (own**2).sum() + ((weight @ rest) ** 3).sum()
+
+    def sliced(x):
+        return (x.narrow(-2, 0, 3) ** 2).sum() + ((weight @ x) ** 3).sum()
+
+    mine, theirs = (torch.vmap(f) if tasks else f for f in (kept, sliced))
+    for one, other in zip(torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_the_first_layer_of_blocks_builds_no_transpose(name, monkeypatch):
+    """Features need no gradient: only the blocks of later layers are transposed."""
+    turned = []
+    monkeypatch.setattr(Adjacency, "_sort_by_source", lambda adj, sort=Adjacency._sort_by_source: (
+        turned.append(adj.num_cols) or sort(adj)
+    ))  # fmt: skip
+    graph, model = tiny_graph(), made(name, 2, False, None)
+    blocks, nodes = blocks_for(graph.adj, torch.tensor([1, 8]), 2)
+    model(graph.x[nodes], blocks).sum().backward()
+    assert blocks[0].num_cols not in turned
+    assert blocks[1].num_cols in turned

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from tests.nn.examples import NODES, make_example
+from tests.nn.examples import NODES, RELATIONS, make_example
 from weft.core.errors import InputError
 from weft.graph import SparseFeatures
 from weft.nn import assign_sites, build, reset_parameters
@@ -28,6 +28,9 @@ MODELS = {
     "gat": {"heads": 4},
     "gat batch": {"heads": 2, "out_heads": 2, "norm": "batch", "residual": True},
     "gatv2": {"heads": 4},
+    "rgcn": {"num_relations": RELATIONS},
+    "rgcn bases": {"num_relations": RELATIONS, "bases": 2, "norm": "batch", "residual": True},
+    "rgcn blocks": {"num_relations": RELATIONS, "blocks": 2, "layers": 3},
 }
 
 

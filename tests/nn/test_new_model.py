@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import weft
+from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start
-from tests.tiny import tiny_graph
 from weft.core.errors import SpecError
 from weft.nn import GNN, ModelTraits, register_model
 from weft.nn.conv.conv import Conv

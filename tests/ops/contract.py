@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.graphs_for_tests import GRAPHS, adjacencies, mixed
 from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_agrees, assert_near, detached, value_and_gradients
-from tests.ops.graphs import GRAPHS, adjacencies, mixed
 from weft.ops import Adjacency
 from weft.ops.cpu import threads
 

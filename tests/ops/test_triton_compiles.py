@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.interpreted.walks import numbers, small, walks
+from tests.ops.interpreted.packed import both_csr, numbers, small
 from weft.ops.launch.device_limits import H200, assume_limits
 
 triton = pytest.importorskip("triton")
@@ -136,9 +136,9 @@ def test_spmm(launches, dtype):
     from weft.ops.sparse.spmm_triton import spmm_triton
 
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
-    spmm_triton(numbers(adj.num_cols, 64, dtype=dtype), numbers(adj.num_edges, dtype=dtype), *scales, walk)
+    spmm_triton(numbers(adj.num_cols, 64, dtype=dtype), numbers(adj.num_edges, dtype=dtype), *scales, csr)
     compile_all(launches)
 
 
@@ -147,9 +147,9 @@ def test_spmm_max(launches, dtype):
     from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, weight = numbers(adj.num_cols, 64, dtype=dtype), numbers(adj.num_edges, dtype=dtype)
-    out, winner = spmm_max_triton(x, weight, walk)
+    out, winner = spmm_max_triton(x, weight, csr)
     spmm_max_backward_triton(out, winner, weight, back)
     compile_all(launches)
 
@@ -160,9 +160,9 @@ def test_sddmm_and_softmax(launches, dtype):
     from weft.ops.sparse.sddmm_triton import sddmm_triton
 
     adj = small()
-    walk, _ = walks(adj)
-    scores = sddmm_triton(numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype), 4, walk)
-    edge_softmax_backward_triton(scores, edge_softmax_triton(scores, walk), walk)
+    csr, _ = both_csr(adj)
+    scores = sddmm_triton(numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype), 4, csr)
+    edge_softmax_backward_triton(scores, edge_softmax_triton(scores, csr), csr)
     compile_all(launches)
 
 
@@ -173,10 +173,10 @@ def test_attention_of_any_width(launches, heads, width, shared, arch):
     from weft.ops.attention.gat_backward_triton import attention_backward_triton
     from weft.ops.attention.gat_forward_triton import attention_forward_triton
 
-    walk, back = walks(small())
+    csr, back = both_csr(small())
     x, a_src, a_dst = (numbers(n, heads, *d) for n, d in ((9, (width,)), (9, ()), (11, ())))
     for training in (True, False):
-        out, *_, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, training)
+        out, *_, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, csr, training)
     grad = numbers(11, 1, width).expand_as(out) if shared else out
     attention_backward_triton(grad, x, a_src, torch.stack([log_sum] * 3, -2), 0.2, None, None, 0, back)
     for name, (kernel, signature, constants, options) in list(launches.items()):
@@ -192,10 +192,10 @@ def test_attention(launches, dtype):
     from weft.ops.attention.mean_heads import mean_heads_triton
 
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, a_src, a_dst = (numbers(n, 4, *d, dtype=dtype) for n, d in ((9, (16,)), (9, ()), (11, ())))
     random = (*dropout_of(), 3)
-    out, out_plus, alpha_plus, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, *random, walk, True)
+    out, out_plus, alpha_plus, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, *random, csr, True)
     stats, _ = attention_row_gradient_triton(out, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
     attention_backward_triton(out, x, a_src, stats, 0.2, *random, back)
     mean_heads_triton(out, numbers(16, dtype=dtype))
@@ -207,11 +207,11 @@ def test_attention_v2(launches, dtype):
     from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x_src, x_dst, att = (numbers(*n, 4, 16, dtype=dtype) for n in ((9,), (11,), ()))
     random = (*dropout_of(), 3)
-    out, log_sum = attention_v2_forward_triton(x_src, x_dst, att, 0.2, *random, walk)
-    attention_v2_backward_triton(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, walk, back)
+    out, log_sum = attention_v2_forward_triton(x_src, x_dst, att, 0.2, *random, csr)
+    attention_v2_backward_triton(out, x_src, x_dst, att, log_sum, log_sum, 0.2, *random, csr, back)
     compile_all(launches)
 
 
@@ -293,14 +293,14 @@ def test_loss_and_optimizer(launches):
 )
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
-    from weft.dist.shard_walk import shard_walk
+    from weft.dist.shard_csr import shard_csr
     from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
     first = int(adj.indptr[5])
-    walk = shard_walk(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:])
+    csr = shard_csr(adj.indptr[5:] - first, adj.indices[first:], bounds, 1, ps, weight[first:], chunks=2)
     table, counts = address_table([x[:5], x], x.device)
     for schedule in SCHEDULES:
-        sharded_spmm_triton(x, table, counts, walk, scale, ShardedLaunch(ps, 2, 4), schedule)
+        sharded_spmm_triton(x, table, counts, csr, scale, ShardedLaunch(ps, 2, 4), schedule)
     compile_all(launches)

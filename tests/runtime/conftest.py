@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import tiny_graph
 from tests.runtime.alone import Alone
 from tests.stacks import solo_plan
-from tests.tiny import tiny_graph
 from weft.core.task import Task
 from weft.runtime.device.threads import cpu_threads
 from weft.runtime.device.torch_rng import seeded

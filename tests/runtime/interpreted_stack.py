@@ -10,8 +10,8 @@ from importlib import import_module
 
 import torch
 
+from tests.graphs_for_tests import tiny_graph
 from tests.stacks import solo_plan
-from tests.tiny import tiny_graph
 from weft.core.task import Task
 from weft.ops.launch import backend
 from weft.runtime.group import GroupRun

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.graphs_for_tests import tiny_graph
 from tests.runtime.step.test_stacks import CPU, MEMBERS, Drops, Plain, assert_as_alone, start, tasks_of
-from tests.tiny import tiny_graph
 from weft.core.errors import SpecError
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.runtime.device.torch_rng import seeded

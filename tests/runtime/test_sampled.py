@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from weft.core.errors import TrainingError
+from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.generate import citation
-from weft.runtime.batches import sampled_source
+from weft.runtime.batches import layerwise
 from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.batches.source import FullGraph
 from weft.runtime.group import GroupRun
@@ -57,13 +58,19 @@ def test_full_neighbourhoods_of_all_seeds_are_the_whole_graph(graph, model):
 def test_evaluation_layer_by_layer_is_exact(graph, model, members, monkeypatch):
     tasks = [task(model, seed=seed, layers=3) for seed in range(members)]
     mine = group_of(tasks, graph, fanout=(5, 3, 2)).stacks[0]
-    infer = lambda batch: mine.infer(mine.state.flat, batch)  # noqa: E731
+    monkeypatch.setattr(layerwise, "MOST_ROWS", 37)
+    monkeypatch.setattr(layerwise, "NEARLY_ALL", 1.0)
+    places = Placement("host", "host", evaluation="layers", chunk_edges=200)
+    few = graph.with_splits(graph.train[:7], graph.val[:5], graph.test[:2])
+    part = group_of(tasks, few, fanout=(5, 3, 2), placement=places).stacks[0]
     with torch.no_grad():
-        whole = mine.source.logits(infer, 3)
-        monkeypatch.setattr(sampled_source, "WHOLE_BYTES", 0)
-        monkeypatch.setattr(sampled_source, "EVALUATION_ROWS", 37)
-        chunks = mine.source.logits(infer, 3)
-    torch.testing.assert_close(chunks, whole, rtol=1e-4, atol=1e-5)
+        whole = mine.source.logits(lambda batch: mine.infer(mine.state.flat, batch), 3)
+        layers = part.source.logits(lambda batch: mine.infer(mine.state.flat, batch), 3)
+    assert layers.shape[1] == 14
+    for split in ("train", "val", "test"):
+        ids = getattr(few, split)
+        torch.testing.assert_close(layers[:, part.source.rows(split)], whole[:, ids], rtol=1e-4, atol=1e-5)
+        assert torch.equal(part.source.labels()[part.source.rows(split)], graph.y[ids])
 
 
 @pytest.mark.parametrize("model", ["gcn", "sage", "gat"])

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.graphs_for_tests import tiny_graph
 from tests.runtime.row_batches import row_batches
-from tests.tiny import tiny_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.graph.data.sparse_features import SparseFeatures

@@ -66,6 +66,24 @@ class Leaks(Plain):
         return y
 
 
+class LeaksSmall(Plain):
+    """Small tensors only: each is far below what an allocator asks the system for at once."""
+
+    kept: list[torch.Tensor] = []  # noqa: RUF012
+
+    def go_wrong(self, y):
+        LeaksSmall.kept += [torch.ones(64 << 10, dtype=torch.uint8) for _ in range(1_000)]
+        return y
+
+
+class LeaksSmallOnDevice(Plain):
+    kept: list[torch.Tensor] = []  # noqa: RUF012
+
+    def go_wrong(self, y):
+        LeaksSmallOnDevice.kept += [torch.ones(64 << 10, dtype=torch.uint8, device=y.device) for _ in range(6_400)]
+        return y
+
+
 class Hangs(Plain):
     def go_wrong(self, y):
         while True:

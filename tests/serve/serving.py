@@ -81,7 +81,7 @@ class Queue:
 
     def worker_pid(self) -> int:
         """The process that trains."""
-        return self.supervisor._workers["cpu/0"].pid
+        return self.supervisor.pool.workers["cpu/0"].pid
 
     def history(self, name: str) -> dict:
         """The numbers of a task that is done."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -107,11 +110,55 @@ def test_damaged_checkpoints_are_dropped(tmp_path):
     assert not path.exists()
 
 
-def test_mps_is_left_alone_without_gpus(tmp_path):
-    service = MPS(["cpu"], 4, tmp_path)
+def test_mps_is_left_alone_without_gpus():
+    service = MPS(["cpu"], 4)
     assert not service.start()
     assert service.environment == {}
     service.stop()
+
+
+@pytest.fixture
+def control(tmp_path, monkeypatch):
+    """A program that stands in for NVIDIA's: it notes how it was called, and with which pipes."""
+    told = tmp_path / "told"
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(f'#!/bin/sh\necho "$* $(test -t 0 || cat) $CUDA_MPS_PIPE_DIRECTORY" >> {told}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return told
+
+
+def test_mps_is_started_and_stopped_with_the_workers(control):
+    service = MPS(["cuda:0"], 2)
+    assert service.start()
+    folder = service.environment["CUDA_MPS_PIPE_DIRECTORY"]
+    assert Path(folder).is_dir()
+    assert len(folder) < 90  # of the 107 characters that a socket's path may have
+    service.stop()
+    assert not service.running
+    assert not Path(folder).exists()
+    assert control.read_text().splitlines() == [f"-d  {folder}", f" quit {folder}"]
+
+
+@pytest.mark.parametrize(("workers", "wanted"), [(1, True), (2, False)])
+def test_mps_is_not_started_where_it_is_of_no_use(control, workers, wanted):
+    assert not MPS(["cuda:0"], workers, wanted).start()
+    assert not control.exists()
+
+
+def test_an_operators_own_mps_is_used_as_it_is(control, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")
+    assert not MPS(["cuda:0"], 2).start()
+    assert not control.exists()
+
+
+def test_mps_that_cannot_start_is_done_without(control):
+    program = control.parent / "nvidia-cuda-mps-control"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    service = MPS(["cuda:0"], 2)
+    assert not service.start()
+    assert service.environment == {}
 
 
 def test_groups_in_the_queue(tmp_path):

@@ -114,7 +114,18 @@ def test_a_model_that_leaks_is_ended_and_its_neighbours_are_not(queue):
     good = queue.submit({"seed": 2, "hidden": 4})
     [failed], [done] = queue.wait(bad), queue.wait(good)
     assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
-    assert "out of memory: held" in failed.error
+    assert "out of memory" in failed.error
+
+
+def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
+    before = queue.supervisor.counters.memory_errors
+    bad = submit_own(queue, own("LeaksSmall", epochs=1000))
+    good = queue.submit({"seed": 4, "hidden": 4})
+    [failed], [done] = queue.wait(bad), queue.wait(good)
+    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
+    assert "the device ran out of memory" in failed.error  # raised inside the task; its process was not ended for it
+    assert queue.supervisor.counters.memory_errors == before + 2
+    assert same(queue.history(done.id), history_of(weft.Task(**{**TASK, "seed": 4, "hidden": 4}))["gcn"])
 
 
 def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempts(queue):
@@ -136,7 +147,7 @@ def test_a_model_that_ends_the_planner_is_refused(queue):
 def test_a_model_that_hangs_is_ended(queue, monkeypatch):
     names = submit_own(queue, own("Hangs"), max_attempts=1)
     queue.until(lambda: queue.db.get(names[0]).state == "running")
-    monkeypatch.setattr(queue.supervisor, "options", replace(queue.options, hang_seconds=2.0))
+    monkeypatch.setattr(queue.supervisor.state, "options", replace(queue.options, hang_seconds=2.0))
     [task] = queue.wait(names)
     assert task.state == "failed"
     assert "made no progress for 2 s" in task.error
@@ -155,9 +166,9 @@ def test_a_task_that_is_paused_goes_on_with_the_same_numbers(queue):
     queue.until(lambda: queue.epoch(name) > 0)
     queue.db.pause(name)
     queue.supervisor.wake()
-    queue.until(lambda: not queue.supervisor._active)
+    queue.until(lambda: not queue.supervisor.state.active)
     assert queue.db.get(name).state == "paused"
-    assert not queue.supervisor._resumable
+    assert not queue.supervisor.state.resumable
     queue.db.resume(name)
     queue.supervisor.wake()
     [task] = queue.wait([name])
@@ -236,7 +247,7 @@ def test_a_torn_checkpoint_is_dropped(queue):
     queue.until(lambda: queue.epoch(name) > 0)
     queue.db.pause(name)
     queue.supervisor.wake()
-    queue.until(lambda: not queue.supervisor._active)
+    queue.until(lambda: not queue.supervisor.state.active)
     path = queue.options.runs / name / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     queue.db.resume(name)
@@ -248,7 +259,7 @@ def test_a_torn_checkpoint_is_dropped(queue):
 
 def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
     """As on a full disk: the lease runs out, the task is found again, and its finished run is read back."""
-    finish, refused = queue.supervisor._db.finish, []
+    finish, refused = queue.supervisor.state.db.finish, []
 
     def full(*arguments):
         if not refused:
@@ -256,8 +267,8 @@ def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
             raise WeftError("the queue could not be written (database or disk is full); nothing was changed")
         return finish(*arguments)
 
-    monkeypatch.setattr(queue.supervisor._db, "finish", full)
-    monkeypatch.setattr(queue.supervisor, "options", replace(queue.options, lease_seconds=1.5))
+    monkeypatch.setattr(queue.supervisor.state.db, "finish", full)
+    monkeypatch.setattr(queue.supervisor.state, "options", replace(queue.options, lease_seconds=1.5))
     [name] = queue.submit({"seed": 9, "hidden": 6})
     [task] = queue.wait([name])
     assert (task.state, task.attempts, len(refused)) == ("done", 2, 1)
@@ -266,3 +277,17 @@ def test_a_result_that_could_not_be_written_is_not_lost(queue, monkeypatch):
 
 def test_the_queue_kept_every_promise(queue):
     assert problems(queue.db) == []
+
+
+def test_a_task_of_higher_priority_preempts_and_the_other_goes_on_bit_for_bit(queue):
+    [slow] = queue.submit({"hidden": 20, "epochs": 900, "seed": 8})
+    queue.until(lambda: queue.epoch(slow) > 0)
+    active = next(one for one in queue.supervisor.state.active.values() if slow in one.members)
+    active.group = replace(active.group, seconds=3600.0)  # by the estimate it would be done too soon to preempt
+    [quick] = queue.submit({"seed": 9}, priority=5)
+    done, task = queue.wait([quick, slow], 240.0)
+    assert (done.state, task.state) == ("done", "done")
+    assert done.updated < task.updated
+    assert "preempted" in [event.data.get("error") for event in queue.db.events(task=slow, limit=100_000)]
+    expected = history_of(weft.Task(**{**TASK, "hidden": 20, "epochs": 900, "seed": 8}))["gcn"]
+    assert same(queue.history(slow), expected)

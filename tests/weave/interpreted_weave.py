@@ -21,7 +21,7 @@ NODES = 18
 
 
 def small_graph() -> Graph:
-    """Few nodes, since the interpreter walks over every one; a node without edges among them, and a hub."""
+    """Few nodes, since the interpreter visits every one; a node without edges among them, and a hub."""
     random = torch.Generator().manual_seed(0)
     src, dst = (torch.randint(1, NODES, (20,), generator=random) for _ in range(2))
     spokes = torch.arange(2, NODES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from tests.weave.launch_counts import count_launches
 from tests.weave.trainees import STEPS, Trainee, assert_trains_as_alone, restore, snapshot
 from weft import ops
@@ -52,14 +52,14 @@ def test_every_pair_of_models(pair, name):
     assert bool(woven.table.fused) == (pair[0] == pair[1] or sums.issuperset(pair))
 
 
-@pytest.mark.parametrize("walks", ["same", "any"])
+@pytest.mark.parametrize("structures", ["same", "any"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_depths_two_two_three_and_four(name, walks):
+def test_depths_two_two_three_and_four(name, structures):
     trainees = [
         Trainee(GRAPHS[name](), "gcn", layers, seed=seed, dropout=0.1 * seed, hidden=8 + seed)
         for seed, layers in enumerate((2, 2, 3, 4))
     ]
-    woven = assert_trains_as_alone(trainees, walks)
+    woven = assert_trains_as_alone(trainees, structures)
     # A layer's aggregation each way; the first needs no gradient, and so no way back.
     assert woven.table.matched + woven.table.single == sum(2 * layers - 1 for layers in (2, 2, 3, 4))
     assert woven.table.rounds == 7
@@ -92,12 +92,12 @@ def test_only_equal_structures_and_directions_meet_unless_asked_otherwise():
     trainees = [Trainee(graph, "gcn", 2), Trainee(graph, "sage", 2, seed=1), Trainee(graph, "gcn", 3, seed=2)]
     same = weave(captured(trainees), "same")
     for fused in same.table.fused:
-        assert len({entry.walk for entry in fused.entries}) == 1
+        assert len({entry.structure for entry in fused.entries}) == 1
         assert len({entry.direction for entry in fused.entries}) == 1
     joined = weave(captured(trainees), "any")
     assert joined.table.rounds < same.table.rounds
-    assert weave(captured(trainees)).walks == "any"
-    assert weave(captured(trainees[::2])).walks == "same"  # as few launches, and one structure to a launch
+    assert weave(captured(trainees)).structures == "any"
+    assert weave(captured(trainees[::2])).structures == "same"  # as few launches, and one structure to a launch
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -159,7 +159,7 @@ def test_the_table_tells_whose_tensors_a_kernel_serves():
     assert node.args[0] == ["spmm", "spmm"]
     text = str(woven.table)
     assert text.startswith("8 sparse operators of 2 members in 5 launches; 6 of them in 3 fused ones")
-    assert "gcn of 3: spmm (forward, walk 0) -> 2 x 60 x 8" in text
+    assert "gcn of 3: spmm (forward, structure 0) -> 2 x 60 x 8" in text
 
 
 def test_streams():
@@ -245,5 +245,5 @@ def test_complaints():
     steps = [record(lambda: weight.add_(1), "first", [weight]), record(lambda: weight * 2, "second")]
     with pytest.raises(InputError, match="'first' writes to a tensor of 'second'"):
         weave(steps)
-    with pytest.raises(InputError, match="walks='most' must be one of"):
+    with pytest.raises(InputError, match="structures='most' must be one of"):
         weave(steps, "most")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from tests.weave.launch_counts import count_launches, longest_chain
 from tests.weave.trainees import Trainee, assert_trains_as_alone
 from weft.capture.launch_watch import watched_launches

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ops.interpreted.walks import numbers, small, walks
+from tests.ops.interpreted.packed import both_csr, numbers, small
 from tests.ops.test_triton_compiles import OPTIONS, kind_of
 
 triton = pytest.importorskip("triton")
@@ -84,8 +84,8 @@ def compile_all(launches, most_shared: int = 232448) -> list[str]:
     return found
 
 
-def packed(walk):
-    return [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+def packed(csr):
+    return [csr.indptr, csr.indices, csr.perm, csr.row_of_edge, *csr.work.tensors()]
 
 
 def spmm_calls(dtype):
@@ -93,17 +93,17 @@ def spmm_calls(dtype):
     from weft.weave.together import OpCall
 
     adj = small()
-    walk, back = (packed(walk) for walk in walks(adj))
+    csr, back = (packed(csr) for csr in both_csr(adj))
     scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
     x = numbers(2, adj.num_cols, 64, dtype=dtype)
     winner = torch.zeros(adj.num_rows, 32, dtype=torch.int32)
     return [
-        OpCall("spmm", (x, numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
-        OpCall("spmm", (x[0], numbers(adj.num_edges, dtype=dtype), *scales, walk, back, None)),
-        OpCall("spmm", (numbers(adj.num_rows, 40, dtype=dtype), None, None, None, back, walk, None)),
-        OpCall("spmm_max", (numbers(adj.num_cols, 32, dtype=dtype), None, walk, back)),
-        OpCall("spmm_max_backward", (numbers(adj.num_rows, 32, dtype=dtype), winner, None, walk, back)),
-        OpCall("spmm_push", (numbers(adj.num_rows, 64, dtype=dtype), None, *scales, walk, adj.num_cols)),
+        OpCall("spmm", (x, numbers(adj.num_edges, dtype=dtype), *scales, csr, back, None)),
+        OpCall("spmm", (x[0], numbers(adj.num_edges, dtype=dtype), *scales, csr, back, None)),
+        OpCall("spmm", (numbers(adj.num_rows, 40, dtype=dtype), None, None, None, back, csr, None)),
+        OpCall("spmm_max", (numbers(adj.num_cols, 32, dtype=dtype), None, csr, back)),
+        OpCall("spmm_max_backward", (numbers(adj.num_rows, 32, dtype=dtype), winner, None, csr, back)),
+        OpCall("spmm_push", (numbers(adj.num_rows, 64, dtype=dtype), None, *scales, csr, adj.num_cols)),
     ]
 
 
@@ -112,7 +112,7 @@ def test_spmm_of_every_kind(launches, dtype):
     from weft.weave.together import together_triton
 
     together_triton(spmm_calls(dtype))
-    assert len(launches) == 2  # the walks, then the hubs
+    assert len(launches) == 2  # all rows, then the hubs
     compile_all(launches)
 
 
@@ -121,11 +121,11 @@ def test_sddmm_and_softmax(launches, dtype):
     from weft.weave.together import OpCall, together_triton
 
     adj = small()
-    walk = packed(walks(adj)[0])
+    csr = packed(both_csr(adj)[0])
     ends = numbers(adj.num_rows, 64, dtype=dtype), numbers(adj.num_cols, 64, dtype=dtype)
     scores = numbers(2, adj.num_edges, 4, dtype=dtype)
-    calls = [OpCall("sddmm", (*ends, heads, walk, [])) for heads in (1, 4)]
-    calls += [OpCall("edge_softmax", (scores, walk)), OpCall("edge_softmax_backward", (scores, scores, walk))]
+    calls = [OpCall("sddmm", (*ends, heads, csr, [])) for heads in (1, 4)]
+    calls += [OpCall("edge_softmax", (scores, csr)), OpCall("edge_softmax_backward", (scores, scores, csr))]
     together_triton(calls)
     assert len(launches) == 2
     compile_all(launches)
@@ -136,16 +136,16 @@ def test_attention(launches, dtype):
     from weft.weave.together import OpCall, together_triton
 
     adj = small(num_rows=9, num_cols=9)
-    walk, back = (packed(walk) for walk in walks(adj))
+    csr, back = (packed(csr) for csr in both_csr(adj))
     random = torch.full((2,), 0.5), torch.zeros(2, 2, dtype=torch.int64), 3
     rows = [numbers(2, 9, heads * 18, dtype=dtype) for heads in (4, 2)]
     calls = [
-        OpCall("graph_attention_packed", (row, heads, 0.2, *random, walk, back))
+        OpCall("graph_attention_packed", (row, heads, 0.2, *random, csr, back))
         for row, heads in zip(rows, (4, 2), strict=True)
     ]
     done = together_triton(calls)
     back_calls = [
-        OpCall("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, walk, back))
+        OpCall("graph_attention_packed_backward", (outs[0], row, *outs, 0.2, *random, csr, back))
         for row, outs in zip(rows, done, strict=True)
     ]
     together_triton(back_calls)
@@ -157,9 +157,9 @@ def test_loads_of_alike_sources_stay_wide(launches):
     from weft.weave.together import OpCall, together_triton
 
     adj = small()
-    walk = packed(walks(adj)[0])
+    csr = packed(both_csr(adj)[0])
     x = numbers(adj.num_cols, 64)
-    together_triton([OpCall("spmm", (x + seed, None, None, None, walk, [], None)) for seed in range(3)])
+    together_triton([OpCall("spmm", (x + seed, None, None, None, csr, [], None)) for seed in range(3)])
     assert "ld.global.v4" in compile_all(launches)[0]
 
 
@@ -202,13 +202,13 @@ def test_passes_beside_sums_over_edges(launches, as_on_a_gpu, tmp_path):
     from weft.weave.together import OpCall, together_triton
 
     adj = small()
-    walk = packed(walks(adj)[0])
+    csr = packed(both_csr(adj)[0])
     rate, clock = random_numbers()
     x = numbers(2, adj.num_cols, 64)
     scales = torch.ones(adj.num_rows), torch.ones(adj.num_cols)
     together_triton(
         [
-            OpCall("spmm", (x, None, *scales, walk, [], None)),
+            OpCall("spmm", (x, None, *scales, csr, [], None)),
             OpCall("bias_act_dropout", (x, numbers(2, 64), "relu", rate, clock, 1)),
             OpCall("bias_act_dropout_backward_bias_parts", (x, x, [2, 64], "relu", rate, clock, 1)),
             OpCall("copied", (numbers(64, 500).t(),)),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from tests.weave.launch_counts import issued_in_order
 from weft.core.plan import Plan
 from weft.core.task import Task

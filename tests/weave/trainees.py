@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.tiny import CLASSES, FEATURES
+from tests.graphs_for_tests import CLASSES, FEATURES
 from weft import ops
 from weft.graph.data.graph import Graph
 from weft.nn.build import build
@@ -73,7 +73,7 @@ def restore(trainees: list[Trainee], saved: list[list[Tensor]]) -> None:
             tensor.copy_(value)
 
 
-def assert_trains_as_alone(trainees: list[Trainee], walks: str = "best", small: bool = False) -> Woven:
+def assert_trains_as_alone(trainees: list[Trainee], structures: str = "best", small: bool = False) -> Woven:
     """State after several woven steps equals the state after as many separate ones; returns the woven step."""
     start = snapshot(trainees)
     for _ in range(STEPS):
@@ -82,7 +82,7 @@ def assert_trains_as_alone(trainees: list[Trainee], walks: str = "best", small: 
     expected = snapshot(trainees)
     restore(trainees, start)
     captured = [record(trainee.step, trainee.name, trainee.state(), apart=small) for trainee in trainees]
-    woven = weave(captured, walks, small=small)
+    woven = weave(captured, structures, small=small)
     for before, after in zip(start, snapshot(trainees), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "recording moved the state"
     for _ in range(STEPS):

@@ -24,11 +24,11 @@ def _given(call: Call, name: str) -> Any:
 
 def _edges(call: Call) -> int:
     """E, from the packed CSR among the arguments: row offsets, then columns."""
-    return _given(call, "walk")[1].numel
+    return _given(call, "csr")[1].numel
 
 
 def _rows(call: Call) -> int:
-    return _given(call, "walk")[0].numel - 1
+    return _given(call, "csr")[0].numel - 1
 
 
 def _plain_in(call: Call) -> int:

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.nn.normalisation import without_weights
+from weft.nn.normalisation import relation_entries, without_weights
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.ops.csr.relation_slots import RelationSlots, pair_keys, slot_arrays
 from weft.ops.csr.self_loops import insert_loops
 from weft.ops.csr.worklist import WorkList, thresholds
 
@@ -84,17 +86,32 @@ def _inside(degree: float, middle: float) -> float:
 
 
 class MetaAdjacency(Adjacency):
-    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` stand in for the data."""
+    """An adjacency without data. ``degrees_of_rows`` and ``degrees_of_cols`` stand in for the data.
+
+    ``relation_rows`` and ``relation_edges`` do for relations.
+    """
+
+    relation_rows = 0
+    relation_edges: tuple[int, ...] = ()
 
     def __init__(self, *args: Any, degrees_of_rows: Degrees, degrees_of_cols: Degrees, **options: Any) -> None:
         super().__init__(*args, **options)
         self.degrees_of_rows, self.degrees_of_cols = degrees_of_rows, degrees_of_cols
 
     @classmethod
-    def of_size(cls, rows: int, edges: int, by_row: Degrees, by_col: Degrees, cols: int | None = None, **options: Any):
-        """Offsets ``[rows+1]`` and indices ``[edges]``."""
+    def of_size(
+        cls,
+        rows: int,
+        edges: int,
+        by_row: Degrees,
+        by_col: Degrees,
+        cols: int | None = None,
+        away: bool = False,
+        **options: Any,
+    ):
+        """Offsets ``[rows+1]`` and indices ``[edges]``; ``away``: the indices lie elsewhere and take nothing here."""
         indptr = torch.empty(rows + 1, dtype=offset_dtype(edges), device=META)
-        indices = torch.empty(edges, dtype=torch.int32, device=META)
+        indices = elsewhere((edges,), torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
         return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
 
     def derived(self, key: Any, build: Callable[[], Any]) -> Any:
@@ -123,6 +140,42 @@ class MetaAdjacency(Adjacency):
             hub_row=array(hubs),
             hub_ptr=array(hubs + 1),
             hub_of_partial=array(partials),
+        )
+
+    def make_relation_slots(self) -> RelationSlots:
+        """Slots of the summary's number of (relation, node) pairs; each sparse matrix over them has its own degrees."""
+        pairs, relations = max(self.relation_rows, 1), self.num_relations
+        pair_keys(self)  # counting the pairs comes first
+        arrays = slot_arrays(self, pairs)
+        slots, chunks = arrays.means[0].numel() - 1, arrays.chunk_relation.numel()
+        of_slots = Degrees(((self.num_edges / pairs, pairs), (0, slots - pairs)))
+        one_each, of_pairs = Degrees(((1, pairs), (0, slots - pairs))), Degrees.even(self.num_rows, pairs)
+        collect = MetaAdjacency(*arrays.collect, slots, degrees_of_rows=of_pairs, degrees_of_cols=one_each)
+        spread = MetaAdjacency(*arrays.spread, self.num_rows, degrees_of_rows=one_each, degrees_of_cols=of_pairs)
+        collect.derived("transposed", lambda: spread)
+        each = torch.empty(chunks + 1, dtype=torch.int32, device=META)
+        of_chunks = {
+            "degrees_of_rows": Degrees.even(chunks, chunks),
+            "degrees_of_cols": Degrees.even(relations, chunks),
+        }
+        means = {"degrees_of_rows": of_slots, "degrees_of_cols": self.degrees_of_cols}
+        return RelationSlots(
+            MetaAdjacency(*arrays.means, self.num_cols, **means),
+            collect,
+            MetaAdjacency(each, arrays.chunk_relation, relations, **of_chunks),
+        )
+
+    def make_relation_of_edges(self) -> Adjacency:
+        """One entry per edge."""
+        plain, edges = relation_entries(self), self.num_edges
+        by_relation = Degrees.counted(torch.tensor(self.relation_edges)) if self.relation_edges else None
+        return MetaAdjacency(
+            plain.indptr,
+            plain.indices,
+            plain.num_cols,
+            row_scale=plain.row_scale,
+            degrees_of_rows=Degrees.even(edges, edges),
+            degrees_of_cols=by_relation or Degrees.even(self.num_relations, edges),
         )
 
     def _sort_rows(self, count: int) -> None:
@@ -201,8 +254,13 @@ def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
     return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
 
 
-def meta_graph(graph: Graph | GraphStats) -> Graph:
-    """A graph of the same sizes without data, on the ``meta`` device."""
+def elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of that shape that takes no memory of the device: the real one lies in host memory, or on disk."""
+    return torch.empty((1,) * len(shape), dtype=dtype, device=META).expand(shape)
+
+
+def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) -> Graph:
+    """A graph of the same sizes without data, on the ``meta`` device; what ``placement`` has elsewhere is empty."""
     stats = graph if isinstance(graph, GraphStats) else graph.stats()
     if not stats.num_features or not stats.num_classes:
         raise GraphError(
@@ -210,18 +268,23 @@ def meta_graph(graph: Graph | GraphStats) -> Graph:
             "training needs features x and labels y"
         )
     by_row, by_col = degrees_of(graph)
+    away = placement is not None and placement.topology != "gpu"
+    dense = placement is not None and placement.features != "gpu"
     weight = torch.empty(stats.num_edges, device=META) if stats.weighted else None
     adj = MetaAdjacency.of_size(
-        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric
+        stats.num_nodes, stats.num_edges, by_row, by_col, weight=weight, symmetric=stats.symmetric, away=away
     )
+    relation = torch.empty(stats.num_edges, dtype=torch.int32, device=META) if stats.num_relations else None
+    adj.relation_rows, adj.relation_edges = stats.relation_rows, stats.relation_edges
     whole = Graph(
         adj,
-        _features(stats, graph),
+        elsewhere((stats.num_nodes, stats.num_features), torch.float32) if dense else _features(stats, graph),
         _labels(stats),
         *(
             torch.empty(size, dtype=torch.int64, device=META)
             for size in (stats.num_train, stats.num_val, stats.num_test)
         ),
+        relation=relation,
         name=stats.name,
         num_classes=stats.num_classes,
         num_relations=stats.num_relations,

@@ -1,7 +1,7 @@
 """Shapes of results on the meta device, for operators whose own meta rule in torch is slow to load.
 
-Some of torch's rules are written in Python and import its compiler on first use: two seconds, before anything is
-estimated. This module covers the common cases; the rest is left to torch.
+Some of torch's rules are written in Python and import its compiler on first use: 0.8 s of a plan for built-in models,
+before anything is estimated. This module covers the common cases; the rest is left to torch.
 """
 
 from __future__ import annotations

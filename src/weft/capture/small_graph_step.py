@@ -81,8 +81,10 @@ def small_graph(sizes: Sizes) -> Graph:
         y,
         *kept,
         edge_weight=torch.rand(EDGES, generator=draw) + 0.5 if stats.weighted else None,
+        relation=torch.arange(EDGES) % stats.num_relations if stats.num_relations else None,
         name=stats.name,
         num_classes=stats.num_classes,
+        num_relations=stats.num_relations or None,
     )
 
 

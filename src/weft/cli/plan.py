@@ -5,16 +5,17 @@ from __future__ import annotations
 import json as jsonlib
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from weft.cli.files import check_file, write_file
-from weft.cli.run import Compile, Weave
+from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
-from weft.core.lazy_names import gc_paused
+from weft.core.lazy.names import gc_paused
 from weft.core.settings.spec_file import read_spec
 
 DOES_NOT_FIT = 4
@@ -36,6 +37,10 @@ def plan(
     ] = None,
     weave: Weave = None,
     compile: Compile = None,
+    features: Features = None,
+    topology: Topology = None,
+    cache: Cache = None,
+    cache_policy: CachePolicy = None,
     json: Annotated[bool, typer.Option("--json", help="The plan as JSON on stdout.")] = False,
     out: Annotated[
         Path | None,
@@ -45,8 +50,24 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Chart of the memory over a step: a page (.html) or a picture (.svg)."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also list the ways to train that were not chosen, and what each takes.")
+    ] = False,
+    simulate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Gantt chart of the simulated schedule of host, bus and GPU: a page (.html) or a picture (.svg).",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(help="Also say what it takes over so many GPUs (of a CPU: ranks).", show_default="1")
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="With --gpus: also say what an order of the nodes changes: degree, bfs, rcm, metis. Loads the graph."
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -64,29 +85,49 @@ def plan(
         _check_out(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
+    if order is not None and gpus is None:
+        raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several")
     work = read_spec(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
+        from weft.dist.node_order import check_order
+        from weft.engine.planning.explaining import explanation, schedules
         from weft.engine.planning.plan_report_builder import plan as make_plan
-        from weft.engine.planning.sharding_report import shard_groups
+        from weft.engine.planning.sharding_report import effect_words, order_effects, shard_groups
         from weft.engine.report.memory_timeline import check_plot, write_timeline
+        from weft.engine.report.schedule_chart import check_simulate, write_schedules
 
     if plot is not None:
         check_plot(plot)
-    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile)
+    if simulate is not None:
+        check_simulate(simulate)
+    if order is not None:
+        check_order(order)
+    places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())
         if report.fits:
             print(f"run it as planned with: weft run {shlex.quote(str(out))}", file=sys.stderr)
-    shards = [] if gpus is None else shard_groups(report, gpus)
+    effects = [] if order is None or gpus is None else order_effects(report, gpus, order)
+    counted = [after for _, after in effects] or None
+    shards = [] if gpus is None else shard_groups(report, gpus, counted)
     if json:
         more = {"sharding": [one.to_dict() for one in shards]} if shards else {}
+        if effects:
+            more["order"] = [{"given": asdict(before), order: asdict(after)} for before, after in effects]
         print(jsonlib.dumps(finite({**report.to_dict(), **more}), allow_nan=False))
     else:
         print(report)
+        if explain:
+            print(explanation(report))
         for number, one in enumerate(shards, 1):
             print(f"\ngroup {number}, {one}")
+            if effects:
+                print(effect_words(*effects[number - 1]))
     if plot is not None:
         write_timeline(report, plot)
+    if simulate is not None:
+        write_schedules(schedules(report), simulate)
     fits = all(one.bytes_per_rank <= report.budget for one in shards) if shards else report.fits
     if not fits:
         raise typer.Exit(DOES_NOT_FIT)

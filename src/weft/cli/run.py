@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +15,12 @@ from rich.table import Table
 
 from weft.core.errors import SpecError
 from weft.core.event import Event
-from weft.core.lazy_names import gc_paused
+from weft.core.lazy.names import gc_paused
 from weft.core.settings.spec_file import read_spec
 from weft.engine.training.interrupt import Interrupted
 
 if TYPE_CHECKING:
+    from weft.core.plan import Plan
     from weft.core.sweep import Sweep
     from weft.core.task import Task
     from weft.engine.results.result import Result
@@ -35,6 +36,24 @@ Compile = Annotated[
         "--compile/--no-compile",
         help="Compile steps with Inductor, or never.",
         show_default="on a GPU, if predicted to pay off",
+    ),
+]
+PLACES = "gpu, host (pinned), cached (host, the most used also on the GPU) or disk (a saved graph's files)."
+Features = Annotated[
+    str | None,
+    typer.Option(help=f"Of sampled training, where features lie: {PLACES}", show_default="the first that fits"),
+]
+Topology = Annotated[
+    str | None, typer.Option(help="Where the edges lie, in the same words.", show_default="the first that fits")
+]
+Cache = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Of the device, for the cache: 2GiB.", show_default="what the budget leaves"),
+]
+CachePolicy = Annotated[
+    str | None,
+    typer.Option(
+        help="What the cache holds, by: degree, presampling, benefit.", show_default="degree, benefit for edges"
     ),
 ]
 Weave = Annotated[
@@ -87,6 +106,17 @@ def run(
     ranks: Annotated[
         int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
     ] = None,
+    features: Features = None,
+    topology: Topology = None,
+    cache: Cache = None,
+    cache_policy: CachePolicy = None,
+    order: Annotated[
+        str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
+    ] = "given",
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray|ray://HOST:PORT", help="Train on the nodes of a Ray cluster.", show_default="here"),
+    ] = None,
 ) -> None:
     """Train the task or sweep in SPEC and write checkpoints, result.json, weights and a report to --out.
 
@@ -99,7 +129,14 @@ def run(
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
-    work = _read(spec, changes or [], weave=weave, compile=compile)  # a mistake in it is told before torch is loaded
+    if on is not None:
+        given = {"--resume": resume, "--prune": prune, "--weave": weave, "--compile": compile, "--gpus": gpus}
+        given |= {"--ranks": ranks, "--order": None if order == "given" else order}
+        given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
+        _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
+        return
+    places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
     with gc_paused():
         from weft.engine.results.sweep_result import SweepResult
         from weft.engine.run import is_first_rank
@@ -126,10 +163,14 @@ def run(
             weave=weave,
             compile=compile,
             ranks=count,
+            **places,
+            order=order,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
         options |= {name: None if number is None else str(number) for name, number in asked.items()}
+        options |= {f"--{name.replace('_', '-')}": place for name, place in places.items()}
+        options |= {"--order": None if order == "given" else order}
         chosen = {"weave": weave, "compile": compile}
         flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
@@ -140,7 +181,35 @@ def run(
         _show_summary(result, folder)
 
 
-def _read(spec: Path, changes: list[str], **choices: bool | None) -> Task | Sweep | PlanReport:
+def _run_on_cluster(
+    on: str,
+    spec: Path,
+    changes: list[str],
+    given: Mapping[str, object],
+    device: str,
+    out: Path | None,
+    overwrite: bool,
+    budget: str | None,
+) -> None:
+    """Train on a cluster; ``given``: options that a cluster cannot do."""
+    asked = [name for name, value in given.items() if value]
+    if asked:
+        raise SpecError(f"{asked[0]} does not go with --on {on}: every node trains its share on one device")
+    if spec.suffix == ".json":
+        raise SpecError(f"{spec} is a plan for one machine; give the spec itself to --on {on}")
+    from weft.cluster.ray_run import run_on_ray
+    from weft.engine.results.sweep_result import SweepResult
+
+    folder = out if out is not None else Path("runs") / spec.stem
+    options = {"device": device, "out": folder, "overwrite": overwrite, "budget": budget}
+    result = run_on_ray(read_spec(spec, changes), on, on_event=_print_line, **options)
+    if isinstance(result, SweepResult):
+        _conclude_sweep(result, folder, live=False)
+
+
+def _read(
+    spec: Path, changes: list[str], places: Mapping[str, str | None], **choices: bool | None
+) -> Task | Sweep | PlanReport:
     """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
     if spec.suffix != ".json":
         return read_spec(spec, changes)
@@ -148,6 +217,7 @@ def _read(spec: Path, changes: list[str], **choices: bool | None) -> Task | Swee
 
     asked = [f"--set {change}" for change in changes]
     asked += [f"--{'' if choice else 'no-'}{name}" for name, choice in choices.items() if choice is not None]
+    asked += [f"--{name.replace('_', '-')} {place}" for name, place in places.items() if place is not None]
     if asked:
         raise SpecError(f"{asked[0]}: {spec} is a plan, which is run as it is; give that to `weft plan`")
     return read_plan(spec)
@@ -201,7 +271,16 @@ def _show_summary(result: Result, folder: Path) -> None:
         f"{metrics['seconds']:.1f} s, {metrics['seconds_per_epoch'] * 1e3:.2f} ms per epoch",
         highlight=False,
     )
+    _show_caches(console, [result.plan])
     console.print(f"report: {folder / 'report.html'}", highlight=False)
+
+
+def _show_caches(console: Console, plans: Sequence[Plan]) -> None:
+    from weft.engine.report.predicted_vs_measured import cache_words
+
+    for words in dict.fromkeys(map(cache_words, plans)):
+        if words:
+            console.print(words, highlight=False)
 
 
 def _conclude_sweep(result: SweepResult, folder: Path, live: bool) -> None:
@@ -226,6 +305,7 @@ def _show_sweep(result: SweepResult, folder: Path) -> None:
     for graph, part in parts.items():
         where = f" on {escape(graph)}" if len(parts) > 1 else ""
         console.print(f"best{where}: {_best_words(part)}", highlight=False)
+    _show_caches(console, result.plans)
     console.print(f"report: {folder / 'report.html'}", highlight=False)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.core.errors import SpecError
-from weft.core.lazy_names import gc_paused
+from weft.core.lazy.names import gc_paused
 from weft.core.models import BUILT_IN
 from weft.core.settings.spec_file import read_spec
 from weft.core.task import Task

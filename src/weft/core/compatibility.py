@@ -108,6 +108,8 @@ def padding_obstacle(task: Task) -> str | None:
         return f"{task.model_name} is a model of its own: its widths are not Weft's to change"
     if traits.padding:
         return traits.padding
+    if traits.relational and task.blocks is not None:
+        return "blocks are equal parts of the width, and zeros would move them"
     if task.norm == "layer":
         return "layer norm takes its mean over the whole width, and zeros would move it"
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -58,7 +58,8 @@ class Update:
     ``rows`` are those of the epochs from ``first`` (counted from 0) on, one number per column; ``end``: the epoch it is
     to end at; ``best_epoch`` counts from 0, -1: none. ``epochs`` and ``steps`` are those that its group has trained.
     ``seconds`` is what the group took for the epochs of this update, ``prepare_seconds`` what preparing its step took
-    before. ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
+    before. ``phases``: mean seconds per batch of the phases that preparing batches has, by name (empty: not divided).
+    ``present``: whether the member is still part of the step. ``status``: ``"running"``, or how it ended.
     """
 
     member: str
@@ -72,13 +73,15 @@ class Update:
     steps: int = 0
     seconds: float = 0.0
     prepare_seconds: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
     present: bool = True
     status: str = RUNNING
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; NaN and infinity, which JSON does not know, become strings."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data = {one.name: getattr(self, one.name) for one in fields(self)}
         data["rows"] = [[_number_out(value) for value in row] for row in self.rows]
+        data["phases"] = dict(self.phases)
         return data | {"best_score": _number_out(self.best_score)}
 
     @classmethod
@@ -104,7 +107,9 @@ class Decision:
 
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
-    ``finish``: this session is over; ``reason`` says why if members still run (``"interrupted"``, ``"preempted"``).
+    ``divide``: how batches are divided from now on, as plain data (:class:`weft.core.division.Division`; None: as
+    before); ``notes``: sentences for the journal. ``finish``: this session is over; ``reason`` says why if members
+    still run (``"interrupted"``, ``"preempted"``).
     """
 
     epoch: int
@@ -115,6 +120,8 @@ class Decision:
     pause: bool = False
     finish: bool = False
     reason: str = ""
+    divide: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.advance, bool) or not isinstance(self.advance, int) or self.advance < 0:
@@ -126,14 +133,16 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop)}
+        lists = {"stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop), "notes": list(self.notes)}
+        return {**asdict(self), **lists}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Decision:
         """The inverse of :meth:`to_dict`."""
         known = _known(cls, data)
         stop = tuple(Stop(**_known(Stop, one)) for one in data.get("stop", ()))
-        return cls(**{**known, "stop": stop, "drop": tuple(data.get("drop", ()))})
+        lists = {name: tuple(data.get(name, ())) for name in ("drop", "notes")}
+        return cls(**{**known, "stop": stop, **lists})
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -176,7 +185,7 @@ def _number_out(value: float) -> float | str:
 
 def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """``data`` as arguments of ``cls``; what ``cls`` does not have is an error, since it would be ignored."""
-    names = {field.name for field in fields(cls)}
+    names = {one.name for one in fields(cls)}
     unknown = sorted(set(data) - names)
     if unknown:
         raise SpecError(f"{cls.__name__.lower()}: unknown {unknown[0]!r}; expected some of {', '.join(sorted(names))}")

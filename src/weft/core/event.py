@@ -22,7 +22,8 @@ class Event:
 
     ``preparing``: what is done before training (``message``), and how much of it (``done`` of ``total``).
     ``start``: plan, device, settings. ``note``: a ``message`` worth reading. ``progress``: epoch, loss and
-    metrics so far (of a sweep: of all ``members`` that run). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
+    metrics so far (of a sweep: of all ``members`` that run); with a cache also ``rows_read`` and ``feature_hit_rate``
+    (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``checkpoint``: path and epoch. ``paused``, ``resumed``:
     after which epoch. ``finish``, ``interrupted``, ``preempted``, ``failed``: how it ended. Of a sweep also ``group``:
     members that begin to train together, and ``end``: a member's status and metrics, with the member as ``task``.
 

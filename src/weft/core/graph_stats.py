@@ -43,6 +43,8 @@ class GraphStats:
 
     Degrees are in-degrees. ``degree_histogram[b]`` counts the nodes whose degree d has
     ``d.bit_length() == b``: bin 0 holds the isolated nodes, bin 1 degree 1, bin 2 degrees 2-3, and so on.
+    ``relation_edges[r]`` counts the edges of relation r, ``relation_rows`` the pairs of a node and a relation that it
+    has an in-edge of: rows that a relational layer aggregates to.
     """
 
     name: str
@@ -56,6 +58,8 @@ class GraphStats:
     symmetric: bool = False
     weighted: bool = False
     num_relations: int = 0
+    relation_edges: tuple[int, ...] = ()
+    relation_rows: int = 0
     max_degree: int = 0
     degree_histogram: tuple[int, ...] = ()
     num_train: int = 0
@@ -69,19 +73,20 @@ class GraphStats:
 
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
-        about = {key: value for key, value in self.to_dict().items() if key != "name"}
+        without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
+        about = {key: value for key, value in self.to_dict().items() if key not in without}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)
         return GraphFingerprint(self.name, *sizes, digest)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "degree_histogram": list(self.degree_histogram)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GraphStats:
         """The inverse of :meth:`to_dict`; unknown keys are ignored so that older readers cope."""
         known = {f.name for f in fields(cls)}
         kept = {key: value for key, value in data.items() if key in known}
-        kept["degree_histogram"] = tuple(kept.get("degree_histogram", ()))
+        kept |= {name: tuple(kept.get(name, ())) for name in ("degree_histogram", "relation_edges")}
         return cls(**kept)

@@ -26,11 +26,13 @@ class ModelTraits:
     ``shaping``: those of them that change which operators a step has, beyond the depth, norm and residuals.
     ``has_heads``: ``hidden`` is the width of ``heads`` heads together. ``first_layer``: why the first aggregation
     changes from step to step ("": it does not, and may be computed once). ``padding``: why a narrow member cannot be
-    padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"``).
+    padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"`` or it has blocks).
+    ``relational``: it reads the relations of edges, and is built for their number.
 
     The rest is for rules of thumb, per layer: ``operators`` by kind, forward and backward together (``spmm``,
-    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``, ``walks``:
-    passes over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass as a multiple of a GCN's.
+    ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``,
+    ``sparse_passes`` over the edges, ``norms``, and ``kept``, the bytes saved for the backward pass
+    as a multiple of a GCN's.
     """
 
     name: str
@@ -39,10 +41,11 @@ class ModelTraits:
     has_heads: bool = False
     first_layer: str = ""
     padding: str = ""
+    relational: bool = False
     operators: Mapping[str, int] = field(default_factory=lambda: {"spmm": 2, "matmul": 3, "pointwise": 2}, hash=False)
     launches: int = 8
     linear_maps: int = 1
-    walks: int = 2
+    sparse_passes: int = 2
     norms: int = 1
     kept: float = 1.0
 
@@ -79,7 +82,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
                 **_HEADS,  # type: ignore[arg-type]
                 operators={"attention": 2, "matmul": 3, "pointwise": 2},
                 launches=12,
-                walks=4,
+                sparse_passes=4,
                 kept=2.05,
             ),
             ModelTraits(
@@ -88,8 +91,18 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
                 operators={"attention_v2": 2, "matmul": 5, "pointwise": 2},
                 launches=14,
                 linear_maps=2,
-                walks=5,
+                sparse_passes=5,
                 kept=1.85,
+            ),
+            ModelTraits(
+                "rgcn",
+                settings=(*GNN_SETTINGS, "bases", "blocks"),
+                shaping=("bases", "blocks"),
+                relational=True,
+                operators={"spmm": 6, "matmul": 6, "pointwise": 4},
+                launches=18,
+                sparse_passes=4,
+                kept=0.75,
             ),
         )
     }

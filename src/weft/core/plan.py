@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphFingerprint
+from weft.core.placement import Placement, on_device
 from weft.core.stage import Stage, full_graph_stages
 from weft.core.task import Task
 
@@ -23,10 +25,22 @@ class PlanOptions:
     """Options of a plan besides the tasks; None leaves the choice to the planner.
 
     ``weave``: merge tasks of different structure into one step. ``compile``: compile steps with Inductor.
+    Of sampled training: ``features`` and ``topology``: where they lie (:data:`weft.core.placement.PLACES`); ``cache``:
+    bytes of the device for what is used most; ``cache_policy``: what that is, by name
+    (:data:`weft.core.placement.POLICIES`) or an object with a ``choose`` method.
     """
 
     weave: bool | None = None
     compile: bool | None = None
+    features: str | None = None
+    topology: str | None = None
+    cache: int | None = None
+    cache_policy: Any = None
+
+    @property
+    def places(self) -> bool:
+        """Whether any of them is about where things lie."""
+        return any(one is not None for one in (self.features, self.topology, self.cache, self.cache_policy))
 
 
 @dataclass(frozen=True)
@@ -46,12 +60,14 @@ class Plan:
     ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
     ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
 
-    ``mode``: ``"full"``, training on the whole graph, or ``"sampled"``. ``stages``: the way of a batch (none given: one
-    stage, ``"train"`` on the device). ``shards``: over how many devices the graph is split (1: not at all). ``budget``:
-    bytes that it may take on the device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it
-    executable
-    elsewhere: the graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where
-    they are not known), and the members' settings (empty where they are kept beside the plan, as in a run's folder).
+    ``division``: which batches the host prepares and which the device (None: one side all of them), and ``phases``
+    the phase times that it was chosen by, as plain data (:meth:`weft.core.division.PhaseTimes.to_dict`). ``mode``:
+    ``"full"``, training on the whole graph, or ``"sampled"``. ``placement``: where features and edges lie (not
+    given: all on the device). ``stages``: the way of a batch (none given: one stage, ``"train"`` on the device).
+    ``shards``: over how many devices the graph is split (1: not at all). ``budget``: bytes that it may take on the
+    device; None is what is free there. ``graph``, ``weights`` and ``tasks`` make it executable elsewhere: the
+    graph's fingerprint, a digest per stack of its parameters' names and shapes (empty where they are not known),
+    and the members' settings (empty where they are kept beside the plan, as in a run's folder).
     """
 
     members: tuple[str, ...]
@@ -67,6 +83,9 @@ class Plan:
     cost: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
     mode: str = "full"
+    placement: Placement | None = None
+    division: Division | None = None
+    phases: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[Stage, ...] = ()
     shards: int = 1
     budget: int | None = None
@@ -77,6 +96,13 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.stages:
             object.__setattr__(self, "stages", full_graph_stages(self.device))
+        if self.placement is None:
+            object.__setattr__(self, "placement", on_device(self.device))
+
+    @property
+    def places(self) -> Placement:
+        """Where things lie."""
+        return self.placement or on_device(self.device)
 
     @property
     def stack_members(self) -> tuple[tuple[int, ...], ...]:
@@ -124,6 +150,8 @@ class Plan:
         lists: dict[str, Any] = {"members": list(self.members), "why": list(self.why), "weights": list(self.weights)}
         lists["stacks"] = [list(stack) for stack in self.stacks]
         lists["stages"] = [stage.to_dict() for stage in self.stages]
+        lists["placement"] = self.places.to_dict()
+        lists["division"] = None if self.division is None else self.division.to_dict()
         if self.tasks:
             lists["tasks"] = [task.to_dict() for task in self.tasks]
         graph = None if self.graph is None else asdict(self.graph)
@@ -139,6 +167,8 @@ class Plan:
             kept[name] = tuple(kept.get(name, ()))
         kept["stacks"] = tuple(tuple(stack) for stack in kept.get("stacks", ()))
         kept["stages"] = tuple(Stage.from_dict(stage) for stage in kept.get("stages", ()))
+        kept["placement"] = Placement.from_dict(kept["placement"]) if kept.get("placement") else None
+        kept["division"] = Division.from_dict(kept["division"]) if kept.get("division") else None
         kept["graph"] = GraphFingerprint(**kept["graph"]) if kept.get("graph") else None
         kept["tasks"] = tuple(read_task(task) for task in kept.get("tasks", ()))
         return cls(**kept)

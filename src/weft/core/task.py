@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.settings.fanout import Hop, is_per_relation, plain_hop, read_fanout
 from weft.core.settings.field_rule import Rule, choice, setting
 from weft.core.suggest import did_you_mean
 
@@ -42,6 +43,8 @@ class Task:
     norm: str | None = choice(None, "batch", "layer", section="model")
     residual: bool = setting(False, bool, section="model")
     aggregator: str = choice("mean", "mean", "max", "sum", section="model")  # sage
+    bases: int | None = setting(None, int, low=1, high=MOST, section="model")  # rgcn: matrices that relations mix
+    blocks: int | None = setting(None, int, low=1, high=MOST, section="model")  # rgcn: blocks of block-diagonal ones
     init: str | None = choice(None, "fresh", section="model")  # None: a module given as an object keeps its weights
     model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
@@ -63,7 +66,7 @@ class Task:
     label_smoothing: float = setting(0.0, float, low=0, below=1)
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
-    fanout: tuple[int, ...] | None = None  # sampled: neighbours per hop, from the seeds outwards; -1: all of them
+    fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all
     batch: int = setting(1024, int, low=1, high=MOST)  # sampled: training nodes per step
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
@@ -94,6 +97,7 @@ class Task:
                 f"task {self.label!r}: hidden={self.hidden} must be a multiple of heads={self.heads}: "
                 "it is the width of all heads together"
             )
+        self._check_decomposition()
         if self.warmup >= self.epochs:
             raise SpecError(
                 f"task {self.label!r}: warmup={self.warmup} must be below epochs={self.epochs}, "
@@ -112,7 +116,7 @@ class Task:
         return self.mode == "sampled" or (self.mode == "auto" and bool(self.given & SAMPLING_SETTINGS))
 
     @property
-    def fanouts(self) -> tuple[int, ...]:
+    def fanouts(self) -> tuple[Hop, ...]:
         """Neighbours per hop: as given, or one of the usual numbers per layer."""
         if self.fanout is not None:
             return self.fanout
@@ -163,7 +167,7 @@ class Task:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         data["betas"] = list(self.betas)
-        data["fanout"] = None if self.fanout is None else list(self.fanout)
+        data["fanout"] = None if self.fanout is None else [plain_hop(hop) for hop in self.fanout]
         data["mode"] = "sampled" if self.sampled else self.mode
         if not isinstance(self.graph, str):
             data["graph"] = f"<{self.graph_name}>"
@@ -224,22 +228,34 @@ class Task:
         object.__setattr__(self, "model_args", dict(found))
 
     def _check_fanout(self) -> None:
-        fanout = self.fanout
-        if fanout is None:
+        if self.fanout is None:
             return
-        whole = isinstance(fanout, (list, tuple)) and all(
-            isinstance(k, int) and not isinstance(k, bool) for k in fanout
-        )
-        if not whole or not fanout or not all(k == -1 or k >= 1 for k in fanout):
-            raise SpecError(
-                f"task {self.label!r}: fanout={fanout!r} must list neighbours per hop, such as [15, 10, 5] (-1: all)"
-            )
+        fanout = read_fanout(f"task {self.label!r}: ", self.fanout)
         if self.traits is not None and len(fanout) != self.layers:
             raise SpecError(
-                f"task {self.label!r}: fanout={list(fanout)} has {len(fanout)} hops for layers={self.layers}; "
-                "give one number per layer"
+                f"task {self.label!r}: fanout={list(map(plain_hop, fanout))} has {len(fanout)} hops for "
+                f"layers={self.layers}; give one number per layer"
             )
-        object.__setattr__(self, "fanout", tuple(fanout))
+        if self.traits is not None and not self.traits.relational and any(map(is_per_relation, fanout)):
+            raise SpecError(
+                f"task {self.label!r}: fan-outs per relation are for models that read relations, such as rgcn; "
+                f"{self.model} takes one number per hop"
+            )
+        object.__setattr__(self, "fanout", fanout)
+
+    def _check_decomposition(self) -> None:
+        if self.traits is None or self.blocks is None or self.ignores("blocks"):
+            return
+        if self.bases is not None:
+            raise SpecError(
+                f"task {self.label!r}: bases={self.bases} and blocks={self.blocks} are two ways to share weights "
+                "between relations; give one of them"
+            )
+        if self.layers > 1 and self.hidden % self.blocks:
+            raise SpecError(
+                f"task {self.label!r}: hidden={self.hidden} must be a multiple of blocks={self.blocks}: "
+                "the blocks are equal parts of it"
+            )
 
     def _check_betas(self) -> None:
         betas = self.betas

@@ -24,18 +24,20 @@ from torch import Tensor
 from weft.dist.barrier import Barrier
 from weft.dist.partition_arrays import halo_of
 from weft.dist.peer_memory import SLOTS, PeerMemory
+from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
 
 
 class Staging:
     """The slots of peer memory that exchanges take turns in.
 
     ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. Nobody may read it any
-    more, so a wait that is missing shows up as NaN; for tests.
+    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the kernel that reads peers on a GPU, the
+    same for all matrices; a fixed one has the same bits in every run.
     """
 
     def __init__(self, rank: int, ranks: int, memory: PeerMemory, barrier: Barrier, poison: bool = False) -> None:
         self.rank, self.ranks, self._memory, self._barrier = rank, ranks, memory, barrier
-        self.poison = poison
+        self.poison, self.launch = poison, ShardedLaunch()
         self._count = 0
         self.exchanged_bytes = 0  # read from peers so far
 
@@ -113,19 +115,19 @@ class Exchange:
         """Remote rows ``[..., h, F]`` of what every rank has as ``x [..., n, F]``."""
         if not self.is_needed:
             return x.new_empty(*x.shape[:-2], 0, x.shape[-1])
-        rows_of = self.staging.publish(x, max(self._counts))
-        parts = [
-            rows_of(rank, self._counts[rank]).index_select(-2, rows)
-            for rank, rows in enumerate(self.halo.rows)
-            if rows.numel()
-        ]
-        self.staging.exchanged_bytes += sum(part.numel() * part.element_size() for part in parts)
-        return torch.cat(parts, -2) if parts else x.new_empty(*x.shape[:-2], 0, x.shape[-1])
+        return self.take(self.peers(x))
 
     def peers(self, x: Tensor) -> list[Tensor]:
-        """What every rank has as ``x [..., n, F]``, where it lies: for a kernel that reads it there."""
+        """What every rank has as ``x [..., n, F]``, where it lies: for a kernel or :meth:`take`."""
         rows_of = self.staging.publish(x, max(self._counts))
+        self.staging.exchanged_bytes += self.halo.size * (x.numel() // max(x.shape[-2], 1)) * x.element_size()
         return [rows_of(rank, count) for rank, count in enumerate(self._counts)]
+
+    def take(self, peers: Sequence[Tensor]) -> Tensor:
+        """The remote rows ``[..., h, F]`` of ``peers``, here."""
+        parts = [_take(peer, rows) for peer, rows in zip(peers, self.halo.rows, strict=True) if rows.numel()]
+        own = peers[self._rank]
+        return torch.cat(parts, -2) if parts else own.new_empty(*own.shape[:-2], 0, own.shape[-1])
 
     def put_back(self, grad: Tensor) -> Tensor:
         """Gradients ``[..., n, F]`` that other ranks have for own rows; ``grad [..., h, F]`` is for theirs."""
@@ -136,6 +138,7 @@ class Exchange:
         for rank, rows in enumerate(self.halo.readers):
             if rows.numel():
                 part = rows_of(rank, self.halo.sizes[rank]).narrow(-2, self.halo.places[rank], rows.numel())
+                part = part.to(grad.device)
                 total.index_add_(-2, rows, part)  # the rows of one rank are distinct
                 self.staging.exchanged_bytes += part.numel() * part.element_size()
         return total
@@ -144,6 +147,11 @@ class Exchange:
         """``x [..., n, F]`` with the remote rows below it, differentiable and under ``vmap``."""
         found: Tensor = _Extend.apply(x, self)
         return found
+
+
+def _take(peer: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of a peer's, which may lie on another GPU, where ``rows`` lie."""
+    return peer.index_select(-2, rows.to(peer.device)).to(rows.device)
 
 
 class _Extend(torch.autograd.Function):

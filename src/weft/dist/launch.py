@@ -47,11 +47,11 @@ def devices_for(ranks: int, device: torch.device) -> tuple[list[str], bool]:
     if device.type != "cuda":
         return [str(device)] * ranks, False
     if device.index is not None:
-        return [str(device)] * ranks, ranks == 1
+        return [str(device)] * ranks, False
     count = torch.cuda.device_count()
     if not count:
         raise SpecError("device='cuda': no GPU is visible here; use device='cpu'")
-    return [f"cuda:{rank % count}" for rank in range(ranks)], ranks <= count
+    return [f"cuda:{rank % count}" for rank in range(ranks)], 1 < ranks <= count
 
 
 @contextmanager

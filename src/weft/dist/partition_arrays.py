@@ -9,14 +9,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from weft.core.errors import InputError, SpecError
+from weft.core.errors import SpecError
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
-
-ORDERS = ("given", "degree", "bfs", "rcm")
 
 
 def own_rows(adj: Adjacency, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
@@ -40,17 +37,33 @@ def own_rows_of_transpose(adj: Adjacency, low: int, high: int) -> tuple[Tensor, 
 
 
 def halo_of(columns: Tensor, low: int, high: int) -> Tensor:
-    """The remote nodes ``[h]`` among ``columns``, ascending."""
-    return torch.unique(columns[(columns < low) | (columns >= high)])
+    """The remote nodes ``[h]`` among ``columns``, ascending; marked, not sorted: there are many edges per node."""
+    far = columns[(columns < low) | (columns >= high)]
+    if not far.numel():
+        return far
+    seen = torch.zeros(int(far.max()) + 1, dtype=torch.bool, device=far.device)
+    seen[far.long()] = True
+    return seen.nonzero().squeeze(1).to(columns.dtype)
+
+
+def places_in(halo: Tensor, columns: Tensor) -> Tensor:
+    """Where every one of ``columns``, which are all in ``halo``, stands there; int32."""
+    if not halo.numel():
+        return torch.zeros_like(columns, dtype=torch.int32)
+    place = torch.empty(int(halo[-1]) + 1, dtype=torch.int32, device=halo.device)
+    place[halo.long()] = torch.arange(halo.numel(), dtype=torch.int32, device=halo.device)
+    return place[columns.long()]
 
 
 def to_block(columns: Tensor, halo: Tensor, low: int, high: int) -> Tensor:
     """Global ids as columns of a block: own nodes first, then those of ``halo``; int32."""
-    own = (columns >= low) & (columns < high)
     if not halo.numel():
         return (columns - low).to(torch.int32)
-    place = torch.searchsorted(halo, columns.contiguous())
-    return torch.where(own, columns - low, place + (high - low)).to(torch.int32)
+    place = torch.empty(max(int(halo[-1]) + 1, high), dtype=torch.int32, device=halo.device)
+    place[low:high] = torch.arange(high - low, dtype=torch.int32, device=halo.device)
+    behind = torch.arange(high - low, high - low + halo.numel(), dtype=torch.int32, device=halo.device)
+    place[halo.long()] = behind
+    return place[columns.long()]
 
 
 @dataclass(frozen=True)
@@ -76,9 +89,9 @@ def split_edges(indptr: Tensor, columns: Tensor, bounds: Sequence[int], rank: in
     far = columns[remote].long()
     owner = torch.searchsorted(cuts, far, right=True) - 1
     return SplitEdges(
-        _offsets(rows[local], indptr.numel() - 1),
+        row_offsets(rows[local], indptr.numel() - 1),
         (columns[local] - low).to(torch.int32),
-        _offsets(rows[remote], indptr.numel() - 1),
+        row_offsets(rows[remote], indptr.numel() - 1),
         owner.to(torch.int32),
         (far - cuts[owner]).to(torch.int32),
         local,
@@ -86,7 +99,8 @@ def split_edges(indptr: Tensor, columns: Tensor, bounds: Sequence[int], rank: in
     )
 
 
-def _offsets(rows: Tensor, count: int) -> Tensor:
+def row_offsets(rows: Tensor, count: int) -> Tensor:
+    """Offsets ``[count + 1]`` of rows, given the row of every entry."""
     indptr = torch.zeros(count + 1, dtype=torch.int64, device=rows.device)
     torch.cumsum(torch.bincount(rows, minlength=count), 0, out=indptr[1:])
     return indptr
@@ -112,46 +126,3 @@ def count_remote(adj: Adjacency, bounds: Sequence[int]) -> list[int]:
         _, columns, _, _ = own_rows(adj, low, high)
         found.append(int(((columns < low) | (columns >= high)).sum()))
     return found
-
-
-def order_nodes(adj: Adjacency, kind: str) -> Tensor:
-    """The nodes ``[N]`` in an order that may keep neighbours together: old ids at their new places.
-
-    ``"degree"``: most in-edges first. ``"bfs"``: breadth first from the node with most neighbours, part by part.
-    ``"rcm"``: reverse Cuthill-McKee. The last two need scipy.
-    """
-    if kind not in ORDERS:
-        raise SpecError(f"order={kind!r} must be one of {', '.join(ORDERS)}")
-    if kind == "given":
-        return torch.arange(adj.num_rows)
-    if kind == "degree":
-        return torch.sort(adj.degrees().cpu(), descending=True, stable=True).indices
-    try:
-        from scipy.sparse import csr_matrix
-        from scipy.sparse.csgraph import breadth_first_order, connected_components, reverse_cuthill_mckee
-    except ImportError:
-        raise InputError(f"order={kind!r} needs scipy: pip install scipy, or use order='degree'") from None
-    ones = np.ones(adj.num_edges, dtype=np.int8)
-    shape = (adj.num_rows, adj.num_cols)
-    matrix = csr_matrix((ones, adj.indices.cpu().numpy(), adj.indptr.cpu().numpy()), shape=shape)
-    if kind == "rcm":
-        return torch.from_numpy(reverse_cuthill_mckee(matrix, symmetric_mode=adj.symmetric).astype(np.int64))
-    degree = adj.degrees().cpu().numpy()
-    _, label = connected_components(matrix, directed=False)
-    by_degree = np.argsort(-degree, kind="stable")
-    _, first = np.unique(label[by_degree], return_index=True)
-    parts = [breadth_first_order(matrix, by_degree[at], directed=False)[0] for at in np.sort(first)]
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
-
-
-def reordered(adj: Adjacency, order: Tensor) -> Adjacency:
-    """``adj`` with its nodes renumbered: node ``order[i]`` becomes node i."""
-    new_id = torch.empty_like(order)
-    new_id[order] = torch.arange(order.numel())
-    rows, cols = new_id[adj.rows().long()], new_id[adj.indices.long()]
-    place = torch.sort(rows * adj.num_cols + cols, stable=True).indices
-    indptr = _offsets(rows, adj.num_rows)
-    weight = None if adj.weight is None else adj.weight[place]
-    return Adjacency(
-        indptr.to(offset_dtype(cols.numel())), cols[place].to(torch.int32), weight=weight, symmetric=adj.symmetric
-    )

@@ -37,8 +37,8 @@ class PeerMemory(Protocol):
     def slot(self, rank: int, which: int) -> Tensor:
         """Slot ``which`` of ``rank`` as uint8."""
 
-    def close(self) -> None:
-        """Give the memory back."""
+    def close(self, together: bool) -> None:
+        """Give the memory back; ``together``: all ranks do so, and none frees what another has open."""
 
 
 def shared_folder() -> Path:
@@ -109,16 +109,20 @@ class SharedFiles:
         """Slot ``which`` of ``rank``."""
         return self._parts[rank][which]
 
-    def close(self) -> None:
-        """Unmap everything."""
+    def close(self, together: bool) -> None:
+        """Unmap everything: the pages go with the last rank that has them mapped."""
         self._parts, self._size = [], 0
 
 
 class CudaIpc:
-    """Ranks on GPUs of one host, also several on one GPU: a CUDA allocation of each, opened by the others."""
+    """Ranks on GPUs of one host, also several on one GPU: a CUDA allocation of each, opened by the others.
 
-    def __init__(self, rank: int, gather: GatherObjects, device: torch.device) -> None:
-        self._rank, self._gather, self._device = rank, gather, device
+    A handle of torch's is for one reader: it counts readers, and what it is a handle of is freed once they are gone. So
+    there is one per peer. Memory that others have open is dropped by all of them before its owner frees it.
+    """
+
+    def __init__(self, rank: int, ranks: int, gather: GatherObjects, device: torch.device) -> None:
+        self._rank, self._ranks, self._gather, self._device = rank, ranks, gather, device
         self._parts: list[list[Tensor]] = []
         self._size = 0
 
@@ -126,26 +130,42 @@ class CudaIpc:
         """Grow to ``num_bytes`` per slot, if that is more than there is."""
         if num_bytes <= self._size:
             return
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        torch.cuda.synchronize(self._device)
+        self.close(together=True)
         size = -(-num_bytes // 512) * 512
-        old = self._parts[self._rank] if self._parts else None
         own = torch.empty(SLOTS * size, dtype=torch.uint8, device=self._device)
-        self._parts = []  # what is open of others' old memory goes before they free it
-        opened = self._gather(reduce_tensor(own))
-        wholes = [own if rank == self._rank else make(*args) for rank, (make, args) in enumerate(opened)]
-        self._gather(None)
-        del old
+        torch.cuda.synchronize(self._device)
+        every = self._gather(self._handles(own))
+        wholes = [own if rank == self._rank else self._open(given[self._rank]) for rank, given in enumerate(every)]
+        self._gather(None)  # everybody has everything open
         self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
 
+    def _handles(self, own: Tensor) -> list[Any]:
+        """One handle per peer, and None for this rank, which must not open its own."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        return [None if rank == self._rank else reduce_tensor(own) for rank in range(self._ranks)]
+
+    @staticmethod
+    def _open(handle: Any) -> Tensor:
+        make, arguments = handle
+        whole: Tensor = make(*arguments)
+        return whole
+
     def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank``."""
+        """Slot ``which`` of ``rank``; on the device of that rank."""
         return self._parts[rank][which]
 
-    def close(self) -> None:
-        """Close what is open of others, and free one's own."""
+    def close(self, together: bool) -> None:
+        """Close what is open of others, then free one's own."""
+        if not self._parts:
+            return
+        torch.cuda.synchronize(self._device)  # nothing reads peers' memory any more
+        own = self._parts[self._rank]
         self._parts, self._size = [], 0
+        if together:
+            self._gather(None)
+        del own
+        torch.cuda.ipc_collect()
 
 
 class Symmetric:
@@ -185,7 +205,7 @@ class Symmetric:
         """Slot ``which`` of ``rank``."""
         return self._parts[rank][which]
 
-    def close(self) -> None:
+    def close(self, together: bool) -> None:
         """Give the memory back."""
         self._parts, self._size = [], 0
 
@@ -196,4 +216,4 @@ def peer_memory_for(rank: int, ranks: int, device: torch.device, distinct: bool,
         return SharedFiles(rank, gather)
     if distinct and Symmetric.available():
         return Symmetric(rank, ranks, device)
-    return CudaIpc(rank, gather, device)
+    return CudaIpc(rank, ranks, gather, device)

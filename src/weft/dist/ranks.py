@@ -6,8 +6,9 @@ Collectives go through torch.distributed: gloo for CPU ranks and for ranks that 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,6 +22,7 @@ from weft.core.errors import SpecError
 from weft.dist.barrier import Barrier
 from weft.dist.errors import RankLostError
 from weft.dist.exchange import Staging
+from weft.dist.gathered_staging import GatheredStaging
 from weft.dist.peer_memory import PeerMemory, peer_memory_for, shared_counters
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
@@ -36,6 +38,7 @@ class RankAddress:
     device: str = "cpu"
     distinct: bool = False  # no two ranks are on one GPU
     timeout: float = TIMEOUT
+    one_host: bool | None = None  # whether ranks share memory; None: if their machines have one name
 
 
 class Ranks:
@@ -49,6 +52,8 @@ class Ranks:
         self._address = address
         self.distinct = address.distinct and self.device.type == "cuda"
         self._pids: list[int] = []
+        self.one_host = True
+        self._beside: Any = None  # a second process group of all ranks
 
     def __enter__(self) -> Ranks:
         address = self._address
@@ -64,12 +69,22 @@ class Ranks:
             world_size=self.ranks,
             timeout=timedelta(seconds=address.timeout),
         )
-        self._pids = self.gather_objects(os.getpid())
+        # Made here: on first use, one rank could wait for it while another waits for that rank in a collective.
+        self._beside = dist.new_group(timeout=timedelta(seconds=address.timeout))
+        about = self.gather_objects((os.getpid(), platform.node()))
+        self._pids = [pid for pid, _ in about]
+        same = len({name for _, name in about}) == 1
+        self.one_host = same if address.one_host is None else address.one_host
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for name in ("memory", "barrier", "staging"):
+    def __exit__(self, kind: object, *_: object) -> None:
+        memory: PeerMemory | None = self.__dict__.pop("memory", None)
+        if memory is not None:
+            with suppress(RankLostError):
+                memory.close(together=kind is None)
+        for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
+        self._beside = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -87,7 +102,9 @@ class Ranks:
 
     @cached_property
     def staging(self) -> Staging:
-        """The memory that all exchanges of this rank go through."""
+        """The memory that all exchanges of this rank go through; between machines, a gather of everything."""
+        if not self.one_host:
+            return GatheredStaging(self.rank, self.ranks, self.all_gather)
         return Staging(self.rank, self.ranks, self.memory, self.barrier)
 
     # ---- objects -------------------------------------------------------------------------------------
@@ -118,15 +135,44 @@ class Ranks:
             dist.all_gather(found, here)
         return found
 
+    def start_gather(self, value: Tensor) -> Gathered:
+        """Every rank's ``value``, of one shape, on its way; in a process group of its own.
+
+        So it need not be in step with other collectives of the same pass: those may come in another order on a rank
+        whose share of the graph is empty.
+        """
+        here = value.detach().contiguous()
+        on_host = here.cpu() if here.is_cuda and not self.distinct else here  # gloo works on the host
+        found = [torch.empty_like(on_host) for _ in range(self.ranks)]
+        with self.losses_named():
+            work = dist.all_gather(found, on_host, group=self._beside, async_op=True)
+        return Gathered(self, work, found, here.device)
+
     @contextmanager
     def losses_named(self) -> Iterator[None]:
         """A collective that fails because a rank is gone says which one."""
         try:
             yield
         except RuntimeError as error:
-            gone = self.barrier.dead() if "barrier" in self.__dict__ else []
+            gone = self.barrier.dead() if "barrier" in self.__dict__ and self.one_host else []
             who = f"rank {gone[0]} of {self.ranks} has died" if gone else f"a rank of {self.ranks} does not answer"
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RankLostError(
                 f"{who}; the run cannot go on (rank {self.rank}: {reason[:160]})", gone[0] if gone else -1
             ) from None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Tensors of all ranks that are on their way."""
+
+    ranks: Ranks
+    work: Any
+    found: list[Tensor]
+    device: torch.device
+
+    def wait(self) -> list[Tensor]:
+        """All of them, in the order of the ranks."""
+        with self.ranks.losses_named():
+            self.work.wait()
+        return [part.to(self.device) for part in self.found]

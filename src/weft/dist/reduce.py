@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.dist.ranks import Ranks
+from weft.dist.ranks import Gathered, Ranks
 
 
 class RankReduce:
@@ -25,6 +25,10 @@ class RankReduce:
         found: Tensor = _Sum.apply(value, self._ranks)
         return found
 
+    def start_sum(self, value: Tensor) -> RankSum:
+        """Send ``value``; the sum over ranks is taken once it is waited for. Not differentiable."""
+        return RankSum(self._ranks.start_gather(value))
+
     def gather(self, rows: Tensor, dim: int) -> Tensor:
         """Every rank's ``rows`` concatenated along ``dim``; they may differ in number."""
         dim %= rows.dim()
@@ -37,6 +41,20 @@ class RankReduce:
             rows = torch.cat([rows.detach(), rows.new_zeros(shape)], dim)
         parts = self._ranks.all_gather(rows)
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
+
+
+class RankSum:
+    """A sum that is under way."""
+
+    def __init__(self, gathered: Gathered) -> None:
+        self._gathered = gathered
+
+    def wait(self) -> Tensor:
+        """The sum, in the order of the ranks."""
+        total, *others = self._gathered.wait()
+        for part in others:
+            total = total + part
+        return total
 
 
 class _Sum(torch.autograd.Function):

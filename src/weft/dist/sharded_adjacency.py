@@ -24,7 +24,7 @@ from weft import ops
 from weft.core.errors import InputError
 from weft.dist.exchange import Exchange, Staging, make_halo
 from weft.dist.partition_arrays import own_rows, own_rows_of_transpose, to_block
-from weft.dist.shard_walk import shard_walk
+from weft.dist.shard_csr import shard_csr
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
@@ -32,7 +32,10 @@ from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch, ShardWalk, address_table, sharded_spmm_triton
+from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+
+# Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
+CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,8 @@ class ShardedAdjacency(Adjacency):
 
     ``row_scale`` and ``col_scale`` are ``[n]``, of own nodes; those of remote columns are read from their owners.
     All ranks have to make the same calls: whatever is derived or aggregated may exchange rows.
-    ``launch``: of the kernel on a GPU; a fixed one has the same bits in every run.
     """
 
-    launch = ShardedLaunch()
     spans_ranks = True
 
     def __init__(
@@ -157,12 +158,21 @@ class ShardedAdjacency(Adjacency):
             raise InputError(f"a shard stays on the device of its rank, {self.device}; it cannot move to {device}")
         return self
 
+    @property
+    def launch(self) -> ShardedLaunch:
+        """The launch of the kernel on a GPU."""
+        return self.forward.exchange.staging.launch
+
     # ---- derived matrices ------------------------------------------------------------------------------
 
     def _like(self, forward: ShardRows, backward: ShardRows, **scales: Tensor | None) -> ShardedAdjacency:
         other = ShardedAdjacency(forward, backward, self._gather, symmetric=self.symmetric, **scales)
         other.nodes = self.nodes
         return other
+
+    def apart(self) -> ShardedAdjacency:
+        """The same matrix without anything derived from it."""
+        return self._like(self.forward, self.backward, row_scale=self.row_scale, col_scale=self.col_scale)
 
     def scaled(
         self, *, weight: Tensor | None = None, row_scale: Tensor | None = None, col_scale: Tensor | None = None
@@ -208,13 +218,7 @@ class ShardedAdjacency(Adjacency):
 
     def _normalise_gcn(self) -> ShardedAdjacency:
         looped = self.with_self_loops()
-        if looped.weight is None:
-            degree = looped.degrees().to(torch.float32)
-        else:
-            degree = torch.zeros(looped.num_rows, dtype=looped.weight.dtype, device=self.device)
-            degree.index_add_(0, looped.rows().long(), looped.weight)
-        scale = degree.clamp(min=0).rsqrt()
-        scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        scale = looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
     def block(self) -> Adjacency:
@@ -257,22 +261,27 @@ class ShardedAdjacency(Adjacency):
         """
         with torch.no_grad():
             block, exchange = self.block(), self.forward.exchange
-            if use_triton(x) and exchange.is_needed:
-                return self._aggregate_in_place(x)
-            return ops.spmm(block, torch.cat([x, exchange.get(x)], -2))
+            if not exchange.is_needed:
+                return ops.spmm(block, x)
+            peers = exchange.peers(x)
+            if use_triton(x) and all(peer.device == x.device for peer in peers):
+                return self._aggregate_in_place(x, peers)
+            return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
 
-    def _aggregate_in_place(self, x: Tensor) -> Tensor:
-        table, counts = address_table(self.forward.exchange.peers(x), x.device)
-        walk = self.derived(("walk", self.launch.ps), self._walk)
-        return sharded_spmm_triton(x, table, counts, walk, self.row_scale, self.launch)
+    def _aggregate_in_place(self, x: Tensor, peers: Sequence[Tensor]) -> Tensor:
+        table, counts = address_table(peers, x.device)
+        csr = self.derived(("csr", self.launch.ps), self._csr)
+        return sharded_spmm_triton(x, table, counts, csr, self.row_scale, self.launch)
 
-    def _walk(self) -> ShardWalk:
+    def _csr(self) -> ShardedCSR:
         rows, scale = self.forward, self.block().col_scale
         factors = self.weight if scale is None else scale[self.indices.long()]
         if scale is not None and self.weight is not None:
             factors = factors * self.weight
         exchange = rows.exchange
-        return shard_walk(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self.launch.ps, factors)
+        chunks = min(MOST_CHUNKS, max(1, exchange.halo.size // CHUNK_ROWS))
+        rank = exchange.staging.rank
+        return shard_csr(rows.indptr, rows.columns, exchange.bounds, rank, self.launch.ps, factors, chunks)
 
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""

@@ -24,8 +24,18 @@ from weft.dist.errors import RankLostError
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
-from weft.engine.base.options import check_choices, check_handles, check_options, check_ranks, not_work
+from weft.engine.base.options import (
+    check_batches,
+    check_choices,
+    check_handles,
+    check_hardware,
+    check_options,
+    check_ranks,
+    check_relations,
+    not_work,
+)
 from weft.engine.display.choose_display import display_for
+from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
@@ -67,6 +77,13 @@ def run(
     weave: bool | None = None,
     compile: bool | None = None,
     ranks: int = 1,
+    batches: Any = None,
+    hardware: Any = None,
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: Any = None,
+    order: str = "given",
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -89,6 +106,16 @@ def run(
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
+    ``hardware``: what prepares batches of sampled training beside the host's threads, with ``name``, ``registry()`` and
+    ``sides(parts)`` (docs/division.md); None: the GPU, where features or edges lie in host memory.
+    ``batches``: a loader that makes the batches of a task with ``mode="sampled"``, such as PyG's ``NeighborLoader``.
+    Of sampled training: ``features`` and ``topology`` (the edges) lie on the ``"gpu"``, in pinned ``"host"`` memory,
+    there with the most used of them ``"cached"`` on the GPU, or on ``"disk"``, in the files of a saved graph; None: the
+    first of these that fits into the budget. ``cache``: bytes of the device for the cache (``"2GiB"``; None: what is
+    left of the budget); ``cache_policy``: what it holds, by ``"degree"``, ``"presampling"`` or ``"benefit"``, or an
+    object with a ``choose`` method (:class:`weft.flow.CachePolicy`).
+    ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
+    ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -100,14 +127,20 @@ def run(
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
+    places = place_options(features, topology, cache, cache_policy)
     if report is not None:
-        limit = _planned_limit(report, limit, weave=weave, compile=compile)
+        # A plan has the name of a policy of the user's own, not the object.
+        decided = {name: choice for name, choice in places.items() if not hasattr(choice, "choose")}
+        limit = _planned_limit(report, limit, weave=weave, compile=compile, **decided)
     driver = DriverOptions(checkpoint_every, policy_for(prune))
-    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile), report)
     tasks = [work] if isinstance(work, Task) else work.tasks()
+    check_batches(batches, tasks, resume, ranks)
+    check_hardware(hardware, tasks, batches, ranks)
+    options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
-    count = check_ranks(ranks, weave, compile, report is not None)
+    count = check_ranks(ranks, weave, compile, report is not None, order)
+    check_relations(tasks, count)
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:
@@ -124,8 +157,8 @@ def run(
         if count > 1:
             stack.enter_context(_lost_ranks_told(folder))
             spread = torch.device(target.type) if str(device) in ("auto", "cuda") else target
-            here = stack.enter_context(_ranks(count, spread, tasks))
-            make_job, target = partial(_sharded, here), here.device
+            here = stack.enter_context(_ranks(count, spread, tasks, order))
+            make_job, target = partial(_sharded, here, order), here.device
         if isinstance(work, Task):
             return _run_task(work, target, folder, resume, emit, options, make_job)
         return _run_sweep(work, target, folder, resume, emit, options, make_job)
@@ -138,17 +171,17 @@ def is_first_rank() -> bool:
     return asked()
 
 
-def _sharded(ranks: Ranks, tasks: Sequence[Task], _: torch.device, *others: Any) -> Job:
+def _sharded(ranks: Ranks, order: str, tasks: Sequence[Task], _: torch.device, *others: Any) -> Job:
     from weft.engine.training.sharded_job import ShardedJob
 
-    return ShardedJob(tasks, ranks, *others)
+    return ShardedJob(tasks, ranks, *others, order=order)
 
 
-def _ranks(count: int, device: torch.device, tasks: Sequence[Task]) -> AbstractContextManager[Ranks]:
+def _ranks(count: int, device: torch.device, tasks: Sequence[Task], order: str) -> AbstractContextManager[Ranks]:
     from weft.dist.launch import start_ranks
     from weft.engine.training.sharded_job import train_as_rank
 
-    return start_ranks(count, device, train_as_rank, (tuple(tasks),))
+    return start_ranks(count, device, train_as_rank, (tuple(tasks), order))
 
 
 @contextmanager
@@ -169,11 +202,11 @@ def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
     return folder
 
 
-def _planned_limit(report: PlanReport, limit: int | None, **choices: bool | None) -> int | None:
+def _planned_limit(report: PlanReport, limit: int | None, **choices: Any) -> int | None:
     """The bytes to keep to: the plan's, or fewer; a plan's own choices cannot be given again."""
     for name, choice in choices.items():
         if choice is not None:
-            raise SpecError(f"{name}={choice}: plan {report.name!r} has decided that already; give it to weft.plan")
+            raise SpecError(f"{name}={choice!r}: plan {report.name!r} has decided that already; give it to weft.plan")
     limits = [one for one in (limit, report.plans[0].budget) if one is not None]
     return min(limits, default=None)
 
@@ -262,10 +295,10 @@ def _summary(result: SweepResult) -> dict[str, Any]:
 
 def _about_graphs(job: Job, sweep: Sweep) -> dict[str, dict[str, Any]]:
     first = {sweep.graph_of(task): task for task in reversed(sweep.tasks())}
-    return {name: _about_graph(job.graph_of(first[name])) for name in sweep.graphs}
+    return {name: about_graph(job.graph_of(first[name])) for name in sweep.graphs}
 
 
-def _about_graph(stats: GraphStats) -> dict[str, Any]:
+def about_graph(stats: GraphStats) -> dict[str, Any]:
     sizes = {"nodes": stats.num_nodes, "edges": stats.num_edges, "features": stats.num_features}
     sizes |= {"classes": stats.num_classes, "train": stats.num_train, "val": stats.num_val, "test": stats.num_test}
     return {"name": stats.name, **sizes}

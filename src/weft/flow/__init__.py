@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy_names import lazy_names
+from weft.core.lazy.names import lazy_names
 
 if TYPE_CHECKING:
     from weft.flow.batch import MiniBatch, Subgraph
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from weft.flow.cache_policy import BenefitDensity, ByDegree, ByPresampling, CacheChoice, CachePolicy
     from weft.flow.feature_store import FeatureStore
     from weft.flow.pipeline import Pipeline, Stage
+    from weft.flow.pyg_batch import from_pyg
     from weft.flow.sampler import NeighbourSampler
     from weft.flow.seeds import SeedBatch, SeedOrder
     from weft.flow.training_stages import training_stages
@@ -29,6 +30,7 @@ __all__ = [
     "SeedOrder",
     "Stage",
     "Subgraph",
+    "from_pyg",
     "training_stages",
 ]
 
@@ -47,6 +49,7 @@ _PLACES = {
     "SeedOrder": "weft.flow.seeds",
     "Stage": "weft.flow.pipeline",
     "Subgraph": "weft.flow.batch",
+    "from_pyg": "weft.flow.pyg_batch",
     "training_stages": "weft.flow.training_stages",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -64,6 +64,7 @@ class Subgraph:
     batch: int = 0
     x: Tensor | None = None
     y: Tensor | None = None
+    num_relations: int = 0
 
     @property
     def input_nodes(self) -> Tensor:

@@ -24,7 +24,7 @@ class Block:
 
     ``indptr [D+1]`` and ``indices [P]`` int32 (positions among the sources), ``num_src`` = M.
     ``edges [P]`` int64: where each edge is in the graph's CSR, or None. ``weight [P]`` and ``relation [P]``: those of
-    the graph at these edges, or None.
+    the graph at these edges, or None; ``num_relations`` are those of the graph.
 
     ``gcn_scale [M]`` and ``degree [D]`` select how GCN normalises. Without them (the default) degrees count the sampled
     edges of the block and the added loop, as PyG's layers do on what ``NeighborLoader`` returns. With them,
@@ -41,6 +41,7 @@ class Block:
     relation: Tensor | None = None
     gcn_scale: Tensor | None = None
     degree: Tensor | None = None
+    num_relations: int = 0
 
     @property
     def num_dst(self) -> int:
@@ -63,13 +64,14 @@ class Block:
 
     def adjacency(self) -> Adjacency:
         """The block as layers take it: a new :class:`Adjacency` of D rows and M columns."""
-        return BlockAdjacency(
+        plain = BlockAdjacency(
             self.indptr,
             self.indices,
             self.num_src,
             weight=self.weight,
             full=None if self.gcn_scale is None else (self.gcn_scale, self.degree),
         )
+        return plain if self.relation is None else plain.related(self.relation, self.num_relations)
 
 
 class BlockAdjacency(Adjacency):

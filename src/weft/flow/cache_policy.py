@@ -20,6 +20,7 @@ from weft.graph.data.graph import Graph
 
 INDEX_BYTES = 4  # of one neighbour in the topology cache
 ROW_BYTES = 8  # of a row's offset there
+EDGES_AT_ONCE = 1 << 27
 
 
 def cache_budget(device_bytes: int, footprints: Iterable[int], reserve: float = 0.1) -> int:
@@ -69,8 +70,15 @@ class ByDegree:
 
     def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
         """See :class:`CachePolicy`."""
-        counts = torch.bincount(graph.adj.indices.cpu(), minlength=graph.num_nodes)
-        return CacheChoice(_best(counts, row_bytes, budget))
+        return CacheChoice(_best(_out_degrees(graph), row_bytes, budget))
+
+
+def _out_degrees(graph: Graph) -> Tensor:
+    """How often each node is a neighbour ``[N]``, counted where the edges are."""
+    counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.adj.device)
+    for part in graph.adj.indices.split(EDGES_AT_ONCE):
+        counts += torch.bincount(part, minlength=graph.num_nodes)
+    return counts.cpu()
 
 
 def count_reads(batches: Iterable[MiniBatch | Subgraph], num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -102,17 +110,21 @@ class BenefitDensity:
     """Features and neighbour lists in one ranking by reads saved per byte (DUCATI).
 
     A read of a feature row saves ``row_bytes`` over the link; a read of a neighbour list saves ``list_read_bytes``
-    (offsets and the picks of one fan-out). Entries are taken greedily by saved bytes per byte of cache.
+    (offsets and the picks of one fan-out). Entries are taken greedily by saved bytes per byte of cache. ``features``
+    and ``lists``: whether each may be taken at all.
     """
 
     batches: Iterable[MiniBatch | Subgraph]
     list_read_bytes: int = 64
+    features: bool = True
+    lists: bool = True
 
     def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
         """See :class:`CachePolicy`."""
         features, lists = count_reads(self.batches, graph.num_nodes)
         sizes = torch.cat([torch.full_like(features, row_bytes), _list_bytes(graph)])
-        saved = torch.cat([features * row_bytes, lists * self.list_read_bytes]).to(torch.float64)
+        gains = [self.features * features * row_bytes, self.lists * lists * self.list_read_bytes]
+        saved = torch.cat(gains).to(torch.float64)
         order = torch.sort(saved / sizes, descending=True, stable=True).indices
         order = order[saved[order] > 0]
         taken = order[sizes[order].cumsum(0) <= budget]

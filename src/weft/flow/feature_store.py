@@ -62,6 +62,8 @@ class FeatureStore:
         self._lock, self._rows, self._hit_rows = threading.Lock(), 0, 0
         self._slots: Tensor | None = None
         self._cache: Tensor | None = None
+        # Of reads that the host does not see the size of: rows read, and those that the cache had.
+        self._device_rows, self._device_hits = torch.zeros(2, 1, dtype=torch.int64, device=self.device)
         if cached is not None and cached.numel() and self.tier != "device":
             self._fill(cached, budget)
 
@@ -90,10 +92,15 @@ class FeatureStore:
 
     @property
     def counts(self) -> ReadCounts:
-        """Rows read so far. With a cache on a GPU this reads one number back."""
+        """Rows read so far. On a GPU this reads two numbers back."""
         with self._lock:
-            hits = self._hit_rows + (int(self._device_hits) if self._slots is not None else 0)
-            return ReadCounts(hits, self._rows - hits)
+            hits, rows = self._hit_rows + int(self._device_hits), self._rows + int(self._device_rows)
+            return ReadCounts(hits, rows - hits)
+
+    @property
+    def counters(self) -> list[Tensor]:
+        """Where reads on a GPU are counted: what a trial run of a captured step must restore."""
+        return [self._device_rows, self._device_hits]
 
     def _fill(self, cached: Tensor, budget: int | None) -> None:
         N, F = self.x.shape
@@ -106,10 +113,10 @@ class FeatureStore:
                 "cache fewer rows"
             )
         ids = cached.to(self.device).long()
-        self._cache = gather_rows_cpu(self.x, cached.cpu()).to(self.device)
+        read = gather_rows_triton if self.tier == "pinned" else gather_rows_cpu
+        self._cache = read(self.x, ids if self.tier == "pinned" else cached.cpu()).to(self.device)
         self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
         self._slots[ids] = torch.arange(cached.numel(), dtype=torch.int32, device=self.device)
-        self._device_hits = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows ``[M, F]`` of ``ids [M]`` on the store's device, in memory that belongs to the caller.
@@ -127,6 +134,20 @@ class FeatureStore:
         if self.tier == "pinned":
             return gather_rows_triton(self.x, ids.to(self.device))
         return self._read_host(ids)
+
+    def read_padded(self, ids: Tensor, count: Tensor, out: Tensor, beside: bool = False) -> Tensor:
+        """The rows of the first ``count [1]`` of ``ids [M]`` in ``out [M, F]``, nothing read back; the others are kept.
+
+        For steps that are captured as a CUDA graph: features on the GPU or in pinned memory. ``beside``: other work
+        runs on the device at the same time.
+        """
+        if self.tier == "host":
+            raise InputError("a GPU cannot read these features by itself; pin their memory with x.pin_memory()")
+        self._device_rows += count
+        if self._slots is None:
+            return gather_rows_triton(self.x, ids, out, count=count, beside=beside)
+        cached = (self._cache, self._slots, ids, self._device_hits)
+        return gather_cached_triton(self.x, *cached, out, count=count, beside=beside)
 
     def _read_host(self, ids: Tensor) -> Tensor:
         """CPU gather, then a copy; pinned staging memory comes from torch's pool, which waits for the copy."""

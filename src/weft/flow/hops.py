@@ -20,6 +20,10 @@ from weft.ops.sampling.compact_triton import Compactor, DeviceHop, sample_hops_t
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.hop import HopSample
 from weft.ops.sampling.reference import relabel_torch
+from weft.ops.sampling.relations import RelationFanouts
+from weft.ops.sampling.sample_triton import CachedLists
+
+Fanout = int | tuple[int, ...]  # of all relations together, or of each
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Hop:
 class HopSampler(Protocol):
     """Samples all hops of one batch; used by one thread at a time."""
 
-    def __call__(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor, expand: str) -> list[Hop]:
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """The hops of ``seeds [S]`` int32, seeds outwards."""
         ...
 
@@ -50,13 +54,14 @@ class CpuHops:
     def __init__(self, sampler: CpuSampler) -> None:
         self._sampler = sampler
 
-    def __call__(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor, expand: str) -> list[Hop]:
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`."""
         self._sampler.begin(seeds, clock)
         hops, first = [], 0
         for number, fanout in enumerate(fanouts):
             known = self._sampler.nodes.numel()
-            sample, found = self._sampler.hop(fanout, number, first)
+            take = self._sampler.hop if isinstance(fanout, int) else self._sampler.hop_of_relations
+            sample, found = take(fanout, number, first)
             hops.append(Hop(sample.indptr, found.indices, sample.edges, found.nodes, first))
             first = known if expand == "new" else 0
         return hops
@@ -65,10 +70,10 @@ class CpuHops:
 class TorchHops:
     """Any sampler of one hop with relabelling in torch: the reference, and the kernels kept for comparison."""
 
-    def __init__(self, sample: Callable[[Tensor, int, Tensor, int], HopSample]) -> None:
+    def __init__(self, sample: Callable[[Tensor, Fanout, Tensor, int], HopSample]) -> None:
         self._sample = sample
 
-    def __call__(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor, expand: str) -> list[Hop]:
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`."""
         nodes, first, hops = seeds, 0, []
         for number, fanout in enumerate(fanouts):
@@ -83,15 +88,26 @@ class TorchHops:
 class TritonHops:
     """O(k) sampling and compaction on the GPU, with one read of all sizes at the end of a batch."""
 
-    def __init__(self, indptr: Tensor, indices: Tensor, *, replace: bool, edges: bool, device: torch.device) -> None:
-        self._arrays, self._options = (indptr, indices), {"replace": replace, "edges": edges}
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        *,
+        replace: bool,
+        edges: bool,
+        device: torch.device,
+        cached: CachedLists | None = None,
+        relations: RelationFanouts | None = None,
+    ) -> None:
+        self._arrays = indptr, indices
+        self._options = {"replace": replace, "edges": edges, "cached": cached, "relations": relations}
         self._compactor = Compactor(indptr.numel() - 1, device)
 
-    def padded(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor) -> list[DeviceHop]:
+    def padded(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor) -> list[DeviceHop]:
         """The hops padded to their capacity, sizes on the device; nothing is read back."""
         return sample_hops_triton(*self._arrays, seeds, list(fanouts), clock, self._compactor, **self._options)
 
-    def __call__(self, seeds: Tensor, fanouts: Sequence[int], clock: Tensor, expand: str) -> list[Hop]:
+    def __call__(self, seeds: Tensor, fanouts: Sequence[Fanout], clock: Tensor, expand: str) -> list[Hop]:
         """See :class:`HopSampler`; ``expand`` must be "all"."""
         assert expand == "all", "the local subgraph is sampled hop by hop"
         hops = self.padded(seeds, fanouts, clock)

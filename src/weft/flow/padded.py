@@ -9,22 +9,27 @@ Shapes: N rows, M columns, P entries, all of them capacities.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.relation_slots import RelationSlots, as_matrices, slot_arrays
 from weft.ops.csr.worklist import WorkList
+
+Full = tuple[Tensor, Tensor] | Callable[[], tuple[Tensor, Tensor]]
 
 
 class PaddedAdjacency(Adjacency):
     """``indptr [N+1]``, ``indices [P]`` int32; the destinations are the first N of the M sources.
 
-    ``full``: ``(gcn_scale [M], degree [N])`` of the whole graph, for GCN. Assumes that no sampled edge is a self loop.
+    ``full``: ``(gcn_scale [M], degree [N])`` of the whole graph for GCN, or a function that gives them when they are
+    needed. Assumes that no edge is a self loop.
     """
 
-    def __init__(self, *arrays: Any, full: tuple[Tensor, Tensor] | None = None, **factors: Any) -> None:
+    def __init__(self, *arrays: Any, full: Full | None = None, **factors: Any) -> None:
         super().__init__(*arrays, **factors)
         self._full = full
         self._derived["worklist"] = _all_light(self.indptr)
@@ -77,13 +82,18 @@ class PaddedAdjacency(Adjacency):
             weight = self.weight.new_ones(self.num_edges + count).index_copy_(0, places, self.weight)
         return PaddedAdjacency(indptr, indices, self.num_cols, weight=weight, full=self._full)
 
+    def make_relation_slots(self) -> RelationSlots:
+        """Slots for as many (relation, node) pairs as there can be."""
+        pairs = max(min(self.num_edges, self.num_rows * self.num_relations), 1)
+        return as_matrices(slot_arrays(self, pairs, self.indptr[-1:]), self, PaddedAdjacency)
+
     def with_identity(self) -> Adjacency:
         """``A + I`` without weights."""
         return self.scaled().with_self_loops()
 
     def _normalise_gcn(self) -> Adjacency:
         assert self._full is not None, "GCN's factors are those of the whole graph"
-        looped, (scale, degree) = self.with_self_loops(), self._full
+        looped, (scale, degree) = self.with_self_loops(), self._full() if callable(self._full) else self._full
         rows = looped.rows().long()
         ratio = degree.to(torch.float32) / self.degrees().clamp(min=1)
         weight = torch.where(rows == looped.indices, 1.0, ratio.index_select(0, rows))

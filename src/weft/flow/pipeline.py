@@ -81,7 +81,7 @@ class Pipeline:
         return self._synchronous(source) if self.depth == 1 else self._overlapped(source)
 
     def _synchronous(self, source: Iterable[Any]) -> Iterator[Any]:
-        for number, item in enumerate(_named(source)):
+        for number, item in enumerate(named_errors(source)):
             for stage, report in zip(self.stages, self.reports, strict=True):
                 item = _timed(stage, report, item, number)
             yield arrived(item)
@@ -95,7 +95,7 @@ class Pipeline:
             running.stop()
 
 
-def _named(source: Iterable[Any]) -> Iterator[Any]:
+def named_errors(source: Iterable[Any]) -> Iterator[Any]:
     """The items of the source, its errors named like a stage's."""
     items, number = iter(source), 0
     while True:
@@ -193,7 +193,7 @@ class _Running:
         self._channels[place].close()
 
     def _feed(self, source: Iterable[Any]) -> None:
-        for item in _named(source):
+        for item in named_errors(source):
             self._channels[0].put(item)
 
     def _work(self, place: int) -> None:

@@ -10,38 +10,45 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from functools import partial
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.settings.fanout import most_picks, resolve
 from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.block import Block
 from weft.flow.device import exact_device
-from weft.flow.hops import CpuHops, Hop, HopSampler, TorchHops, TritonHops
+from weft.flow.hops import CpuHops, Fanout, Hop, HopSampler, TorchHops, TritonHops
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sampling.hop import FULL, check_fanout, check_seeds
+from weft.ops.sampling.hop import FULL, HopSample, check_fanout, check_seeds
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch
+from weft.ops.sampling.relations import RelationFanouts, RelationRows, sample_relations_torch
 from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT, sample_triton
+from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, sample_triton
 
 BACKENDS = ("auto", "cpu", "gpu", "paper", "reservoir")
 DIRECTIONS = ("in", "out")
 DEGREES = ("sampled", "full")
+EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
 
 class NeighbourSampler:
     """Samples neighbours hop by hop.
 
     ``fanouts[0]`` is the number of neighbours of each seed, ``fanouts[1]`` of each node found then, and so on (PyG's
-    order); -1 takes all. ``replace`` draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without
-    replacement with these odds. ``direction="in"`` follows edges to their sources, "out" to their destinations.
+    order); -1 takes all. A hop may also be a list with a number per relation, or a dict from relations to numbers
+    (``"each"``: those that are not named): then so many of each relation are taken, not of all together. ``replace``
+    draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without replacement with these odds.
+    ``direction="in"`` follows edges to their sources, "out" to their destinations.
 
     ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN) and
     "reservoir" are kept for comparison and draw other samples of the same distribution.
@@ -50,7 +57,7 @@ class NeighbourSampler:
     :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
 
     ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
-    (uniform sampling with fan-outs up to 1,024).
+    (uniform sampling with fan-outs up to 1,024); ``cached``: ids of nodes whose neighbour lists it keeps on the device.
 
     A batch depends on (seed, epoch, batch) and its seeds alone. Any thread may call :meth:`sample`.
     """
@@ -58,7 +65,7 @@ class NeighbourSampler:
     def __init__(
         self,
         graph: Graph,
-        fanouts: Sequence[int],
+        fanouts: Sequence[Any],
         replace: bool = False,
         weight: Tensor | None = None,
         direction: str = "in",
@@ -69,41 +76,51 @@ class NeighbourSampler:
         subgraph: bool = False,
         threads: int = 1,
         device: torch.device | str | None = None,
+        cached: Tensor | None = None,
     ) -> None:
         _check_choice("backend", backend, BACKENDS)
         _check_choice("direction", direction, DIRECTIONS)
         _check_choice("degrees", degrees, DEGREES)
+        fanouts = resolved(fanouts, graph)
+        apart = any(not isinstance(fanout, int) for fanout in fanouts)
         _check_fanouts(fanouts, replace, weight)
+        if apart:
+            _check_apart(replace, weight, degrees, backend)
         if weight is not None and weight.numel() != graph.num_edges:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
         self.direction, self.subgraph, self.threads = direction, subgraph, threads
         self.device = graph.device if device is None else exact_device(device)
         self.backend = _resolve(backend, self.device, replace, weight)
-        _check_place(graph, self.device, _is_plain(fanouts) and weight is None and direction == "in" and not subgraph)
+        plain = is_plain(fanouts) and weight is None and direction == "in" and not subgraph and not apart
+        _check_place(graph, self.device, plain)
         self.adj = graph.adj if direction == "in" else graph.adj.transposed()
         self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
         self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
         self._relation = None if graph.relation is None else self._reordered(graph.relation)
-        self._full = self._reachable(*_full_degrees(self.adj)) if degrees == "full" else None
+        self._rows = RelationRows.of(self.adj, self._relation, graph.num_relations) if apart else None
+        self._degrees, self._full = degrees, None
+        self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
+        self.cached = self._cached_lists(cached)
         self._idle: dict[int, list[HopSampler]] = {}
         self._lock = threading.Lock()
 
     @property
     def full_degrees(self) -> tuple[Tensor, Tensor]:
-        """``(D^-1/2 [N], degree [N])`` of the whole graph."""
+        """``(D^-1/2 [N], degree [N])`` of the whole graph, where batches are made."""
         if self._full is None:
-            self._full = self._reachable(*_full_degrees(self.adj))
-        scale, degree = self._full
-        return scale, degree
+            scale, degree = _full_degrees(self.adj)
+            self._full = scale.to(self.device), degree.to(self.device)
+        return self._full
 
     def _reordered(self, values: Tensor) -> Tensor:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]
 
-    def _reachable(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Numbers per node where the device of the batches can read them."""
-        return values if self.adj.device == self.device else tuple(value.pin_memory() for value in values)
+    def _cached_lists(self, nodes: Tensor | None) -> CachedLists | None:
+        if nodes is None or not nodes.numel() or self.adj.device == self.device:
+            return None
+        return cached_lists(self.adj, nodes, self.device)
 
     def sample(self, seeds: Tensor, epoch: int = 0, batch: int = 0) -> MiniBatch | Subgraph:
         """The batch of ``seeds [S]`` (node ids, repeated ones keep their rows)."""
@@ -145,32 +162,62 @@ class NeighbourSampler:
             idle.append(sampler)
 
     def _make_hops(self) -> HopSampler:
+        if self._rows is not None:
+            return self._make_relation_hops(self._rows)
         arrays = (self.adj.indptr, self.adj.indices)
         if self.backend == "cpu":
             return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
         if self.backend in ("paper", "reservoir"):
             return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
-        if self._weight is None and not self.subgraph and _is_plain(self.fanouts):
-            return TritonHops(*arrays, replace=self.replace, edges=self._needs_edges, device=self.device)
+        if self._weight is None and not self.subgraph and is_plain(self.fanouts):
+            options = {"replace": self.replace, "edges": self._needs_edges, "device": self.device}
+            return TritonHops(self._offsets, self.adj.indices, **options, cached=self.cached)
         return TorchHops(partial(sample_triton, *arrays, replace=self.replace, weight=self._weight, edges=True))
+
+    def _make_relation_hops(self, rows: RelationRows) -> HopSampler:
+        if self.backend == "cpu":
+            return CpuHops(CpuSampler(rows.indptr, rows.indices, relations=rows.relations))
+        plain = rows.plain_indptr()
+        if is_plain(self.fanouts) and not self.subgraph:
+            fanouts = RelationFanouts(rows, self.fanouts)
+            options = {"replace": False, "edges": True, "device": self.device, "relations": fanouts}
+            return TritonHops(plain, rows.indices, **options)
+
+        def sample(seeds: Tensor, fanout: int | tuple[int, ...], clock: Tensor, hop: int) -> HopSample:
+            if isinstance(fanout, int):
+                return sample_triton(plain, rows.indices, seeds, fanout, clock, hop, edges=True)
+            return sample_relations_torch(rows, seeds, fanout, clock, hop)
+
+        return TorchHops(sample)
 
     @property
     def _needs_edges(self) -> bool:
         return self._edge_weight is not None or self._relation is not None
 
     def _per_edge(self, hop: Hop) -> dict[str, Tensor | None]:
-        edges = hop.edges
+        edges = hop.edges if hop.edges is None else self._in_matrix(hop.edges)
         if edges is None:
             return {"edges": None, "weight": None, "relation": None}
         values = {"weight": self._edge_weight, "relation": self._relation}
         found = {name: None if value is None else _values_at(value, edges) for name, value in values.items()}
         return {"edges": edges if self.direction == "in" else _values_at(self.adj.perm, edges).long(), **found}
 
+    def relation_at(self, edges: Tensor | None) -> Tensor | None:
+        """Relations at picked ``edges``, of which those beyond the existing ones may be anything; None without any."""
+        if self._relation is None or edges is None:
+            return None
+        return _values_at(self._relation, self._in_matrix(edges.clamp(0, max(self._relation.numel() - 1, 0))))
+
+    def _in_matrix(self, edges: Tensor) -> Tensor:
+        """Positions of picked edges in ``self.adj``: rows per relation have them in another order."""
+        return edges if self._rows is None else _values_at(self._rows.order, edges).long()
+
     def _block(self, hop: Hop) -> Block:
-        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop))
-        if self._full is None:
+        sizes = {"num_relations": self.graph.num_relations}
+        block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop), **sizes)
+        if self._degrees == "sampled":
             return block
-        scale, degree = self._full
+        scale, degree = self.full_degrees
         rows = hop.nodes[: block.num_dst]
         return replaced(block, gcn_scale=_values_at(scale, hop.nodes), degree=_values_at(degree, rows))
 
@@ -178,7 +225,8 @@ class NeighbourSampler:
         pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
         parts = [self._per_edge(hop) for hop in hops]
         joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
-        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, epoch=epoch, batch=batch)
+        about = {"epoch": epoch, "batch": batch, "num_relations": self.graph.num_relations}
+        return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, **about)
 
 
 def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
@@ -186,16 +234,32 @@ def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
         raise InputError(f"{name}={value!r} must be one of {', '.join(known)}")
 
 
-def _check_fanouts(fanouts: Sequence[int], replace: bool, weight: Tensor | None) -> None:
+def resolved(fanouts: Sequence[Any], graph: Graph) -> tuple[Fanout, ...]:
+    """Fan-outs as they are sampled: a number, or one per relation of the graph, for every hop."""
     if len(fanouts) == 0:
         raise InputError("fanouts=[] must hold one number per layer, such as [15, 10, 5]")
+    fanouts = [int(fanout) if isinstance(fanout, Integral) else fanout for fanout in fanouts]
+    if all(isinstance(fanout, int) for fanout in fanouts):
+        return tuple(fanouts)
+    return resolve(fanouts, graph.num_relations, graph.stats().relation_edges)
+
+
+def _check_fanouts(fanouts: Sequence[Fanout], replace: bool, weight: Tensor | None) -> None:
     for fanout in fanouts:
-        check_fanout(fanout, replace, weight is not None)
+        check_fanout(most_picks(fanout), replace, weight is not None)
 
 
-def _is_plain(fanouts: Sequence[int]) -> bool:
-    """Whether every hop can be sampled by the GPU's own kernel, nothing read back."""
-    return all(fanout != FULL and fanout <= LARGEST_FANOUT for fanout in fanouts)
+def _check_apart(replace: bool, weight: Tensor | None, degrees: str, backend: str) -> None:
+    if replace or weight is not None or backend in ("paper", "reservoir"):
+        raise InputError("fan-outs per relation are sampled uniformly without replacement, by backend 'auto'")
+    if degrees == "full":
+        raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
+
+
+def is_plain(fanouts: Sequence[Fanout]) -> bool:
+    """Whether every hop can be sampled by the GPU's own kernels, nothing read back."""
+    counts = [k for fanout in fanouts for k in ((fanout,) if isinstance(fanout, int) else fanout)]
+    return all(k != FULL and k <= LARGEST_FANOUT for k in counts)
 
 
 def _check_place(graph: Graph, device: torch.device, plain: bool) -> None:
@@ -238,12 +302,36 @@ def _comparison_sampler(name: str, device: torch.device):
 
 
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
-    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops."""
-    rows, ones = adj.rows(), torch.ones(adj.num_edges, device=adj.device)
-    value = torch.where(rows == adj.indices, 0.0, ones if adj.weight is None else adj.weight.to(torch.float32))
-    total = torch.ones(adj.num_rows, device=adj.device).index_add_(0, rows, value)
+    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks."""
+    total = torch.ones(adj.num_rows, device=adj.device)
+    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
+    for first in range(0, adj.num_rows, rows):
+        last = min(first + rows, adj.num_rows)
+        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
+        count = adj.indptr[first : last + 1].diff().long()
+        of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
+        value = (of != adj.indices[begin:end]).float()
+        value = value if adj.weight is None else value * adj.weight[begin:end].float()
+        total.index_add_(0, of, value)
     scale = total.clamp(min=0).rsqrt()
-    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.degrees()
+    return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
+
+
+def cached_lists(adj: Adjacency, nodes: Tensor, device: torch.device) -> CachedLists:
+    """The neighbour lists of ``nodes [R]`` of a graph in host memory, on ``device``."""
+    nodes = nodes.cpu().long()
+    begin, count = adj.indptr[nodes].long(), adj.degrees()[nodes]
+    first = count.cumsum(0) - count
+    total = int(count.sum())
+    if total >= 2**31:
+        raise InputError(
+            f"a cache of {total:,} neighbours is too large; keep fewer than 2^31 of them, or the whole graph"
+        )
+    places = torch.repeat_interleave(begin - first, count, output_size=total) + torch.arange(total)
+    starts = torch.full((adj.num_rows,), -1, dtype=torch.int32)
+    starts[nodes] = first.to(torch.int32)
+    read = torch.zeros(2, dtype=torch.int64, device=device)
+    return CachedLists(adj.indices[places].to(device), starts.to(device), read)
 
 
 def _pairs(hop: Hop, direction: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy_names import lazy_names
+from weft.core.lazy.names import lazy_names
 
 if TYPE_CHECKING:
     from weft.graph.data.graph import Graph

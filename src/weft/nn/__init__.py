@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from weft.core.lazy_names import lazy_names
+from weft.core.lazy.names import lazy_names
 
 if TYPE_CHECKING:
     from weft.core.models import ModelTraits
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from weft.nn.conv.gatv2 import GATv2Conv
     from weft.nn.conv.gcn import GCNConv
     from weft.nn.conv.gin import GINConv
+    from weft.nn.conv.rgcn import RGCNConv
     from weft.nn.conv.sage import SAGEConv
     from weft.nn.dropout import Dropout, assign_sites
     from weft.nn.epilogue import Epilogue
     from weft.nn.initial import reset_parameters
-    from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
+    from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
     from weft.nn.norm import BatchNorm, LayerNorm
     from weft.nn.pyg.models import from_pyg, to_pyg
 
@@ -24,6 +25,7 @@ __all__ = [
     "GCN",
     "GIN",
     "GNN",
+    "RGCN",
     "SAGE",
     "BatchNorm",
     "Dropout",
@@ -35,6 +37,7 @@ __all__ = [
     "GINConv",
     "LayerNorm",
     "ModelTraits",
+    "RGCNConv",
     "SAGEConv",
     "assign_sites",
     "build",
@@ -59,6 +62,8 @@ _PLACES = {
     "GNN": "weft.nn.models",
     "LayerNorm": "weft.nn.norm",
     "ModelTraits": "weft.core.models",
+    "RGCN": "weft.nn.models",
+    "RGCNConv": "weft.nn.conv.rgcn",
     "SAGE": "weft.nn.models",
     "SAGEConv": "weft.nn.conv.sage",
     "assign_sites": "weft.nn.dropout",

@@ -14,10 +14,12 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, with_traits
 from weft.nn.checks import hint
-from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
+from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
 
 # One class per row of weft.core.models.
-CLASSES: Mapping[str, type[GNN]] = MappingProxyType({"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2})
+CLASSES: Mapping[str, type[GNN]] = MappingProxyType(
+    {"gcn": GCN, "sage": SAGE, "gin": GIN, "gat": GAT, "gatv2": GATv2, "rgcn": RGCN}
+)
 
 # The classes in force here: per thread and per asynchronous task, never changed in place.
 _classes: ContextVar[Mapping[str, type[GNN]]] = ContextVar("_classes", default=CLASSES)

@@ -14,6 +14,7 @@ from weft import ops
 from weft.core.errors import InputError
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops import Adjacency
+from weft.ops.dense.linear import needs_gradient
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,36 @@ def transform(x: Features, weight: Tensor, bias: Tensor | None = None) -> Tensor
 def own_rows(x: Tensor, adj: Adjacency) -> Tensor:
     """The rows of ``x [..., M, F]`` that are destinations too: all of them, or the first N of a block."""
     return x if adj.num_rows == adj.num_cols else x.narrow(-2, 0, adj.num_rows)
+
+
+class _OwnRows(torch.autograd.Function):
+    """``(x[:rows], x)``: the gradient of the own rows is added to theirs in that of all rows, and to nothing else."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        return x.narrow(-2, 0, rows).clone(), x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.rows = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad_own: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.clone() if torch.is_grad_enabled() else grad  # for a second derivative
+        grad.narrow(-2, 0, ctx.rows).add_(grad_own)
+        return grad, None
+
+
+def keep_own_rows(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """``(x[..., :rows, :], x)`` for two uses; the second one's gradient must be a tensor of its own, as of a product.
+
+    With a slice alone, the backward pass would fill a second gradient of the size of ``x`` with zeros and add it.
+    """
+    if not needs_gradient(x):
+        return x.narrow(-2, 0, rows), x
+    return _OwnRows.apply(x, rows)
 
 
 def transform_own(x: Features, weight: Tensor, adj: Adjacency, bias: Tensor | None = None) -> Tensor:

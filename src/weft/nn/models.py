@@ -1,4 +1,4 @@
-"""The models: GNN, which is layers of one kind with epilogues between them, and GCN, SAGE, GIN, GAT, GATv2."""
+"""The models: GNN, which is layers of one kind with epilogues between them, and GCN, SAGE, GIN, GAT, GATv2, RGCN."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from weft.nn.conv.gat import GATConv
 from weft.nn.conv.gatv2 import GATv2Conv
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.gin import GINConv
+from weft.nn.conv.rgcn import RGCNConv, check_decomposition
 from weft.nn.conv.sage import AGGREGATORS, SAGEConv
 from weft.nn.dropout import Dropout, assign_sites
 from weft.nn.epilogue import ACTIVATIONS, Epilogue
@@ -101,10 +102,20 @@ class GNN(nn.Module):
         check_features(type(self).__name__, x, self.in_features)
         x = self.input_dropout(x)
         blocks = blocks_of(adj, len(self.convs))
+        if first is None and not isinstance(adj, Adjacency):
+            first = self._first_of_block(x, blocks[0])
         for place, conv in enumerate(self.convs):
             epilogue = self.epilogues[place] if place < len(self.epilogues) else None
             x = conv(x, blocks[place], first=first if place == 0 else None, epilogue=epilogue)
         return x
+
+    def _first_of_block(self, x: Features, block: Adjacency) -> Tensor | None:
+        """The first aggregation of a batch, without a gradient: tasks share it, and no transpose is built for it."""
+        conv = self.convs[0]
+        if not isinstance(x, Tensor) or self.input_dropout.p > 0.0 or not conv.aggregates_input(x):
+            return None
+        with torch.no_grad():
+            return conv.aggregate(x, block)
 
     def _layer(self, place: int, x: Features, adj: Adjacency) -> Tensor:
         x = self.input_dropout(x) if place == 0 else x
@@ -262,3 +273,41 @@ class GATv2(AttentionGNN):
     """Layers of :class:`GATv2Conv`; arguments as in :class:`AttentionGNN` and :class:`GNN`."""
 
     layer = GATv2Conv
+
+
+class RGCN(GNN):
+    """Layers of :class:`RGCNConv` over the ``num_relations`` relations of the graph.
+
+    ``bases`` or ``blocks`` share weights between relations. ``blocks`` must divide ``hidden``; a first or last layer
+    whose features or classes it does not divide has one full matrix per relation.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden: int,
+        out_features: int,
+        layers: int = 2,
+        dropout: float = 0.5,
+        *,
+        num_relations: int,
+        bases: int | None = None,
+        blocks: int | None = None,
+        residual: bool = False,
+        **common: Any,
+    ) -> None:
+        check_decomposition(bases, blocks)
+        if layers > 1:
+            check_blocks(hidden, blocks)
+
+        def conv(place: int, inputs: int, outputs: int) -> Conv:
+            divided = blocks if blocks and not inputs % blocks and not outputs % blocks else None
+            return RGCNConv(inputs, outputs, num_relations, bases, divided, residual=residual)
+
+        super().__init__(in_features, hidden, out_features, layers, dropout, conv=conv, **common)
+
+
+def check_blocks(hidden: int, blocks: int | None) -> None:
+    """A :class:`SpecError` unless ``blocks`` divides ``hidden``."""
+    if blocks is not None and hidden % blocks:
+        raise SpecError(f"hidden={hidden} must be a multiple of blocks={blocks}: the blocks are equal parts of it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.core.errors import InputError
 from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
 from weft.ops.csr.dispatch import supplied_by_adjacency
@@ -35,3 +36,26 @@ def plus_identity(adj: Adjacency) -> Adjacency:
     more = Adjacency(indptr, cols[order], adj.num_cols, symmetric=adj.symmetric)
     more.nodes = adj.nodes
     return more
+
+
+def relation_of_edges(adj: Adjacency) -> Adjacency:
+    """``[E x R]``: one entry per edge, at its relation: 1 divided by the edges of that relation into its node."""
+    return adj.derived("relation of edges", lambda: make_relation_of_edges(adj))
+
+
+@supplied_by_adjacency
+def make_relation_of_edges(adj: Adjacency) -> Adjacency:
+    """Of an adjacency with data."""
+    return relation_entries(adj)
+
+
+def relation_entries(adj: Adjacency) -> Adjacency:
+    """The matrix of :func:`relation_of_edges`."""
+    if adj.relation is None:
+        raise InputError("this layer needs the relation of every edge; give the graph relation=, one number per edge")
+    key = adj.relation.long() * adj.num_rows + adj.rows()
+    ordered, order = torch.sort(key)
+    low, high = (torch.searchsorted(ordered, ordered, right=side) for side in (False, True))
+    scale = torch.empty(key.numel(), device=adj.device).index_copy_(0, order, (high - low).float().reciprocal())
+    each = torch.arange(key.numel() + 1, device=adj.device).to(offset_dtype(key.numel()))
+    return Adjacency(each, adj.relation, adj.num_relations, row_scale=scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.core.graph_stats import GraphStats
+from weft.core.settings.fanout import show_hop
 from weft.core.stage import Stage
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -18,10 +19,10 @@ def steps_per_epoch(task: Task, stats: GraphStats) -> int:
 def why_this_mode(task: Task, stats: GraphStats) -> str:
     """The sentence that a plan says about a sampled task."""
     given = "mode='sampled' is set" if task.mode == "sampled" else "the task says how to sample"
-    fanout = ", ".join("all" if k < 0 else str(k) for k in task.fanouts)
+    fanout = ", ".join(show_hop(hop) for hop in task.fanouts)
     return (
         f"sampled: {given}; {steps_per_epoch(task, stats):,} steps per epoch of up to {task.batch:,} seeds, "
-        f"neighbours per hop {fanout}; memory is that of the largest batch, evaluation that of the whole graph"
+        f"neighbours per hop {fanout}"
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from weft.capture.program_builder import program_of
 from weft.capture.small_graph_step import Sizes, rescale, small_graph
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import on_device, within_device
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.task import Task
@@ -31,12 +32,14 @@ from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.launch.backend import meta_means_gpu
-from weft.runtime.batches.dry_sources import dry_source_for
+from weft.runtime.batches.dry_sources import DrySampled, dry_source_for
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.device.side_streams import Steps
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.device.threads import cpu_threads
-from weft.runtime.group import GroupRun, StepMerger
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.group import GroupRun
+from weft.runtime.group_step import StepMerger
 
 CPU = torch.device("cpu")
 
@@ -75,9 +78,15 @@ def capture(
     merges the steps of several stacks if the plan says so.
     """
     group = [task] * tasks if isinstance(task, Task) else list(task)
-    plan = plan or default_plan(group, device)
+    with same_draws(CPU):  # a user's module may draw: the run that follows is to draw the same
+        return _capture(group, graph, plan or default_plan(group, device), merger)
+
+
+def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: StepMerger | None) -> Captured:
     try:
-        return _follow(group, lambda: meta_graph(graph), plan, META, merger=merger)
+        return _follow(
+            group, lambda: meta_graph(graph, within_device(plan.places, plan.device)), plan, META, merger=merger
+        )
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
         if told or all(one.traits is not None for one in group):
@@ -88,6 +97,7 @@ def capture(
 def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
     """Take a real step on a small graph; a failure there is the model's own, not due to missing data."""
     sizes = Sizes.for_graph(stats)
+    plan = replace(plan, placement=on_device("cpu"))  # the small graph is in memory
     try:
         with cpu_threads(1):  # the step is small: more threads would wait for each other
             return _follow(group, lambda: small_graph(sizes), plan, CPU, sizes)
@@ -127,7 +137,7 @@ def _follow(
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)
     with matmul_precision(group[0].precision), meta_means_gpu(gpu), gpu_rules(gpu), observer:
-        source = dry_source_for(group[0])
+        source = dry_source_for(group[0], plan)
         run = _shared(GroupRun(group, make_graph(), plan, where, merger, source), observer)
         saved = [t.clone() for stack in run.stacks for t in stack.state.tensors().values()] if plan.replay else []
         setup = len(observer.calls)
@@ -152,11 +162,10 @@ def _follow(
 
 def _shared(run: GroupRun, observer: Observer) -> GroupRun:
     """The run with its stacks merged or concurrent as the plan says, and reported to the observer."""
-    run.merge_steps()
+    run.group_step.merge()
     if run.plan.join == "concurrent" and run.plan.device == "cuda":
-        run.run_steps = dry_run_concurrent(observer)
-    if run.merged is not None and run.merger is not None:
-        run.merger.observe(run.merged, observer, streams=run.plan.device == "cuda")
+        run.group_step.run_steps = dry_run_concurrent(observer)
+    run.group_step.observe_merged(observer)
     return run
 
 
@@ -179,10 +188,16 @@ def kinds_of(observer: Observer, run: GroupRun) -> dict[int, str]:
     held = (graph.x, *run.held_inputs())
     named += [("input", t) for t in (*held_by(held), graph.y, graph.train, graph.val, graph.test)]
     for stack in run.stacks:
+        named += held_batches(stack.source)
         named += [("state", t) for t in stack.state.tensors().values()]
         named += [("weight", t) for t in (stack.state.flat, stack.state.best_flat)]
     numbers = ((observer.number(tensor), kind) for kind, tensor in named)
     return {number: kind for number, kind in numbers if number is not None}
+
+
+def held_batches(source: Any) -> list[tuple[str, Tensor]]:
+    """What a sampled source keeps, by kind: ``batch``, ``queue``, ``sampling``."""
+    return source.held() if isinstance(source, DrySampled) else []
 
 
 def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
@@ -194,7 +209,7 @@ def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
         yield from held_by(thing.matrix, met)
     elif isinstance(thing, Adjacency) and id(thing) not in met:
         met.add(id(thing))
-        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale)
+        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale, thing.relation)
         yield from held_by((*parts, thing._perm, thing._structure, tuple(thing._derived.values())), met)
     elif isinstance(thing, (tuple, list)):
         for part in thing:

@@ -66,4 +66,5 @@ class LiveGroup:
             graph=first.graph,
             kind=first.kind,
             slowdown_limit=slowdown_limit(first, now),
+            priority=max(task.priority for task in self.left),
         )

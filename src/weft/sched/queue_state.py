@@ -80,6 +80,7 @@ class RunningGroup:
     """A group that a worker runs: its members (task ids), the bytes it holds, and when it is predicted to end.
 
     ``slowdown_limit`` is how much slower than alone it may run and still meet a latency target; None if it has none.
+    ``priority``: the highest of its members. ``leaving``: it was preempted, and saves a checkpoint.
     """
 
     id: str
@@ -92,6 +93,8 @@ class RunningGroup:
     graph: str = ""
     kind: str = "training"
     slowdown_limit: float | None = None
+    priority: int = 0
+    leaving: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -230,7 +233,7 @@ class Decision:
     """What to do now: groups to start, tasks that wait and why, tasks that can never run and why.
 
     ``wait`` names the tasks that the policy considered; every other queued task waits for the reason ``rest``.
-    ``preempt`` names running groups to pause; no policy fills it yet.
+    ``preempt`` names running groups that save a checkpoint and return to the queue, so that something urgent fits.
     """
 
     start: tuple[GroupStart, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.core.errors import SpecError, WeftError
+from weft.sched.decide import decide
 from weft.sched.interference import Interference
 from weft.sched.live_group import LiveGroup
 from weft.sched.policies.policy import Policy
@@ -137,16 +138,29 @@ class _Run:
     def _decide(self) -> None:
         running = [group.state(self.now) for groups in self.live.values() for group in groups]
         machine = MachineState(tuple(self.devices.values()), self.now, tuple(self.users.values()))
-        decision = self.policy.schedule(self.queue, running, machine)
+        decision = decide(self.policy, self.queue, running, machine)
         self.decisions += 1
         self._refuse(decision)
         for start in decision.start:
             self._start(start)
+        self._preempt(decision)
 
     def _refuse(self, decision: Decision) -> None:
         for name, reason in decision.refuse.items():
             self.queue.drop(name)
             self.refused[name] = reason
+
+    def _preempt(self, decision: Decision) -> None:
+        """Groups return to the queue with what is left of them; they save their state within the event."""
+        for groups in self.live.values():
+            for group in [one for one in groups if one.id in decision.preempt]:
+                groups.remove(group)
+                self._end_group(group)
+                for task in group.left:
+                    left = max(task.seconds - max(group.progress, 0.0), 0.0)
+                    self.queue.put_back(replace(task, seconds=left))
+        if decision.preempt:
+            self._decide()
 
     def _start(self, start: GroupStart) -> None:
         tasks = [self.queue.take(name) for name in start.members]
@@ -161,7 +175,7 @@ class _Run:
         groups.append(made)
         self.peak_bytes = max(self.peak_bytes, sum(group.plan.bytes for group in groups))
         for task in tasks:
-            self.starts[task.id] = (made.id, self.now)
+            self.starts[task.id] = (made.id, self.starts.get(task.id, ("", self.now))[1])
             self._count(task)
 
     @property

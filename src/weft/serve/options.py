@@ -16,12 +16,15 @@ MIB = 1 << 20
 class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
-    ``devices``: ``auto``, or names such as ``cpu`` and ``cuda:0``. ``workers``: groups that may run at once on each.
-    ``budget``: bytes per device for all groups (None: what is free). ``models``: import paths that tasks may name.
-    ``graphs``: the folder that paths of graphs are relative to (None: no paths). ``downloads``: whether tasks may name
-    graphs that are downloaded. ``quota``: tasks per user that have not ended. ``overrun_bytes``: what a CPU worker may
-    hold beyond its group's bytes before it is ended. ``hang_seconds`` without progress, or ``silent_seconds`` without
-    a heartbeat, end a worker. ``keep_seconds``: how long ended tasks stay in the queue (None: for good).
+    ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
+    groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
+    ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
+    no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
+    not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
+    ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
+    how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
+    between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
+    most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
     """
 
     db: Path
@@ -39,15 +42,20 @@ class ServeOptions:
     hang_seconds: float = 900.0
     overrun_bytes: int = 1024 * MIB
     keep_seconds: float | None = None
+    keep_graphs: int = 512 * MIB
+    reserved: int | None = None
+    mps: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         find_policy(self.policy)
         if self.workers < 1:
             raise SpecError(f"workers={self.workers} must be at least 1")
+        if self.keep_graphs < 0:
+            raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
         if self.quota < 1:
             raise SpecError(f"quota={self.quota} must be at least 1 task per user")
-        for name in self.devices:
+        for name in (one.partition("@")[0] for one in self.devices):
             if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdigit()):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
 
@@ -55,6 +63,10 @@ class ServeOptions:
     def runs(self) -> Path:
         """The folder of all runs."""
         return self.db.with_name(self.db.name + ".runs")
+
+    def reserved_of(self, room: int) -> int:
+        """Bytes of a device with ``room`` bytes that no group gets."""
+        return min(self.workers * self.keep_graphs, room // 4) if self.reserved is None else self.reserved
 
     def device_names(self) -> tuple[str, ...]:
         """The devices, with ``auto`` resolved to every GPU or the CPU."""

@@ -42,41 +42,41 @@ from weft.weave.two_phase_ops import (
 Tensors = tuple[Tensor, ...]
 
 
-def _spmm(x, weight, row_scale, col_scale, walk, back, weight_back) -> Tensors:
-    return (spmm_triton(x, weight, row_scale, col_scale, unpack_csr(walk)),)
+def _spmm(x, weight, row_scale, col_scale, csr, back, weight_back) -> Tensors:
+    return (spmm_triton(x, weight, row_scale, col_scale, unpack_csr(csr)),)
 
 
-def _push(x, weight, row_scale, col_scale, walk, num_cols) -> Tensors:
-    return (push_triton(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols),)
+def _push(x, weight, row_scale, col_scale, csr, num_cols) -> Tensors:
+    return (push_triton(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols),)
 
 
-def _max(x, weight, walk, back) -> Tensors:
-    return spmm_max_triton(x, weight, unpack_csr(walk))
+def _max(x, weight, csr, back) -> Tensors:
+    return spmm_max_triton(x, weight, unpack_csr(csr))
 
 
-def _max_backward(grad, winner, weight, walk, back) -> Tensors:
+def _max_backward(grad, winner, weight, csr, back) -> Tensors:
     return (spmm_max_backward_triton(grad, winner, weight, unpack_csr(back)),)
 
 
-def _sddmm(a, b, heads, walk, back) -> Tensors:
-    return (sddmm_triton(a, b, heads, unpack_csr(walk)),)
+def _sddmm(a, b, heads, csr, back) -> Tensors:
+    return (sddmm_triton(a, b, heads, unpack_csr(csr)),)
 
 
-def _softmax(scores, walk) -> Tensors:
-    return (whole_edge_softmax_triton(scores, unpack_csr(walk)),)
+def _softmax(scores, csr) -> Tensors:
+    return (whole_edge_softmax_triton(scores, unpack_csr(csr)),)
 
 
-def _softmax_backward(grad, out, walk) -> Tensors:
-    return (whole_edge_softmax_backward_triton(grad, out, unpack_csr(walk)),)
+def _softmax_backward(grad, out, csr) -> Tensors:
+    return (whole_edge_softmax_backward_triton(grad, out, unpack_csr(csr)),)
 
 
-def _attention_packed(packed, heads, slope, rate, clock, site, walk, back) -> Tensors:
+def _attention_packed(packed, heads, slope, rate, clock, site, csr, back) -> Tensors:
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
-    return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
+    return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
 def _attention_packed_backward(
-    grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, walk, back
+    grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back
 ) -> Tensors:
     heads, packed = grad.shape[-2], packed.contiguous()
     x, a_src, a_dst = take_apart(packed, heads)
@@ -89,15 +89,15 @@ def _attention_packed_backward(
     return (result,)
 
 
-def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, walk, back) -> Tensors:
-    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(walk))
+def _attention_v2(x_src, x_dst, att, slope, rate, clock, site, csr, back) -> Tensors:
+    return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, unpack_csr(csr))
 
 
 def _attention_v2_backward(
-    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back
+    grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back
 ) -> Callable[[], Tensors]:
     given = grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site
-    return attention_v2_backward_launches(*given, unpack_csr(walk), unpack_csr(back))
+    return attention_v2_backward_launches(*given, unpack_csr(csr), unpack_csr(back))
 
 
 def _linear(x, weight, bias, add, act, rate, clock, site) -> Tensors:

@@ -53,7 +53,7 @@ SMALL_FAMILY = (
     | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
     | {"adam_": "update"}
 )
-WALKS = ("same", "any", "best")
+STRUCTURES = ("same", "any", "best")
 OWN_STREAM = 0  # fused nodes run on the stream of the caller
 
 
@@ -65,7 +65,7 @@ class Entry:
     node: str
     operator: str
     direction: str  # "forward" or "backward"
-    walk: int | None  # number of its sparse structure; None: it is dense
+    structure: int | None  # number of its sparse structure; None: it is dense
     shape: tuple[int, ...]  # of its result
     results: tuple[int, ...]
 
@@ -102,15 +102,15 @@ class Table:
         for fused in self.fused:
             lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
             lines += [
-                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_walk_text(e.walk)}) -> "
+                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_structure_text(e.structure)}) -> "
                 f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
                 for e in fused.entries
             ]
         return "\n".join(lines)
 
 
-def _walk_text(walk: int | None) -> str:
-    return "" if walk is None else f", walk {walk}"
+def _structure_text(structure: int | None) -> str:
+    return "" if structure is None else f", structure {structure}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Woven:
     graph: Graph
     inputs: tuple[Tensor, ...]
     table: Table
-    walks: str
+    structures: str
 
     @cached_property
     def graph_module(self) -> fx.GraphModule:
@@ -137,36 +137,36 @@ class Woven:
         return self.graph_module(*self.inputs)
 
 
-def weave(captured: Sequence[Captured], walks: str = "best", push: bool = False, small: bool = False) -> Woven:
+def weave(captured: Sequence[Captured], structures: str = "best", push: bool = False, small: bool = False) -> Woven:
     """Merge steps that share no tensor that any of them writes.
 
-    ``walks`` says which operators may share a launch: ``"same"``, those over the same structure in the same direction;
-    ``"any"``, also others, whose work items then share the grid (a forward pass of one member beside a backward pass
-    of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
+    ``structures`` says which operators may share a launch: ``"same"``, those over the same structure in the same
+    direction; ``"any"``, also others, whose work items then share the grid (a forward pass of one member beside a
+    backward pass of another); ``"best"``, ``"same"`` unless ``"any"`` needs fewer launches.
 
     ``push`` lets a backward sum that meets forward sums over its own structure push its rows along that structure
     instead of pulling over the transpose. Such sums are added atomically, in another order on every run: the members'
     numbers then agree with separate runs to rounding only.
 
-    ``small`` is for small graphs, and steps traced with ``apart``: dense operators are matched too, and ``walks`` is
-    ignored.
+    ``small`` is for small graphs, and steps traced with ``apart``: dense operators are matched too, and ``structures``
+    is ignored.
     """
-    if walks not in WALKS:
-        raise InputError(f"weave: walks={walks!r} must be one of {', '.join(map(repr, WALKS))}")
+    if structures not in STRUCTURES:
+        raise InputError(f"weave: structures={structures!r} must be one of {', '.join(map(repr, STRUCTURES))}")
     members = [_Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
     _check_apart(captured, members)
-    structures: dict[Hashable, int] = {}
+    numbers: dict[Hashable, int] = {}
     for member in members:
-        member.number_walks(structures)
-    kinds = ("any",) if small else ("same", "any") if walks == "best" else (walks,)
+        member.number_structures(numbers)
+    kinds = ("any",) if small else ("same", "any") if structures == "best" else (structures,)
     plans = {kind: _matched(members, kind) for kind in kinds}
     chosen = min(kinds, key=lambda kind: len(plans[kind][1]))
     lanes, rounds = plans[chosen]
     return _Merge(captured, members, lanes, rounds, chosen, push, small).done()
 
 
-def _matched(members: Sequence[_Member], walks: str) -> tuple[list[Lane], list[Round]]:
-    lanes = [member.lane(walks) for member in members]
+def _matched(members: Sequence[_Member], structures: str) -> tuple[list[Lane], list[Round]]:
+    lanes = [member.lane(structures) for member in members]
     return lanes, match(lanes, (SUMS,))
 
 
@@ -182,7 +182,7 @@ class _Member:
         self.output = captured.graph.returns.args[0]
         self.written: set[Any] = set()
         self.before = tuple(self._dependencies())
-        self.walk_of: dict[int, int] = {}
+        self.structure_of: dict[int, int] = {}
         self.family_of: dict[int, str] = {}
 
     def _dependencies(self) -> Iterator[tuple[int, ...]]:
@@ -210,17 +210,17 @@ class _Member:
             self.written |= written
             yield tuple(sorted(before))
 
-    def number_walks(self, structures: dict[Hashable, int]) -> None:
+    def number_structures(self, numbers: dict[Hashable, int]) -> None:
         """Give every matchable node the number of its sparse structure, equal for equal index arrays."""
-        self.structures = structures
+        self.numbers = numbers
         for place, node in enumerate(self.nodes):
             name = operator_name(node)
             if name in self._families and name not in FAMILY:
                 self.family_of[place] = self._families[name]
-            if name in FAMILY and all(isinstance(arg, Node) for arg in _given(node, "walk")):
-                indices = self.inputs.get(_given(node, "walk")[1])
+            if name in FAMILY and all(isinstance(arg, Node) for arg in _given(node, "csr")):
+                indices = self.inputs.get(_given(node, "csr")[1])
                 if indices is not None:
-                    self.walk_of[place] = structures.setdefault(_identity(indices), len(structures))
+                    self.structure_of[place] = numbers.setdefault(_identity(indices), len(numbers))
                     self.family_of[place] = self._families[name]
 
     def pushable(self, place: int) -> int | None:
@@ -233,13 +233,13 @@ class _Member:
         ):
             return None  # a push returns the accumulation type, and needs the weights in their own order
         indices = self.inputs.get(_given(node, "back")[1])
-        return None if indices is None else self.structures.get(_identity(indices))
+        return None if indices is None else self.numbers.get(_identity(indices))
 
-    def lane(self, walks: str) -> Lane:
+    def lane(self, structures: str) -> Lane:
         """The member as matching sees it."""
         keys: list[Hashable | None] = [None] * len(self.nodes)
         for place, family in self.family_of.items():
-            keys[place] = (family, self.walk_of.get(place)) if walks == "same" else family
+            keys[place] = (family, self.structure_of.get(place)) if structures == "same" else family
         return Lane(tuple(keys), self.before)
 
 
@@ -290,11 +290,11 @@ class _Merge:
         members: Sequence[_Member],
         lanes: Sequence[Lane],
         rounds: Sequence[Round],
-        walks: str,
+        structures: str,
         push: bool,
         small: bool,
     ) -> None:
-        self.captured, self.members, self.walks, self.push, self.small = captured, members, walks, push, small
+        self.captured, self.members, self.structures, self.push, self.small = captured, members, structures, push, small
         self.lanes, self.rounds = lanes, rounds
         self.graph = Graph()
         self.inputs: list[Tensor] = []
@@ -316,7 +316,7 @@ class _Merge:
         single = sum(len(round_) == 1 for round_ in self.rounds)
         kind = "launched" if self.small else "sparse"
         table = Table(names, tuple(self.fused), single, len(self.rounds), kind)
-        return Woven(self.graph, tuple(self.inputs), table, self.walks)
+        return Woven(self.graph, tuple(self.inputs), table, self.structures)
 
     def _share_inputs(self) -> None:
         """One placeholder per tensor, for all members that read it."""
@@ -380,20 +380,20 @@ class _Merge:
 
     def _pushed(self, places: Round) -> set[Place]:
         """The sums over a transpose among ``places`` whose original structure forward sums there use."""
-        walked = {self.members[member].walk_of.get(place) for member, place in places} - {None}
+        visited = {self.members[member].structure_of.get(place) for member, place in places} - {None}
         return {
             (member, place)
             for member, place in places
-            if self.members[member].pushable(place) in walked - {self.members[member].walk_of.get(place)}
+            if self.members[member].pushable(place) in visited - {self.members[member].structure_of.get(place)}
         }
 
     def _call(self, member: int, node: Node, push: bool) -> OpCall:
         arguments = self._map(member, node.args)
         if not push:
             return OpCall(operator_name(node), arguments)
-        grad, _, col_scale, row_scale, _, walk, weight = arguments
-        rows = self.members[member].inputs[_given(node, "walk")[0]].numel() - 1
-        return OpCall("spmm_push", (grad, weight, row_scale, col_scale, walk, rows))
+        grad, _, col_scale, row_scale, _, csr, weight = arguments
+        rows = self.members[member].inputs[_given(node, "csr")[0]].numel() - 1
+        return OpCall("spmm_push", (grad, weight, row_scale, col_scale, csr, rows))
 
     def _part(self, fused: Node, result: int) -> Node:
         part = self.graph.call_function(operator.getitem, (fused, result))
@@ -405,4 +405,4 @@ class _Merge:
         described = (given.meta["shape"] for given in (node, *node.users) if "shape" in given.meta)
         shape = next(described, ())
         direction = "backward" if node.meta.get("backward") else "forward"
-        return Entry(place[0], node.name, name, direction, member.walk_of.get(place[1]), shape, mine)
+        return Entry(place[0], node.name, name, direction, member.structure_of.get(place[1]), shape, mine)

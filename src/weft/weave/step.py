@@ -32,18 +32,18 @@ TOLERANCE = 1e-2  # of losses, wide enough for half precision
 class WovenStep:
     """One epoch of ``stacks``, in place, as one merged step; ``table`` lists the members of each launch.
 
-    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be traced. ``walks`` as in
+    Raises :class:`weft.core.errors.InputError` for stacks whose steps cannot be traced. ``structures`` as in
     :func:`weft.weave.merge.weave`. ``side_streams``: how many streams members' own work is spread over on a GPU, 0
     for the caller's alone; None decides by the size of the graph, since streams also keep memory from each other.
     """
 
-    def __init__(self, stacks: Sequence[Stack], walks: str = "best", side_streams: int | None = None) -> None:
+    def __init__(self, stacks: Sequence[Stack], structures: str = "best", side_streams: int | None = None) -> None:
         self.stacks = tuple(stacks)
         if side_streams is None:
             side_streams = SIDE_STREAMS if _is_small(stacks) else 0
         self.side_streams = side_streams
         self._apart = self._losses(lambda: [_train(stack) for stack in stacks])
-        self.woven: Woven = merged(stacks, walks)
+        self.woven: Woven = merged(stacks, structures)
         self._device = stacks[0].device
         self._run: Callable[[], tuple[Any, ...]] = self.woven
         self.beside: Callable[[Steps], None] = in_turn
@@ -91,11 +91,11 @@ class WovenStep:
         self.beside([partial(finish, stack, loss) for stack, loss in zip(self.stacks, losses, strict=True)])
 
 
-def merged(stacks: Sequence[Stack], walks: str = "best") -> Woven:
+def merged(stacks: Sequence[Stack], structures: str = "best") -> Woven:
     """The steps of ``stacks``, which have run before, traced and merged into one; the stacks are restored."""
     small = _is_small(stacks) and on_gpu(stacks[0].state.flat)  # a CPU launches nothing
     with gc_disabled():
-        return weave([_recorded(stack, small) for stack in stacks], walks, small=small)
+        return weave([_recorded(stack, small) for stack in stacks], structures, small=small)
 
 
 def _train(stack: Stack) -> Tensor:

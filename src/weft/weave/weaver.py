@@ -12,7 +12,7 @@ from weft.weave.step import WovenStep
 
 
 class Weaver:
-    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group.StepMerger`."""
+    """Makes merged steps, and reports them to a dry run. See :class:`weft.runtime.group_step.StepMerger`."""
 
     def merge(self, stacks: Sequence[Stack]) -> WovenStep:
         """The checked merged step of ``stacks``; raises InputError if they cannot be merged."""

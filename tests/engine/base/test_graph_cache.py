@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weft
-from tests.tiny import NODES, tiny_graph
+from tests.graphs_for_tests import NODES, tiny_graph
 from weft.core.errors import GraphError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DoesNotFitError, SpecError
 from weft.core.stage import Stage
 from weft.engine.base.machines import load_calibration, machine_with

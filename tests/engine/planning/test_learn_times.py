@@ -8,7 +8,7 @@ import multiprocessing
 import pytest
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.cost import Cost
 from weft.core.sweep import Sweep
 from weft.engine.base.machines import load_calibration

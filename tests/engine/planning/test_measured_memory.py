@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.suites.estimates import foreseen
-from benchmarks.suites.estimates_again import HOST, entry_of, machine_of, measured_cells
+from benchmarks.suites.prediction.estimates import foreseen
+from benchmarks.suites.prediction.estimates_again import HOST, entry_of, machine_of, measured_cells
 from weft.planner.cost.memory import upper_bound
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "estimates.json"

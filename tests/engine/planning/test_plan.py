@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import GraphError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine.base.home import machine_folder, machine_name

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DoesNotFitError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
 from weft.engine.base import memory_budget as room

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import DivergedError
 from weft.core.task import Task
 from weft.engine.report.charts import nice_ticks

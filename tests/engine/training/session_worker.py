@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.graphs_for_tests import tiny_graph
 from tests.stacks import start, tasks_of
-from tests.tiny import tiny_graph
 from weft.core.decision import Decision, updates_to_json
 from weft.core.sweep import Sweep
 from weft.engine.training.event_source import SweepEvents

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.graphs_for_tests import small, tiny_graph
 from tests.stacks import solo_plan
-from tests.tiny import small, tiny_graph
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
 from weft.core.task import Task
 from weft.engine.run import run

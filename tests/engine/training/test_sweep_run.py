@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.engine.small_sweeps import make_sweep, of_kind
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import InputError, OutOfMemoryError, SpecError
 from weft.core.sweep import Sweep
 from weft.core.task import Task

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graph.made import assert_same, dense_adjacency, small_graph
+from tests.graphs_for_tests import assert_same, dense_adjacency, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph
 

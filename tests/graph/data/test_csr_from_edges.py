@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tests.graph.made import dense_adjacency
+from tests.graphs_for_tests import dense_adjacency
 from weft.graph import Graph
 from weft.graph.data.csr_from_edges import csr_from_edges, is_symmetric
 from weft.ops.csr.adjacency import offset_dtype

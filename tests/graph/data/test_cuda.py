@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.graph.made import assert_same, small_graph
+from tests.graphs_for_tests import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph
 from weft.graph.readers import read

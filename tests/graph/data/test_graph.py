@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.graph.made import assert_same, small_graph
+from tests.graphs_for_tests import assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph import Graph, SparseFeatures
 

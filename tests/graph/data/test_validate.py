@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.graph.made import small_graph
+from tests.graphs_for_tests import small_graph
 from weft.core.errors import GraphError, InputError
 from weft.graph import Graph
 from weft.graph.data import validate

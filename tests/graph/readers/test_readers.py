@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.graph.made import SHARED_DATA, assert_same, small_graph
+from tests.graphs_for_tests import SHARED_DATA, assert_same, small_graph
 from weft.core.errors import GraphError
 from weft.graph.readers import read
 

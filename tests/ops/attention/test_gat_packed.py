@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import GRAPHS, mixed
+from tests.graphs_for_tests import GRAPHS, mixed
 from weft.core.errors import InputError
 from weft.ops import graph_attention, graph_attention_packed
 from weft.ops.attention.gat_packed import _backward_op, _op, take_apart
@@ -61,10 +61,10 @@ def test_tasks_and_vmap():
 def test_operators_are_well_registered():
     adj = mixed_square()
     packed = packed_of(adj, dtype=torch.float32)
-    walk, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
-    torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, walk, back))
-    out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, walk, back)]
-    torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, walk, back))
+    csr, back = pack_csr(adj), pack_csr(adj.transposed(), perm=True)
+    torch.library.opcheck(_op, (packed, HEADS, 0.2, None, None, 0, csr, back))
+    out = [value.detach() for value in _op(packed, HEADS, 0.2, None, None, 0, csr, back)]
+    torch.library.opcheck(_backward_op, (out[0], packed.detach(), *out, 0.2, None, None, 0, csr, back))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import leaky_relu
 
+from tests.graphs_for_tests import mixed, neighbourhoods
 from tests.ops.bits import row_mask_of
 from tests.ops.comparing import assert_agrees
 from tests.ops.contract import OperatorContract
-from tests.ops.graphs import mixed, neighbourhoods
 from weft.core.errors import InputError
 from weft.ops import graph_attention_v2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ops.graphs import mixed
+from tests.graphs_for_tests import mixed
 from weft.ops import cpu, spmm
 from weft.ops.cpu.threads import MOST_SHARES, WORK_OF_A_SHARE, count_shares, run_shares
 

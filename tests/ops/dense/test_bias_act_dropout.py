@@ -139,12 +139,12 @@ def test_masks_of_many_rows_and_of_wide_ones(rows, width):
 
 def test_features_that_tasks_share_are_not_copied(monkeypatch):
     """A shared ``x`` arrives at the kernel as one task's memory."""
-    from weft.ops.cpu import calls
+    from weft.ops.cpu import dense_calls
 
     x, clocks, rates = make(6, 5).float(), torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([0.2, 0.5, 0.8])
     sizes = []
-    once = calls.once_for_all
-    monkeypatch.setattr(calls, "once_for_all", lambda *a: sizes.append(once(*a).numel()) or once(*a))
+    once = dense_calls.once_for_all
+    monkeypatch.setattr(dense_calls, "once_for_all", lambda *a: sizes.append(once(*a).numel()) or once(*a))
     out = torch.vmap(lambda rate, clock: dropout(x, rate, clock, SITE))(rates, clocks)
     assert sizes == [30]
     assert torch.equal(out, torch.stack([dropout(x, r, c, SITE) for r, c in zip(rates, clocks, strict=True)]))

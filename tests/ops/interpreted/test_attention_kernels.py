@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import empty
-from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from tests.graphs_for_tests import empty
+from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention import gat_backward_triton as attention_backward
 from weft.ops.attention import gat_forward_triton as attention_forward
 from weft.ops.attention.gat import attention_backward_torch, attention_forward_torch, attention_row_gradient_torch
@@ -34,10 +34,10 @@ CASES = [  # leading dimensions, heads, width, dropout, type
 ]
 
 
-def of_rows_with_edges(results, walk):
+def of_rows_with_edges(results, csr):
     """Without the last one's rows that have no edge: nothing reads the logarithm of their empty sum."""
     *others, log_sum = results
-    return *others, log_sum[..., walk.indptr.diff() > 0, :]
+    return *others, log_sum[..., csr.indptr.diff() > 0, :]
 
 
 def dropout_of(lead, active):
@@ -69,17 +69,17 @@ def test_which_passes_suit():
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), [*CASES, *TILES])
 def test_attention(lead, heads, width, active, dtype, passes):
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x = numbers(*lead, adj.num_cols, heads, width, dtype=dtype)
     a_src, a_dst = (
         numbers(*lead, adj.num_cols, heads, dtype=dtype, seed=1),
         numbers(*lead, adj.num_rows, heads, dtype=dtype, seed=2),
     )
     rate, clock = dropout_of(lead, active)
-    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
-    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, walk)
-    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), dtype)
-    evaluated = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, False)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, csr, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, csr)
+    assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), dtype)
+    evaluated = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, csr, False)
     assert_same(evaluated[0], expected[0], dtype)
     grad = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=3)
     out, out_plus, alpha_plus, log_sum = expected
@@ -87,7 +87,7 @@ def test_attention(lead, heads, width, active, dtype, passes):
     stats, grad_a_dst = attention_row_gradient_torch(*rows)
     assert_same(attention_row_gradient_triton(*rows), (stats, grad_a_dst), dtype)
     mine = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
-    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk), dtype)
+    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, csr), dtype)
 
 
 @pytest.mark.parametrize("launch", [GatherLaunch(4, 1, 8), GatherLaunch(1, 4, 16, 2)], ids=str)
@@ -95,29 +95,29 @@ def test_other_tiles_and_wide_offsets(launch, monkeypatch):
     for module in (attention_forward, attention_backward):
         monkeypatch.setattr(module, "wide_offsets", lambda *sizes: True)
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, a_src, a_dst = numbers(2, 9, 3, 7), numbers(2, 9, 3, seed=1), numbers(2, 11, 3, seed=2)
     random = (*dropout_of((2,), True), 7)
-    forward = attention_forward_triton(x, a_src, a_dst, 0.2, *random, walk, True, launch)
-    expected = attention_forward_torch(x, a_src, a_dst, 0.2, *random, walk)
-    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, *random, csr, True, launch)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, *random, csr)
+    assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), torch.float32)
     grad, (out, out_plus, alpha_plus, log_sum) = numbers(2, 11, 3, 7, seed=3), expected
     stats, _ = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
     mine = attention_backward_triton(grad, x, a_src, stats, 0.2, *random, back, launch)
-    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, *random, walk), torch.float32)
+    assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, *random, csr), torch.float32)
 
 
 def test_a_stack_has_the_bits_of_each_task(passes):
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, a_src, a_dst = numbers(3, 9, 3, 7), numbers(3, 9, 3, seed=1), numbers(3, 11, 3, seed=2)
     rate, clock = dropout_of((3,), True)
     grad, stats = numbers(3, 11, 3, 7, seed=3), numbers(3, 11, 3, 3, seed=4)
-    out = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+    out = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, csr, True)
     grads = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
     for t in range(3):
         own = rate[t], clock[t], 7
-        alone = attention_forward_triton(x[t], a_src[t], a_dst[t], 0.2, *own, walk, True)
+        alone = attention_forward_triton(x[t], a_src[t], a_dst[t], 0.2, *own, csr, True)
         assert all(torch.equal(all_of[t], one) for all_of, one in zip(out, alone, strict=True))
         alone = attention_backward_triton(grad[t], x[t], a_src[t], stats[t], 0.2, *own, back)
         assert all(torch.equal(all_of[t], one) for all_of, one in zip(grads, alone, strict=True))
@@ -155,40 +155,40 @@ def test_row_gradient_in_steps(shared, launch):
 @pytest.mark.parametrize(("lead", "heads", "width", "active", "dtype"), CASES)
 def test_attention_v2(lead, heads, width, active, dtype):
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x_src = numbers(*lead, adj.num_cols, heads, width, dtype=dtype) / 2
     x_dst = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=1) / 2
     att = numbers(*lead, heads, width, dtype=dtype, seed=2)
     rate, clock = dropout_of(lead, active)
-    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, rate, clock, 7, walk)
-    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, rate, clock, 7, walk)
-    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), dtype)
+    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, rate, clock, 7, csr)
+    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, rate, clock, 7, csr)
+    assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), dtype)
     grad = numbers(*lead, adj.num_rows, heads, width, dtype=dtype, seed=3)
     out, log_sum = expected
     delta = (grad.to(log_sum.dtype) * out.to(log_sum.dtype)).sum(-1)
-    given = (grad, x_src, x_dst, att, delta, log_sum, 0.2, rate, clock, 7, walk)
+    given = (grad, x_src, x_dst, att, delta, log_sum, 0.2, rate, clock, 7, csr)
     size = torch.float32 if dtype == torch.float64 else dtype  # the slope is a float32 number
     assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), size)
 
 
 def test_tasks_may_share_att():
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x_src, x_dst, att = numbers(2, adj.num_cols, 2, 3), numbers(2, adj.num_rows, 2, 3, seed=1), numbers(2, 3, seed=2)
-    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, None, None, 0, walk)
-    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, None, None, 0, walk)
-    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    expected = attention_v2_forward_torch(x_src, x_dst, att, 0.2, None, None, 0, csr)
+    forward = attention_v2_forward_triton(x_src, x_dst, att, 0.2, None, None, 0, csr)
+    assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), torch.float32)
     given = (numbers(2, adj.num_rows, 2, 3, seed=3), x_src, x_dst, att, numbers(2, adj.num_rows, 2), expected[1])
-    given = (*given, 0.2, None, None, 0, walk)
+    given = (*given, 0.2, None, None, 0, csr)
     assert_same(attention_v2_backward_triton(*given, back), attention_v2_backward_torch(*given), torch.float32)
 
 
 def test_attention_without_edges(passes):
     adj = empty()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, a = numbers(5, 2, 3), numbers(5, 2)
-    mine = attention_forward_triton(x, a, a, 0.2, None, None, 0, walk, True)
-    assert_same(mine[:3], attention_forward_torch(x, a, a, 0.2, None, None, 0, walk)[:3], x.dtype)
+    mine = attention_forward_triton(x, a, a, 0.2, None, None, 0, csr, True)
+    assert_same(mine[:3], attention_forward_torch(x, a, a, 0.2, None, None, 0, csr)[:3], x.dtype)
     stats = torch.zeros(5, 2, 3)
     grads = attention_backward_triton(x, x, a, stats, 0.2, None, None, 0, back)
     assert_same(grads, (torch.zeros_like(x), torch.zeros_like(a)), x.dtype)
@@ -196,11 +196,11 @@ def test_attention_without_edges(passes):
 
 def test_attention_of_large_scores(passes):
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     x, a_src, a_dst = numbers(adj.num_cols, 2, 3), 1e3 * numbers(adj.num_cols, 2), 1e3 * numbers(adj.num_rows, 2)
-    mine = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, True)
-    expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, walk)
-    assert_same(of_rows_with_edges(mine, walk), of_rows_with_edges(expected, walk), torch.float32)
+    mine = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, csr, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, csr)
+    assert_same(of_rows_with_edges(mine, csr), of_rows_with_edges(expected, csr), torch.float32)
 
 
 @pytest.mark.parametrize("lead", [(), (2,)], ids=str)
@@ -208,13 +208,13 @@ def test_attention_of_large_scores(passes):
 @pytest.mark.parametrize(("heads", "width"), [(3, 5), (5, 70)])
 def test_parts_of_one_matrix(lead, shared, heads, width, passes):
     adj = small(9, 9)
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     packed = numbers(*lead, adj.num_rows, heads * (width + 2))
     x, a_src, a_dst = take_apart(packed, heads)
     rate, clock = dropout_of(lead, True)
-    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
-    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, walk)
-    assert_same(of_rows_with_edges(forward, walk), of_rows_with_edges(expected, walk), torch.float32)
+    forward = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, csr, True)
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, rate, clock, 7, csr)
+    assert_same(of_rows_with_edges(forward, csr), of_rows_with_edges(expected, csr), torch.float32)
     grad = numbers(*lead, adj.num_rows, 1 if shared else heads, width, seed=3).expand(*x.shape)
     out, out_plus, alpha_plus, log_sum = expected
     result = torch.full_like(packed, torch.nan)
@@ -223,7 +223,7 @@ def test_parts_of_one_matrix(lead, shared, heads, width, passes):
     stats, grad_a_dst = attention_row_gradient_torch(*rows)
     attention_row_gradient_triton(*rows, into=into_dst)
     attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back, into=(into_x, into_src))
-    grad_x, grad_a_src = attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, walk)
+    grad_x, grad_a_src = attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, csr)
     assert_same((into_x, into_src, into_dst), (grad_x, grad_a_src, grad_a_dst), torch.float32)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.graphs import from_pairs
-from tests.ops.interpreted.walks import assert_same, numbers, walks
+from tests.graphs_for_tests import from_pairs
+from tests.ops.interpreted.packed import assert_same, both_csr, numbers
 from weft.ops.attention.gat import attention_forward_torch
 from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("passes")
 FAR = 8  # the column that stands out; neither the hub nor most other rows know it
 
 
-def walk_of(hubs: bool):
+def csr_of_hubs(hubs: bool):
     """Row 2 is a hub of two chunks, row 4 knows FAR alone, row 5 another column as well, row 0 has no edge."""
     columns = {1: [0], 2: range(7), 3: [1, 7], 4: [FAR], 5: [1, FAR], 6: [2, 3, 4]}
     pairs = torch.tensor([(row, col) for row in columns for col in columns[row]])
     adj = from_pairs(*pairs.T, 7, 9)
-    walk, _ = walks(adj)
-    return walk if hubs else replace(walk, work=build_worklist(walk.indptr, 16, 256))
+    csr, _ = both_csr(adj)
+    return csr if hubs else replace(csr, work=build_worklist(csr.indptr, 16, 256))
 
 
 def scores(spread: float, *lead: int, heads: int = 2, dtype=torch.float32):
@@ -37,10 +37,10 @@ def scores(spread: float, *lead: int, heads: int = 2, dtype=torch.float32):
     return x, a_src.to(dtype), a_dst
 
 
-def compare(walk, given, slope, dtype, rate=None, clock=None):
-    *mine, log_sum = attention_forward_triton(*given, slope, rate, clock, 7, walk, True)
-    *theirs, expected = attention_forward_torch(*given, slope, rate, clock, 7, walk)
-    some = walk.indptr.diff() > 0
+def compare(csr, given, slope, dtype, rate=None, clock=None):
+    *mine, log_sum = attention_forward_triton(*given, slope, rate, clock, 7, csr, True)
+    *theirs, expected = attention_forward_torch(*given, slope, rate, clock, 7, csr)
+    some = csr.indptr.diff() > 0
     assert_same((*mine, log_sum[..., some, :]), (*theirs, expected[..., some, :]), dtype)
     assert not mine[0][..., ~some, :, :].any()
     return mine[0]
@@ -50,22 +50,22 @@ def compare(walk, given, slope, dtype, rate=None, clock=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("spread", [3.0, 25.0, 300.0])
 def test_rows_far_below_the_highest_score(spread, dtype, hubs):
-    out = compare(walk_of(hubs), scores(spread, dtype=dtype), 0.2, dtype)
+    out = compare(csr_of_hubs(hubs), scores(spread, dtype=dtype), 0.2, dtype)
     assert out[[1, 2, 3, 6]].abs().amin(-1).amin() > 0  # they know nothing of FAR, and did not vanish beside it
 
 
 @pytest.mark.parametrize("hubs", [True, False], ids=["hubs", "no hubs"])
 @pytest.mark.parametrize("slope", [-0.5, 1.5])
 def test_slopes_outside_of_the_unit_interval(slope, hubs):
-    compare(walk_of(hubs), scores(300.0), slope, torch.float32)
+    compare(csr_of_hubs(hubs), scores(300.0), slope, torch.float32)
 
 
 @pytest.mark.parametrize("spread", [4.0, 29.0])
 def test_the_bound_and_the_maximum_give_the_same(spread):
-    walk, given = walk_of(True), scores(spread)
+    csr, given = csr_of_hubs(True), scores(spread)
     assert spread < spread_limit(torch.float32, 0.2)
     bound, own = (
-        attention_forward_triton(*given, 0.2, None, None, 0, walk, True, limit=limit) for limit in (None, -1.0)
+        attention_forward_triton(*given, 0.2, None, None, 0, csr, True, limit=limit) for limit in (None, -1.0)
     )
     for mine, theirs in zip(bound, own, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
@@ -73,17 +73,17 @@ def test_the_bound_and_the_maximum_give_the_same(spread):
 
 def test_every_task_and_head_decides_for_itself():
     """A head whose scores lie close has the same bits beside one whose scores do not, alone or in a stack."""
-    walk = walk_of(True)
+    csr = csr_of_hubs(True)
     x, a_src, a_dst = scores(300.0, 2)
     a_src[0], a_src[1, :, 0] = a_src[0] / 100, a_src[1, :, 0] / 100
     rate, clock = torch.tensor([0.25, 0.5]), torch.tensor([[1, 2], [3, 4]])
-    together = compare(walk, (x, a_src, a_dst), 0.2, torch.float32, rate, clock)
+    together = compare(csr, (x, a_src, a_dst), 0.2, torch.float32, rate, clock)
     for task in range(2):
         one = (value[task] for value in (x, a_src, a_dst))
-        assert torch.equal(together[task], compare(walk, tuple(one), 0.2, torch.float32, rate[task], clock[task]))
+        assert torch.equal(together[task], compare(csr, tuple(one), 0.2, torch.float32, rate[task], clock[task]))
     close = a_src.clone()
     close[1, :, 1] /= 100
-    beside_close = compare(walk, (x, close, a_dst), 0.2, torch.float32, rate, clock)
+    beside_close = compare(csr, (x, close, a_dst), 0.2, torch.float32, rate, clock)
     assert torch.equal(together[..., 0, :], beside_close[..., 0, :])
 
 
@@ -91,12 +91,12 @@ def test_every_task_and_head_decides_for_itself():
 @pytest.mark.parametrize("spread", [3.0, 300.0])
 @pytest.mark.parametrize("where", ["source", "destination"])
 def test_what_is_no_number_stays_in_its_row(where, spread, hubs):
-    walk, (x, a_src, a_dst) = walk_of(hubs), scores(spread)
+    csr, (x, a_src, a_dst) = csr_of_hubs(hubs), scores(spread)
     if where == "source":
         a_src[3, 0] = torch.nan  # of the hub and of row 6
     else:
         a_dst[[2, 6], 0] = torch.nan
-    out = compare(walk, (x, a_src, a_dst), 0.2, torch.float32)
+    out = compare(csr, (x, a_src, a_dst), 0.2, torch.float32)
     broken = torch.zeros(7, 2, dtype=torch.bool)
     broken[[2, 6], 0] = True
     assert torch.equal(out.isnan().all(-1), broken)
@@ -105,10 +105,10 @@ def test_what_is_no_number_stays_in_its_row(where, spread, hubs):
 
 @pytest.mark.parametrize("hubs", [True, False], ids=["hubs", "no hubs"])
 def test_an_infinite_score_concerns_the_rows_that_see_it(hubs):
-    walk, (x, a_src, a_dst) = walk_of(hubs), scores(3.0)
+    csr, (x, a_src, a_dst) = csr_of_hubs(hubs), scores(3.0)
     a_src[FAR] = -torch.inf
-    out = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, walk, True)[0]
-    expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, walk)[0]
+    out = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 0, csr, True)[0]
+    expected = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 0, csr)[0]
     known = [1, 2, 3, 5, 6]  # row 4 sees nothing else
     assert_same(out[known], expected[known], torch.float32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.interpreted.walks import assert_same, numbers
+from tests.ops.interpreted.packed import assert_same, numbers
 from weft.ops.dense.bias_act_dropout import (
     bias_act_dropout_backward_bias_torch,
     bias_act_dropout_backward_torch,

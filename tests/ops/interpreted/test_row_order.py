@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.interpreted.walks import numbers, small, walks
+from tests.ops.interpreted.packed import both_csr, numbers, small
 from weft.ops.attention.gat_backward_triton import attention_backward_triton
 from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
@@ -23,11 +23,11 @@ SIZE, LIGHT, CHUNK = 23, 4, 8
 
 @pytest.fixture(scope="module")
 def orders():
-    """``(forward, backward)`` walks by length, and the same by cluster."""
+    """``(forward, backward)`` with rows by length, and the same by cluster."""
     random = torch.Generator().manual_seed(3)
     cluster = torch.randint(0, 4, (SIZE,), generator=random, dtype=torch.int32)
     by_length, by_cluster = (
-        [replace(walk, work=build_worklist(walk.indptr, LIGHT, CHUNK, given)) for walk in walks(small(SIZE, SIZE))]
+        [replace(csr, work=build_worklist(csr.indptr, LIGHT, CHUNK, given)) for csr in both_csr(small(SIZE, SIZE))]
         for given in (None, cluster)
     )
     for mine, theirs in zip(by_length, by_cluster, strict=True):
@@ -48,10 +48,10 @@ def test_sums_and_maxima(orders):
     weight = numbers(orders[0][0].num_edges, seed=2)
     scale = numbers(SIZE, seed=3)
 
-    def all_of(walk, back):
-        out, winner = spmm_max_triton(x, weight, walk)
+    def all_of(csr, back):
+        out, winner = spmm_max_triton(x, weight, csr)
         backward = spmm_max_backward_triton(grad, winner, weight, back)
-        return spmm_triton(x, None, scale, scale, walk), spmm_triton(grad, weight, scale, None, back), out, backward
+        return spmm_triton(x, None, scale, scale, csr), spmm_triton(grad, weight, scale, None, back), out, backward
 
     assert_same_bits([all_of(*order) for order in orders])
 
@@ -59,8 +59,8 @@ def test_sums_and_maxima(orders):
 def test_sums_and_maxima_in_one_launch(orders):
     x, other = numbers(2, SIZE, 3), numbers(SIZE, 5, seed=1)
 
-    def all_of(walk, back):
-        packed = [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+    def all_of(csr, back):
+        packed = [csr.indptr, csr.indices, csr.perm, csr.row_of_edge, *csr.work.tensors()]
         calls = [OpCall("spmm", (x, None, None, None, packed, [], None)), OpCall("spmm_max", (other, None, packed, []))]
         return [outputs[0] for outputs in together_triton(calls)]
 
@@ -69,7 +69,7 @@ def test_sums_and_maxima_in_one_launch(orders):
 
 def test_edges(orders):
     a, scores = numbers(SIZE, 6), numbers(orders[0][0].num_edges, 2, seed=1)
-    assert_same_bits([(sddmm_triton(a, a, 2, walk), edge_softmax_triton(scores, walk)) for walk, _ in orders])
+    assert_same_bits([(sddmm_triton(a, a, 2, csr), edge_softmax_triton(scores, csr)) for csr, _ in orders])
 
 
 @pytest.mark.parametrize("spread", [1.0, 300.0])
@@ -81,8 +81,8 @@ def test_attention(orders, spread):
     rate, clock = torch.tensor([0.25, 0.5]), torch.tensor([[1, 2], [3, 4]])
     some = orders[0][0].indptr.diff() > 0  # nothing reads the logarithm of an empty sum
 
-    def all_of(walk, back):
-        *rows, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, walk, True)
+    def all_of(csr, back):
+        *rows, log_sum = attention_forward_triton(x, a_src, a_dst, 0.2, rate, clock, 7, csr, True)
         backward = attention_backward_triton(grad, x, numbers(2, SIZE, heads), stats, 0.2, rate, clock, 7, back)
         return *rows, log_sum[..., some, :], *backward
 
@@ -90,10 +90,10 @@ def test_attention(orders, spread):
 
 
 def test_attention_v2(orders):
-    """Its forward walk is always by length: the gradient of att is a sum over all rows."""
-    (walk, back), (_, other_back) = orders
+    """Its forward pass is always by length: the gradient of att is a sum over all rows."""
+    (csr, back), (_, other_back) = orders
     x, grad = numbers(SIZE, 2, 3), numbers(SIZE, 2, 3, seed=1)
     att = numbers(2, 3, seed=2)
-    out, log_sum = attention_v2_forward_triton(x, x, att, 0.2, None, None, 0, walk)
-    given = (grad, x, x, att, (grad * out).sum(-1), log_sum, 0.2, None, None, 0, walk)
+    out, log_sum = attention_v2_forward_triton(x, x, att, 0.2, None, None, 0, csr)
+    given = (grad, x, x, att, (grad * out).sum(-1), log_sum, 0.2, None, None, 0, csr)
     assert_same_bits([attention_v2_backward_triton(*given, some_back) for some_back in (back, other_back)])

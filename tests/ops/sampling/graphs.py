@@ -42,3 +42,12 @@ def assert_same_sample(mine, theirs) -> None:
     assert torch.equal(mine.sources, theirs.sources)
     if mine.edges is not None and theirs.edges is not None:
         assert torch.equal(mine.edges, theirs.edges)
+
+
+def shared_hubs(degree: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(indptr, indices, hubs)``: ``count`` nodes that all have the in-edges from ``0 .. degree - 1``, stored once.
+
+    ``indptr`` goes back after every hub, so the nodes between the hubs are no rows to sample; draws differ by node.
+    """
+    indptr = torch.tensor([0, degree]).repeat(count)
+    return indptr, torch.arange(degree, dtype=torch.int32), torch.arange(0, 2 * count, 2, dtype=torch.int32)

@@ -22,18 +22,36 @@ def test_default_sampler(launches, fanout, dtype):  # noqa: F811
 
 def test_hops_with_compaction(launches):  # noqa: F811
     from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
+    from weft.ops.sampling.sample_triton import CachedLists
 
-    sample_hops_triton(*random_csr(), SEEDS, [15, 10, 5], CLOCK, Compactor(60, torch.device("cpu")))
+    indptr, indices = random_csr()
+    sample_hops_triton(indptr, indices, SEEDS, [15, 10, 5], CLOCK, Compactor(60, torch.device("cpu")))
+    cached = CachedLists(indices, indptr[:-1].to(torch.int32), torch.zeros(2, dtype=torch.int64))
+    sample_hops_triton(indptr, indices, SEEDS, [15, 10, 5], CLOCK, Compactor(60, torch.device("cpu")), cached=cached)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize("fanouts", [(2, 3, 1), (0, 40, 2)], ids=str)
+def test_per_relation(launches, fanouts):  # noqa: F811
+    from tests.ops.sampling.relational import related_csr, rows_of
+    from weft.ops.sampling.relations_triton import launch_sample_relations
+
+    counts, rows = torch.tensor(fanouts, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    for table in (None, torch.zeros(30, dtype=torch.int32)):
+        given = (rows_of(related_csr()), SEEDS[:3], rows, counts, max(fanouts), CLOCK, 1)
+        launch_sample_relations(*given, slots=3 * sum(fanouts), table=table)
     compile_all(launches)
 
 
 @pytest.mark.parametrize("fanout", [10, 15, 30])
 def test_reservoir_and_paper(launches, fanout):  # noqa: F811
+    from weft.ops.sampling.paper_classes_triton import sample_classes_triton, sample_threads_triton
     from weft.ops.sampling.paper_triton import sample_paper_triton
-    from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
+    from weft.ops.sampling.reservoir_triton import AS_DGL, sample_reservoir_triton
 
-    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK)
-    sample_paper_triton(*random_csr(), SEEDS, fanout, CLOCK)
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+        sampler(*random_csr(), SEEDS, fanout, CLOCK)
+    sample_reservoir_triton(*random_csr(), SEEDS, fanout, CLOCK, edges=True, launch=AS_DGL)
     compile_all(launches)
 
 
@@ -45,5 +63,6 @@ def test_gather(launches, width):  # noqa: F811
     gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))
     slots, hits = torch.full((60,), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     gather_cached_triton(torch.zeros(60, width), torch.zeros(4, width), slots, SEEDS, hits)
+    gather_rows_triton(torch.zeros(60, width), SEEDS, beside=True)
     gather_rows_triton(torch.zeros(60, width), SEEDS, count=torch.tensor([2], dtype=torch.int32))
     compile_all(launches)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import GRAPHS, mixed, neighbourhoods
 from tests.ops.comparing import assert_near
 from tests.ops.contract import OperatorContract
-from tests.ops.graphs import GRAPHS, mixed, neighbourhoods
 from weft.core.errors import InputError
 from weft.ops import edge_softmax
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.graphs import GRAPHS, adjacencies, from_pairs, mixed
+from tests.graphs_for_tests import GRAPHS, adjacencies, from_pairs, mixed
 from weft import ops
 from weft.graph.generate import citation
 from weft.nn.normalisation import with_identity

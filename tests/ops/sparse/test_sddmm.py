@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import mixed, neighbourhoods
 from tests.ops.contract import OperatorContract
-from tests.ops.graphs import mixed, neighbourhoods
 from weft.core.errors import InputError
 from weft.ops import sddmm
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import from_pairs, mixed, neighbourhoods
 from tests.ops.comparing import assert_agrees, assert_near, value_and_gradients
 from tests.ops.contract import OperatorContract
-from tests.ops.graphs import from_pairs, mixed, neighbourhoods
 from weft.core.errors import InputError
 from weft.ops import spmm
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import from_pairs, neighbourhoods
 from tests.ops.comparing import value_and_gradients
 from tests.ops.contract import OperatorContract
-from tests.ops.graphs import from_pairs, neighbourhoods
 from weft.ops import spmm
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.sparse.spmm_max import spmm_max_torch

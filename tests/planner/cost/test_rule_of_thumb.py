@@ -10,7 +10,8 @@ from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import DEFAULT_RATES, memory, rates_of, work
 from weft.planner.machine_profiles import profile
 
-STATS = GraphStats("g", 10_000, 60_000, 128, num_classes=10)
+RELATIONS = {"num_relations": 3, "relation_rows": 25_000}
+STATS = GraphStats("g", 10_000, 60_000, 128, num_classes=10, **RELATIONS)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -20,7 +21,7 @@ def test_more_of_anything_is_more_work(model):
     deeper = work(Task(graph="g", model=model, layers=4), STATS)
     assert deeper.flops > base.flops
     assert deeper.launches > base.launches
-    larger = GraphStats("g", 10_000, 600_000, 128, num_classes=10)
+    larger = GraphStats("g", 10_000, 600_000, 128, num_classes=10, **RELATIONS)
     assert work(Task(graph="g", model=model), larger).bytes > base.bytes
 
 

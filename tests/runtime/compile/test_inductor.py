@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import InputError
 from weft.core.task import Task
-from weft.runtime import group
+from weft.runtime import group, group_build
 from weft.runtime.compile import inductor as compiled
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
@@ -68,9 +68,10 @@ def run_of(graph):
     return partial(make_run, graph)
 
 
-def make_run(graph, model, members=1, **settings):
+def make_run(graph, model, members=1, compiled=False, **settings):
     tasks = [Task(graph=graph, model=model, seed=seed, name=str(seed), epochs=6, **settings) for seed in range(members)]
-    return GroupRun(tasks, graph, default_plan(tasks, "cpu"), torch.device("cpu"))
+    plan = replace(default_plan(tasks, "cpu"), compiled=compiled)
+    return GroupRun(tasks, graph, plan, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("model", "members"), [(Chain, 3), (Masked, 1)])
@@ -109,8 +110,7 @@ def test_what_draws_from_torchs_generator_is_not_compiled(run_of):
 
 def test_what_gives_other_numbers_is_not_used(monkeypatch, run_of):
     monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: lambda flat: [t * 1.1 for t in traced(flat)])
-    run = run_of(Masked)
-    run.plan = replace(run.plan, compiled=True)
+    run = run_of(Masked, compiled=True)
     run.prepare()
     assert any("not compiled: compiled, it gives other numbers" in note for note in run.notes)
     assert run.stacks[0].differentiate == run.stacks[0].gradients
@@ -121,8 +121,7 @@ def test_a_compiler_that_fails_costs_a_note(monkeypatch, run_of):
         raise RuntimeError("no compiler\nfurther down")
 
     monkeypatch.setattr(compiled, "_by_inductor", broken)
-    run = run_of(Masked)
-    run.plan = replace(run.plan, compiled=True)
+    run = run_of(Masked, compiled=True)
     run.advance(2)
     assert "the step is not compiled: RuntimeError: no compiler" in run.notes
 
@@ -135,8 +134,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
         raise InputError("no")
 
     monkeypatch.setattr("weft.runtime.compile.inductor.compile_stack", refuse)
-    run = run_of(Masked, 3)
-    run.plan = replace(run.plan, compiled=True)
+    run = run_of(Masked, 3, compiled=True)
     run.advance(2)
     run.drop([1])
     run.advance(1)
@@ -148,8 +146,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
 def test_after_members_have_left_the_step_is_compiled_again(monkeypatch, run_of):
     made = []
     monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: made.append(flat.shape) or traced)
-    run = run_of(Masked, 3)
-    run.plan = replace(run.plan, compiled=True)
+    run = run_of(Masked, 3, compiled=True)
     run.advance(2)
     run.drop([1])
     run.advance(1)
@@ -167,8 +164,7 @@ def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch,
 
     monkeypatch.setattr(compiled, "_by_inductor", lambda traced, flat: traced)
     monkeypatch.setattr(group, "Replay", replay)
-    run = run_of(Masked)
-    run.plan = replace(run.plan, compiled=True)
+    run = run_of(Masked, compiled=True)
     run.advance(2)
     assert tried == [True, False]
     assert run.notes == ["the step is not compiled: memory ran out"]
@@ -176,21 +172,20 @@ def test_what_is_compiled_and_does_not_fit_trains_as_it_was_written(monkeypatch,
 
 def test_clusters_are_found_on_a_graph_of_the_runs_own(run_of):
     run = run_of(Masked)
-    given = run.graph
-    run._order_rows()
-    assert "clusters" in run.graph.adj.nodes
-    assert "clusters" not in given.adj.nodes, "the user's graph is as it was"
-    assert run.graph.x is given.x
+    ordered = group_build.clustered(run.graph, run.notes)
+    assert "clusters" in ordered.adj.nodes
+    assert "clusters" not in run.graph.adj.nodes, "the user's graph is as it was"
+    assert ordered.x is run.graph.x
 
 
 def test_clusters_that_cannot_be_found_for_want_of_memory_cost_a_note(monkeypatch, run_of):
     def too_much(adj):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(group, "ordered_rows", too_much)
-    run = run_of(Masked)
-    run._order_rows()
-    assert run.notes == ["rows by length: the memory was not enough to find clusters"]
+    monkeypatch.setattr(group_build, "ordered_rows", too_much)
+    run, notes = run_of(Masked), []
+    assert group_build.clustered(run.graph, notes) is run.graph
+    assert notes == ["rows by length: the memory was not enough to find clusters"]
 
 
 def test_a_small_parameter_that_is_wrong_is_noticed_beside_large_ones(monkeypatch, run_of):

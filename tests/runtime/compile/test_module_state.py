@@ -97,7 +97,7 @@ def notes_of(monkeypatch, graph):
     ("model", "reason"),
     [
         (Counts, "it changes 'calls' from call to call"),
-        (Replaces, "it changes 'last' from call to call"),
+        (Replaces, "it gives other numbers when it is called again"),
         (Decides, "it branches on numbers that change in training"),
         (DecidesByItsOwn, "it branches on numbers that change in training"),
         (DecidesByResults, "it reads numbers back from its data"),

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.graphs_for_tests import tiny_graph
 from tests.runtime.alone import Alone
 from tests.stacks import solo_plan
-from tests.tiny import tiny_graph
 from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.run import run as engine_run

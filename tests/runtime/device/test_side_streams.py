@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import stacks
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.task import Task
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.dry_run import capture
@@ -30,7 +30,7 @@ def test_what_is_built_on_first_use_is_built_in_turn():
         for step in steps:
             step()
 
-    run.run_steps = beside
+    run.group_step.run_steps = beside
     run.advance(4)
     assert at_once == [2] * 3  # the first of four epochs was in turn
     run.drop([0])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.runtime.step.parameters import layout_of
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 import weft
 from tests import stacks
+from tests.graphs_for_tests import tiny_graph
 from tests.stacks import MODELS, start
-from tests.tiny import tiny_graph
 from weft.graph.data.graph import Graph
 from weft.runtime.device.torch_rng import seeded
 from weft.runtime.step.members import CannotStack

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import SpecError
 from weft.runtime.user_modules.copying import copy_module
 

@@ -183,7 +183,7 @@ class Projected(Chosen):
         return self.dense(x @ self.basis)
 
 
-@pytest.mark.parametrize(("model", "name"), [(Chosen, "p"), (Projected, "basis")])
+@pytest.mark.parametrize(("model", "name"), [(Chosen, "drop.p"), (Projected, "basis")])
 def test_members_whose_seeds_chose_other_numbers_train_apart(model, name, graph):
     tasks = [Task(graph=graph, model=model, seed=seed, name=str(seed), epochs=3) for seed in range(3)]
     together = GroupRun(tasks, graph, default_plan(tasks, "cpu"), torch.device("cpu"))

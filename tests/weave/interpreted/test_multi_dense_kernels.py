@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_torch
 from weft.ops.dense.linear import linear_torch
 from weft.ops.launch import backend
@@ -23,8 +23,8 @@ def as_on_a_gpu(monkeypatch):
 def calls(dtype) -> list[OpCall]:
     """A layer forward and backward, a loss, copies and a sum over edges: some of a kind twice, in other sizes."""
     adj = small()
-    walk = walks(adj)[0]
-    edges = [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+    csr = both_csr(adj)[0]
+    edges = [csr.indptr, csr.indices, csr.perm, csr.row_of_edge, *csr.work.tensors()]
     clock, rate = torch.tensor([[3, 1], [4, 1]]), torch.tensor([0.5, 0.2])
     x, grad = numbers(2, ROWS, 6, dtype=dtype), numbers(2, ROWS, 5, dtype=dtype, seed=1)
     weight, bias = numbers(2, 5, 6, dtype=dtype, seed=2), numbers(2, 5, dtype=dtype, seed=3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.graphs import empty, no_rows
-from tests.ops.interpreted.walks import assert_same, numbers, small, walks
+from tests.graphs_for_tests import empty, no_rows
+from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention.gat import attention_forward_torch
 from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
@@ -23,15 +23,15 @@ from weft.weave.together import OpCall, together_triton
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
-def packed(walk):
-    """The walk as operators take it."""
-    return [walk.indptr, walk.indices, walk.perm, walk.row_of_edge, *walk.work.tensors()]
+def packed(csr):
+    """A packed CSR as operators take it."""
+    return [csr.indptr, csr.indices, csr.perm, csr.row_of_edge, *csr.work.tensors()]
 
 
-def spmm_call(walk, source):
+def spmm_call(csr, source):
     if source.reduce == "max":
-        return OpCall("spmm_max", (source.x, source.weight, packed(walk), []))
-    return OpCall("spmm", (source.x, source.weight, source.row_scale, source.col_scale, packed(walk), [], None))
+        return OpCall("spmm_max", (source.x, source.weight, packed(csr), []))
+    return OpCall("spmm", (source.x, source.weight, source.row_scale, source.col_scale, packed(csr), [], None))
 
 
 def sources(adj, dtype):
@@ -52,38 +52,38 @@ def sources(adj, dtype):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_sums_and_maxima_in_one_launch(dtype):
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     given = sources(adj, dtype)
-    done = together_triton([spmm_call(walk, source) for source in given])
-    assert_same([outputs[0] for outputs in done], multi_spmm_torch(walk, given), dtype)
+    done = together_triton([spmm_call(csr, source) for source in given])
+    assert_same([outputs[0] for outputs in done], multi_spmm_torch(csr, given), dtype)
 
 
 def test_each_source_has_the_bits_it_has_alone():
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     given = [source for source in sources(adj, torch.float32) if source.reduce == "sum"]
-    done = together_triton([spmm_call(walk, source) for source in given])
+    done = together_triton([spmm_call(csr, source) for source in given])
     for source, (out,) in zip(given, done, strict=True):
-        assert torch.equal(out, spmm_triton(source.x, source.weight, source.row_scale, source.col_scale, walk))
+        assert torch.equal(out, spmm_triton(source.x, source.weight, source.row_scale, source.col_scale, csr))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_both_directions_and_the_gradient_of_a_maximum_in_one_launch(dtype):
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x, grad = numbers(2, adj.num_cols, 3, dtype=dtype), numbers(adj.num_rows, 5, dtype=dtype)
     to_max = numbers(adj.num_cols, 4, dtype=dtype, seed=2)
-    _, winner = spmm_max_torch(to_max, None, walk)
+    _, winner = spmm_max_torch(to_max, None, csr)
     grad_max = numbers(adj.num_rows, 4, dtype=dtype, seed=3)
     calls = [
-        OpCall("spmm", (x, None, None, None, packed(walk), packed(back), None)),
-        OpCall("spmm", (grad, None, None, None, packed(back), packed(walk), None)),
-        OpCall("spmm_max_backward", (grad_max, winner, None, packed(walk), packed(back))),
+        OpCall("spmm", (x, None, None, None, packed(csr), packed(back), None)),
+        OpCall("spmm", (grad, None, None, None, packed(back), packed(csr), None)),
+        OpCall("spmm_max_backward", (grad_max, winner, None, packed(csr), packed(back))),
     ]
     expected = [
-        spmm_torch(x, None, None, None, walk),
+        spmm_torch(x, None, None, None, csr),
         spmm_torch(grad, None, None, None, back),
-        spmm_max_backward_torch(grad_max, winner, None, walk, adj.num_cols),
+        spmm_max_backward_torch(grad_max, winner, None, csr, adj.num_cols),
     ]
     assert_same([outputs[0] for outputs in together_triton(calls)], expected, dtype)
 
@@ -91,24 +91,24 @@ def test_both_directions_and_the_gradient_of_a_maximum_in_one_launch(dtype):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_pull_and_push_in_one_launch(dtype):
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     pull = Source(numbers(2, adj.num_cols, 3, dtype=dtype))
     scales = numbers(adj.num_rows, seed=1), numbers(adj.num_cols, seed=2)
     pushes = [
         (numbers(adj.num_rows, 3, dtype=dtype), None, None, None),
         (numbers(2, adj.num_rows, 17, dtype=dtype, seed=3), numbers(adj.num_edges, dtype=dtype, seed=4), *scales),
     ]
-    calls = [OpCall("spmm_push", (*push, packed(walk), adj.num_cols)) for push in pushes]
-    (pulled,), *sent = together_triton([spmm_call(walk, pull), *calls])
-    assert_same(pulled, multi_spmm_torch(walk, [pull])[0], dtype)
-    expected = [push_torch(*push, walk, adj.num_cols) for push in pushes]
+    calls = [OpCall("spmm_push", (*push, packed(csr), adj.num_cols)) for push in pushes]
+    (pulled,), *sent = together_triton([spmm_call(csr, pull), *calls])
+    assert_same(pulled, multi_spmm_torch(csr, [pull])[0], dtype)
+    expected = [push_torch(*push, csr, adj.num_cols) for push in pushes]
     assert_same([outputs[0] for outputs in sent], expected, torch.float32 if dtype != torch.float64 else dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_sddmm(dtype):
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     given = [
         Ends(
             numbers(*lead, adj.num_rows, heads * width, dtype=dtype, seed=heads),
@@ -117,44 +117,44 @@ def test_sddmm(dtype):
         )
         for lead, heads, width in (((), 1, 1), ((2,), 3, 5), ((), 1, 130), ((), 3, 5))
     ]
-    calls = [OpCall("sddmm", (ends.a, ends.b, ends.heads, packed(walk), [])) for ends in given]
-    assert_same([outputs[0] for outputs in together_triton(calls)], multi_sddmm_torch(walk, given), dtype)
+    calls = [OpCall("sddmm", (ends.a, ends.b, ends.heads, packed(csr), [])) for ends in given]
+    assert_same([outputs[0] for outputs in together_triton(calls)], multi_sddmm_torch(csr, given), dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_edge_softmax(dtype):
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     shapes = [((), 1), ((), 3), ((2,), 4), ((), 3)]
     given = [5 * numbers(*lead, adj.num_edges, heads, dtype=dtype) for lead, heads in shapes]
     given[3][3, 0] = torch.nan
     given[3][5, 1] = -torch.inf
-    outs = [out for (out,) in together_triton([OpCall("edge_softmax", (scores, packed(walk))) for scores in given])]
-    assert_same(outs, [edge_softmax_torch(scores, walk) for scores in given], dtype)
+    outs = [out for (out,) in together_triton([OpCall("edge_softmax", (scores, packed(csr))) for scores in given])]
+    assert_same(outs, [edge_softmax_torch(scores, csr) for scores in given], dtype)
     grads = [numbers(*lead, adj.num_edges, heads, dtype=dtype, seed=1) for lead, heads in shapes]
     pairs = list(zip(grads, outs, strict=True))
-    done = together_triton([OpCall("edge_softmax_backward", (*pair, packed(walk))) for pair in pairs])
-    expected = [edge_softmax_backward_torch(*pair, walk) for pair in pairs]
+    done = together_triton([OpCall("edge_softmax_backward", (*pair, packed(csr))) for pair in pairs])
+    expected = [edge_softmax_backward_torch(*pair, csr) for pair in pairs]
     assert_same([outputs[0] for outputs in done], expected, dtype)
 
 
 def test_attention_of_different_heads():
     dtype = torch.float32
     adj = small(num_rows=9, num_cols=9)
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     forward, grads = [], []
     for seed, (lead, heads, width) in enumerate((((), 1, 4), ((2,), 2, 3), ((), 1, 4))):
         packed_rows = numbers(*lead, 9, heads * (width + 2), dtype=dtype, seed=seed)
         clock = torch.arange(2 * torch.Size(lead).numel()).reshape(*lead, 2)
         random = (torch.full(lead, 0.25), clock, seed) if seed else (None, None, 0)
-        forward.append(OpCall("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(walk), packed(back))))
+        forward.append(OpCall("graph_attention_packed", (packed_rows, heads, 0.2, *random, packed(csr), packed(back))))
         grads.append(numbers(*lead, 9, heads, width, dtype=dtype, seed=9))
     done = together_triton(forward)
     alone = [together_triton([call])[0] for call in forward]
     assert_same([out for outs in done for out in outs], [out for outs in alone for out in outs], dtype)
     for call, (out, *_) in zip(forward, done, strict=True):
         parts = take_apart(call.arguments[0], call.arguments[1])
-        expected = attention_forward_torch(*parts, *call.arguments[2:6], walk)
+        expected = attention_forward_torch(*parts, *call.arguments[2:6], csr)
         assert_same(out, expected[0], dtype)
     backward = [
         OpCall("graph_attention_packed_backward", (grad, call.arguments[0], *outs, *call.arguments[2:]))
@@ -168,25 +168,25 @@ def test_attention_of_different_heads():
 
 def test_attention_v2_beside_a_sum():
     adj = small()
-    walk, back = walks(adj)
+    csr, back = both_csr(adj)
     x_src, x_dst, att = numbers(9, 2, 3), numbers(11, 2, 3, seed=1), numbers(2, 3, seed=2)
     given = (x_src, x_dst, att, 0.2, None, None, 0)
-    calls = [OpCall("graph_attention_v2", (*given, packed(walk), packed(back))), spmm_call(walk, Source(numbers(9, 5)))]
+    calls = [OpCall("graph_attention_v2", (*given, packed(csr), packed(back))), spmm_call(csr, Source(numbers(9, 5)))]
     (out, log_sum), (summed,) = together_triton(calls)
-    assert_same(out, attention_v2_forward_torch(*given, walk)[0], torch.float32)
+    assert_same(out, attention_v2_forward_torch(*given, csr)[0], torch.float32)
     grad = numbers(11, 2, 3, seed=3)
     saved = (grad, *given[:3], (grad * out).sum(-1), log_sum, *given[3:])
-    calls = [OpCall("graph_attention_v2_backward", (*saved, packed(walk), packed(back))), calls[1]]
+    calls = [OpCall("graph_attention_v2_backward", (*saved, packed(csr), packed(back))), calls[1]]
     grads, _ = together_triton(calls)
-    assert_same(grads, attention_v2_backward_torch(*saved, walk), torch.float32)
-    assert_same(summed, multi_spmm_torch(walk, [Source(numbers(9, 5))])[0], torch.float32)
+    assert_same(grads, attention_v2_backward_torch(*saved, csr), torch.float32)
+    assert_same(summed, multi_spmm_torch(csr, [Source(numbers(9, 5))])[0], torch.float32)
 
 
 def test_gradcheck_of_fused_kernels(monkeypatch):
     """Forward and backward of every differentiable operator, all through generated kernels, in float64."""
     monkeypatch.setattr(multi_autograd, "together", together_triton)
     adj = small()
-    walk, back = (packed(one) for one in walks(adj))
+    csr, back = (packed(one) for one in both_csr(adj))
     f64 = torch.float64
     x, y, largest = (numbers(9, 2, dtype=f64, seed=seed) for seed in range(3))
     weight, ends = (
@@ -197,11 +197,11 @@ def test_gradcheck_of_fused_kernels(monkeypatch):
 
     def run(x, y, weight, largest, a, b, scores):
         calls = [
-            OpCall("spmm", (x, None, None, None, walk, back, None)),
-            OpCall("spmm", (y, weight, None, None, walk, back, None)),
-            OpCall("spmm_max", (largest, None, walk, back)),
-            OpCall("sddmm", (a, b, 1, walk, back)),
-            OpCall("edge_softmax", (scores, walk)),
+            OpCall("spmm", (x, None, None, None, csr, back, None)),
+            OpCall("spmm", (y, weight, None, None, csr, back, None)),
+            OpCall("spmm_max", (largest, None, csr, back)),
+            OpCall("sddmm", (a, b, 1, csr, back)),
+            OpCall("edge_softmax", (scores, csr)),
         ]
         return tuple(outputs[0] for outputs in multi_autograd.differentiable(calls))
 
@@ -210,21 +210,21 @@ def test_gradcheck_of_fused_kernels(monkeypatch):
 
 def test_operators_of_different_families_in_one_launch():
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     source, scores = Source(numbers(adj.num_cols, 3)), numbers(adj.num_edges, 2)
-    calls = [spmm_call(walk, source), OpCall("edge_softmax", (scores, packed(walk)))]
+    calls = [spmm_call(csr, source), OpCall("edge_softmax", (scores, packed(csr)))]
     (summed,), (share,) = together_triton(calls)
-    assert_same((summed, share), (multi_spmm_torch(walk, [source])[0], edge_softmax_torch(scores, walk)), torch.float32)
+    assert_same((summed, share), (multi_spmm_torch(csr, [source])[0], edge_softmax_torch(scores, csr)), torch.float32)
 
 
 @pytest.mark.parametrize("make", [empty, no_rows])
 def test_graphs_without_edges(make):
     adj = make()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     x = numbers(adj.num_cols, 3)
-    calls = [spmm_call(walk, Source(x)), spmm_call(walk, Source(x, "max"))]
-    calls += [OpCall("spmm_push", (numbers(adj.num_rows, 2), None, None, None, packed(walk), adj.num_cols))]
-    calls += [OpCall("edge_softmax", (numbers(0, 2), packed(walk)))]
+    calls = [spmm_call(csr, Source(x)), spmm_call(csr, Source(x, "max"))]
+    calls += [OpCall("spmm_push", (numbers(adj.num_rows, 2), None, None, None, packed(csr), adj.num_cols))]
+    calls += [OpCall("edge_softmax", (numbers(0, 2), packed(csr)))]
     summed, largest, sent, share = together_triton(calls)
     for out, shape in ((summed, (adj.num_rows, 3)), (largest, (adj.num_rows, 3)), (sent, (adj.num_cols, 2))):
         assert_same(out[0], torch.zeros(shape), torch.float32)
@@ -236,18 +236,18 @@ def test_more_sources_than_one_launch_holds(monkeypatch):
 
     monkeypatch.setattr(multi_launch, "LIMIT", 50)
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     given = [Source(numbers(adj.num_cols, 3, seed=seed)) for seed in range(5)]
-    done = together_triton([spmm_call(walk, source) for source in given])
-    assert_same([outputs[0] for outputs in done], multi_spmm_torch(walk, given), torch.float32)
+    done = together_triton([spmm_call(csr, source) for source in given])
+    assert_same([outputs[0] for outputs in done], multi_spmm_torch(csr, given), torch.float32)
 
 
 def test_alike_sources_share_one_branch():
     adj = small()
-    walk, _ = walks(adj)
+    csr, _ = both_csr(adj)
     with collected() as parts:
-        outs = [spmm_triton(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
-    firsts = parts[::2]  # the walks; each is followed by its hubs
+        outs = [spmm_triton(numbers(adj.num_cols, width), None, None, None, csr) for width in (3, 3, 5, 3)]
+    firsts = parts[::2]  # over all rows; each is followed by its hubs
     branches = tuple(branch_of(members) for members in by_kind(firsts))
     assert [branch.count for branch in branches] == [3, 1]
     assert [len(filled_up(members)) for members in by_kind(firsts)] == [4, 1]
@@ -257,5 +257,5 @@ def test_alike_sources_share_one_branch():
     assert text.count("body1(") == 1
     launch_parts(firsts)
     launch_parts(parts[1::2])
-    expected = [spmm_torch(numbers(adj.num_cols, width), None, None, None, walk) for width in (3, 3, 5, 3)]
+    expected = [spmm_torch(numbers(adj.num_cols, width), None, None, None, csr) for width in (3, 3, 5, 3)]
     assert_same(outs, expected, torch.float32)

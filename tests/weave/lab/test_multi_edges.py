@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.graphs_for_tests import GRAPHS, mixed
 from tests.ops.comparing import TOLERANCE, assert_near
-from tests.ops.graphs import GRAPHS, mixed
 from tests.weave.lab.test_multi_spmm import made
 from weft.core.errors import InputError
 from weft.ops import edge_softmax, sddmm
@@ -36,11 +36,11 @@ def scores(adj, dtype=torch.float64):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_as_the_references_have_it(name, dtype):
     adj = GRAPHS[name]()
-    walk = unpack_csr(pack_csr(adj, rows=True))
-    for mine, theirs in zip(multi_sddmm(adj, ends(adj, dtype)), multi_sddmm_torch(walk, ends(adj, dtype)), strict=True):
+    csr = unpack_csr(pack_csr(adj, rows=True))
+    for mine, theirs in zip(multi_sddmm(adj, ends(adj, dtype)), multi_sddmm_torch(csr, ends(adj, dtype)), strict=True):
         assert_near(mine, theirs, TOLERANCE[dtype])
     given = scores(adj, dtype)
-    for mine, theirs in zip(multi_edge_softmax(adj, given), multi_edge_softmax_torch(walk, given), strict=True):
+    for mine, theirs in zip(multi_edge_softmax(adj, given), multi_edge_softmax_torch(csr, given), strict=True):
         assert_near(mine, theirs, TOLERANCE[dtype])
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.graphs_for_tests import GRAPHS, adjacencies, mixed
 from tests.ops.comparing import TOLERANCE, CallsOfWeftOps, assert_near
-from tests.ops.graphs import GRAPHS, adjacencies, mixed
 from weft.core.errors import InputError
 from weft.ops import Adjacency, spmm
 from weft.ops.csr.packed import pack_csr, unpack_csr
@@ -124,10 +124,10 @@ def test_a_push_is_the_gradient_of_a_pull(adj, seed):
 
 def test_calls_survive_the_border():
     adj = mixed()
-    walk = pack_csr(adj)
+    csr = pack_csr(adj)
     calls = [
-        OpCall("spmm", (made(adj.num_cols, 2), None, None, None, walk, [], None)),
-        OpCall("sddmm", (made(adj.num_rows, 4), made(adj.num_cols, 4), 2, walk, [])),
+        OpCall("spmm", (made(adj.num_cols, 2), None, None, None, csr, [], None)),
+        OpCall("sddmm", (made(adj.num_rows, 4), made(adj.num_cols, 4), 2, csr, [])),
     ]
     flat = flatten(calls)
     again = unflatten(FlatCalls(flat.names, flat.tensors, flat.counts, flat.numbers))

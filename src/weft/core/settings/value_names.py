@@ -13,6 +13,8 @@ def identity(value: Any) -> Any:
     """A hashable stand-in for a value of a setting: equal for equal numbers and words, one for every other object."""
     if isinstance(value, (list, tuple)):
         return tuple(identity(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple((key, identity(item)) for key, item in value.items())
     if hasattr(value, "item") and not hasattr(value, "parameters") and getattr(value, "ndim", 1) == 0:
         value = value.item()
     if isinstance(value, bool):
@@ -28,6 +30,8 @@ def describe(value: Any, digits: int = 3) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return "/".join(describe(item, digits) for item in value)
+    if isinstance(value, Mapping):
+        return "+".join(f"{key}:{describe(item, digits)}" for key, item in value.items())
     if isinstance(value, (str, int)):
         return str(value)
     try:

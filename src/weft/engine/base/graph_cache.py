@@ -9,10 +9,13 @@ import torch
 from weft.core.compatibility import graph_key
 from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement, on_device
 from weft.core.task import Task
+from weft.engine.base.graph_store import GraphStore
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
 from weft.graph.data.verify import check_ids
+from weft.runtime.batches.placing import place_graph
 
 HOST = torch.device("cpu")
 
@@ -22,7 +25,7 @@ class Graphs:
 
     A graph of a named shape is made on ``device``, where that is fastest; with ``on_host`` it is made on the host,
     since making one may take more memory than training on it. ``find``: the graph of a task, or its summary, as a plan
-    needs it (None: by its name).
+    needs it (None: by its name). ``store``: where a worker keeps graphs between runs.
     """
 
     def __init__(
@@ -30,19 +33,28 @@ class Graphs:
         device: torch.device = HOST,
         on_host: bool = False,
         find: Callable[[Task], Graph | GraphStats] | None = None,
+        store: GraphStore | None = None,
     ) -> None:
         self._device, self._maker = device, HOST if on_host else device
+        self._store = store
         self._find = find or _find_for_plan
         self._found: dict[Hashable, Graph | GraphStats] = {}
         self._placed: dict[Hashable, Graph] = {}
+        self._where: dict[Hashable, tuple[str, str]] = {}
         self._true: dict[Hashable, GraphStats] = {}
 
     def summary(self, task: Task) -> Graph | GraphStats:
         """The graph of ``task`` on the host; of a named shape its summary alone, as a plan would have it."""
         key = graph_key(task)
         if key not in self._found:
-            self._found[key] = self._find(task)
+            self._found[key] = self._kept_on_host(task)
         return self._found[key]
+
+    def _kept_on_host(self, task: Task) -> Graph | GraphStats:
+        if self._store is None or not isinstance(task.graph, str):
+            return self._find(task)
+        found: Graph | GraphStats = self._store.host(task.graph, lambda: self._find(task))
+        return found
 
     def stats(self, task: Task) -> GraphStats:
         """What grouping knows of the graph of ``task``; a Graph remembers its own."""
@@ -54,16 +66,33 @@ class Graphs:
         check_trainable(task, self.summary(task))
 
     def on_device(self, task: Task) -> Graph:
-        """The graph of ``task`` where it is trained."""
-        key = graph_key(task)
+        """The graph of ``task`` where it is trained, all of it."""
+        return self.placed(task, on_device(self._device.type))
+
+    def placed(self, task: Task, placement: Placement) -> Graph:
+        """The graph of ``task`` with its parts where ``placement`` says; one that lies elsewhere is let go."""
+        key, where = graph_key(task), (placement.features, placement.topology)
+        if self._where.get(key) != where:
+            self._placed.pop(key, None)
         if key not in self._placed:
-            found = self.summary(task)
-            if isinstance(found, GraphStats):
-                found = find_graph(task, self._maker)
-            check_ids(found)
-            self._placed[key] = found.to(self._device)
+            self._placed[key], self._where[key] = self._kept_in_place(task, placement), where
             self._true[key] = self._placed[key].stats()
         return self._placed[key]
+
+    def _kept_in_place(self, task: Task, placement: Placement) -> Graph:
+        device = on_device(self._device.type)
+        whole = (placement.features, placement.topology) == (device.features, device.topology)
+        if self._store is None or not whole or not isinstance(task.graph, str):
+            return self.bring(task, placement)
+        return self._store.placed(task.graph, lambda: self.bring(task, placement))
+
+    def bring(self, task: Task, placement: Placement | None = None) -> Graph:
+        """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
+        found = self.summary(task)
+        if isinstance(found, GraphStats):
+            found = find_graph(task, self._maker)
+        check_ids(found)
+        return place_graph(found, placement or on_device(self._device.type), self._device)
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""
@@ -73,6 +102,8 @@ class Graphs:
         """Take every graph off the device that none of ``needed`` trains on."""
         keys = {graph_key(task) for task in needed}
         self._placed = {key: graph for key, graph in self._placed.items() if key in keys}
+        if self._store is not None:
+            self._store.settle(key for key in keys if isinstance(key, str))
 
 
 def _find_for_plan(task: Task) -> Graph | GraphStats:

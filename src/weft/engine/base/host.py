@@ -1,4 +1,4 @@
-"""Read the size of this host from the system: cores, memory, cache."""
+"""The host as the system reports it: cores, memory and cache."""
 
 from __future__ import annotations
 

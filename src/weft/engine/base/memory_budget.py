@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from weft.core.machine import Machine
+from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.host import host_bytes
 from weft.planner.grouping.limits import USABLE
 
@@ -50,20 +51,32 @@ def _free_in_container() -> int:
 
 
 @contextmanager
-def memory_cap(device: torch.device, machine: Machine | None, budget: int | None) -> Iterator[None]:
+def memory_cap(
+    device: torch.device,
+    machine: Machine | None,
+    budget: int | None,
+    kept: GraphStore | None = None,
+    graphs: Iterable[str] = (),
+) -> Iterator[None]:
     """Torch takes no more of a GPU than ``budget`` inside, CUDA's context included; as much as before outside.
 
-    A CPU has no such wall: there the budget is kept by planning alone.
+    Every allocation counts, small ones too: torch compares what it has reserved with the cap before it asks the driver.
+    Graphs that ``kept`` holds between runs come on top, except those called ``graphs``, which this run trains on. A CPU
+    has no such cap: there the budget is kept by planning, and in a worker by a limit on its process.
     """
     if budget is None or machine is None or device.type != "cuda":
         yield
         return
-    before = memory_fraction(device)
+    before, own = memory_fraction(device), max(budget - machine.context_bytes, 0)
     total = torch.cuda.get_device_properties(device).total_memory
-    share = max(budget - machine.context_bytes, 0) / total
-    set_memory_fraction(min(share, before), device)
+
+    def follow(others: int) -> None:
+        set_memory_fraction(min((own + others) / total, before), device)
+
+    follow(0)
     try:
-        yield
+        with nullcontext() if kept is None else kept.following(graphs, follow):
+            yield
     finally:
         set_memory_fraction(before, device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -40,6 +41,37 @@ def check_handles(control: Any, cancel: Any) -> Control | None:
     return handle
 
 
+def check_hardware(hardware: Any, tasks: Sequence[Task], batches: Any, ranks: Any) -> None:
+    """A :class:`SpecError` for hardware that cannot prepare batches, or has none to prepare."""
+    if hardware is None:
+        return
+    missing = [name for name in ("name", "registry", "sides") if not hasattr(hardware, name)]
+    if missing:
+        raise SpecError(f"hardware={hardware!r} has no {missing[0]!r}; it needs name, registry() and sides(parts)")
+    if ranks != 1 or batches is not None:
+        raise SpecError("hardware= prepares batches of Weft's own sampler, in a run in one process")
+    if not any(task.sampled for task in tasks):
+        raise SpecError(f"task {tasks[0].label!r}: hardware= would have no effect; only mode='sampled' has batches")
+
+
+def check_batches(batches: Any, tasks: Sequence[Task], resume: bool, ranks: Any) -> None:
+    """A :class:`SpecError` for a loader's batches where they cannot be used, or with settings that none would read."""
+    if batches is None:
+        return
+    if ranks != 1:
+        raise SpecError(f"ranks={ranks}: batches= are for a run in one process; a sharded graph is not sampled")
+    if resume:
+        raise SpecError("resume=True: batches= comes from a loader, whose batches cannot be made again; start afresh")
+    for task in tasks:
+        if not task.sampled or task.fanout is None:
+            raise SpecError(
+                f"task {task.label!r}: batches= needs mode='sampled' with the loader's own fanout and batch"
+            )
+        for name in ("batch_seed", "feature_norm"):
+            if name in task.given:
+                raise SpecError(f"task {task.label!r}: {name} has no effect on batches=, which the loader makes")
+
+
 def check_choices(**choices: Any) -> None:
     """A :class:`SpecError` for anything but yes, no and undecided."""
     for name, choice in choices.items():
@@ -47,10 +79,15 @@ def check_choices(**choices: Any) -> None:
             raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
 
 
-def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: bool) -> int:
-    """The number of ranks, checked against what ranks cannot do."""
+def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: bool, order: str = "given") -> int:
+    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    if order != "given" and ranks == 1:
+        from weft.dist.node_order import check_order
+
+        check_order(order)
+        raise SpecError(f"order={order!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
     if ranks == 1:
         return 1
     if planned:
@@ -59,6 +96,15 @@ def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: b
         if choice:
             raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
     return ranks
+
+
+def check_relations(tasks: Sequence[Task], ranks: int) -> None:
+    """A :class:`SpecError` for a model that reads relations over several ranks: shards do not hold them."""
+    for task in tasks:
+        if ranks > 1 and task.traits is not None and task.traits.relational:
+            raise SpecError(
+                f"task {task.label!r}: {task.model} trains on one rank, not on ranks={ranks}: shards have no relations"
+            )
 
 
 def not_work(work: Any, caller: str) -> SpecError:

@@ -10,6 +10,7 @@ from weft.core.cost import Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
+from weft.core.placement import Placement, on_device
 from weft.core.plan import Plan, PlanOptions
 from weft.core.program import Program
 from weft.core.task import Task
@@ -28,6 +29,8 @@ from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.sampling.places import chunks, reasons, with_cache
+from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
 
 NONE = PlanOptions()
@@ -49,6 +52,7 @@ class Estimate:
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
     extrapolated: bool = False
+    trained: Cost | None = None  # of sampled training, without sampling and fetching
 
 
 class Estimator:
@@ -69,6 +73,23 @@ class Estimator:
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
         self._bytes: dict[Hashable, float] = {}
+        self._places: dict[Hashable, Placement] = {}
+
+    def place(self, task: Task, placement: Placement) -> None:
+        """From now on ``task`` and those that share its batches have their things there."""
+        self._places[self._batches(task)] = placement
+
+    def placement(self, task: Task) -> Placement:
+        """Where the things of ``task`` lie: on the device, unless :meth:`place` has said otherwise."""
+        found = self._places.get(self._batches(task)) if task.sampled else None
+        return found or on_device(self.machine.device)
+
+    def _batches(self, task: Task) -> Hashable:
+        return group_key(task, self.stats(task).multilabel)
+
+    def placed(self, plan: Plan, task: Task) -> Plan:
+        """``plan``, whose first task is ``task``, with its placement."""
+        return replace(plan, placement=self.placement(task))
 
     def stats(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -77,7 +98,7 @@ class Estimator:
 
     def plan(self, task: Task) -> Plan:
         """How ``task`` would run alone."""
-        return group([task], self.stats(task), self.machine.device)[0]
+        return self.placed(group([task], self.stats(task), self.machine.device)[0], task)
 
     def steps(self, task: Task, tasks: int = 1) -> Steps:
         """The captured step of ``task`` alone, or stacked with its like; tasks that differ in numbers share one."""
@@ -85,7 +106,7 @@ class Estimator:
         if key not in self._captures:
             alike = [task.with_values(name=f"{task.label} {i}") for i in range(tasks)] if tasks > 1 else [task]
             plan = plan_as_one_group(alike, self.stats(task), self.machine.device)
-            self._captures[key] = self._captured(alike, plan)
+            self._captures[key] = self._captured(alike, self.placed(plan, task))
         return self._captures[key]
 
     def alone(self, task: Task) -> Estimate:
@@ -149,7 +170,7 @@ class Estimator:
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""
         numbers = (width(task), task.epochs, *switches(task))
-        return (group_key(task, self.stats(task).multilabel), tuple(stack_key(task).items()), *numbers)
+        return (self._batches(task), self.placement(task), tuple(stack_key(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
         """Equal for stacks of the same size as wide as each other: narrower members are padded."""
@@ -190,7 +211,10 @@ class Estimator:
             total_bytes=held.safe,
             bytes=dict(held.kinds),
         )
-        return Estimate(cost, held, steps.step, steps.parameters, steps.weights)
+        trained = None
+        if first.sampled:
+            trained, cost = cost, with_batches(cost, first, self.stats(first), plan.places, self.machine)
+        return Estimate(cost, held, steps.step, steps.parameters, steps.weights, trained=trained)
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
@@ -204,7 +228,8 @@ class Estimator:
 def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> RunMode:
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, steps_per_epoch(task, stats))
+    repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
@@ -258,15 +283,44 @@ def groups_within_budget(
     They are made smaller if the dry run of a group takes more than grouping had predicted; a task that does not fit
     alone is a group all the same.
     """
-    budget, by_name = room, {task.label: task for task in tasks}
+    left, by_name = room - (plan_options.cache or 0), {task.label: task for task in tasks}
+    budget = left
     for _ in range(ATTEMPTS):
         plans = grouped(tasks, estimator, budget, throughput, plan_options.weave)
-        found = list(zip(plans, group_estimates(plans, by_name, estimator, room), strict=True))
-        over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > room and len(plan.members) > 1]
+        found = list(zip(plans, group_estimates(plans, by_name, estimator, left), strict=True))
+        over = [one.cost.total_bytes for plan, one in found if one.cost.total_bytes > left and len(plan.members) > 1]
         if not over:
             break
-        budget = int(budget * room / max(over) * LESS)
-    return [(_decided(plan, estimate, by_name, estimator, plan_options), estimate) for plan, estimate in found]
+        budget = int(budget * left / max(over) * LESS)
+    cached = [cached_group(plan, estimate, by_name, estimator, room, plan_options) for plan, estimate in found]
+    return [(_decided(plan, estimate, by_name, estimator, plan_options), estimate) for plan, estimate in cached]
+
+
+def cached_group(
+    plan: Plan, estimate: Estimate, tasks: Mapping[str, Task], estimator: Estimator, room: int, options: PlanOptions
+) -> tuple[Plan, Estimate]:
+    """A sampled group with its cache, in what is left of ``room``, and the reasons for where its things lie."""
+    task, machine = tasks[plan.members[0]], estimator.machine
+    if not task.sampled:
+        return plan, estimate
+    stats, before = estimator.stats(task), plan.places
+    left = room - estimate.cost.total_bytes
+    placement = with_cache(before, task, stats, options, left)
+    if placement != before:
+        estimate = replace(estimate, cost=_with_placement(estimate, task, placement, estimator))
+    plan = replace(plan, placement=placement, why=(*plan.why, *reasons(placement, task, stats, machine)))
+    return plan, estimate
+
+
+def _with_placement(estimate: Estimate, task: Task, placement: Placement, estimator: Estimator) -> Cost:
+    """The cost with the bytes and the gain of a cache, of which the dry run knew nothing."""
+    cost, stats = estimate.cost, estimator.stats(task)
+    if estimate.trained is not None:
+        times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
+        cost = with_batches(replace(cost, **times), task, stats, placement, estimator.machine)
+    taken = placement.cache_bytes
+    sizes = {name: getattr(cost, name) + taken for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    return replace(cost, **sizes, bytes={**cost.bytes, "cache": taken} if taken else cost.bytes)
 
 
 def _decided(
@@ -276,6 +330,11 @@ def _decided(
     epochs = max(tasks[name].epochs for name in plan.members)
     found = estimator.compiling(estimate, tasks[plan.members[0]], plan)
     compiled, why = whether_to_compile(plan_options.compile, found, epochs, plan.device, plan.join)
+    if plan.mode == "sampled":
+        compiled, why = (
+            False,
+            ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else (),
+        )
     decisions = {"compiled": compiled, "why": (*plan.why, *why)}
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 
@@ -284,8 +343,8 @@ def grouped(
     tasks: Sequence[Task], estimator: Estimator, budget: int, throughput: Throughput, weave: bool | None = None
 ) -> list[Plan]:
     """Groups by what the estimator says of their memory."""
-    machine = estimator.machine
-    return group(
+    machine, by_name = estimator.machine, {task.label: task for task in tasks}
+    plans = group(
         tasks,
         estimator.stats,
         machine.device,
@@ -295,3 +354,4 @@ def grouped(
         budget=budget,
         weave=weave,
     )
+    return [estimator.placed(plan, by_name[plan.members[0]]) for plan in plans]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from weft.core.compatibility import graph_key
 from weft.core.graph_stats import GraphStats
@@ -12,10 +13,12 @@ from weft.core.plan import Plan, PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
+from weft.engine.base.kernel_store import seconds_to_compile
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
+from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
-from weft.engine.planning.kernel_store import seconds_to_compile
+from weft.engine.planning.placing import place_options
 from weft.engine.planning.sampled_estimates import alone_estimates
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.calibration import Calibration
@@ -33,18 +36,23 @@ def plan(
     budget: str | float | None = None,
     weave: bool | None = None,
     compile: bool | None = None,
+    features: str | None = None,
+    topology: str | None = None,
+    cache: str | float | None = None,
+    cache_policy: Any = None,
 ) -> PlanReport:
     """Memory and time of ``work`` on ``machine``: tasks, groups, and the reason for every decision.
 
     ``machine``: a name (``"h200"``, ``"a100-40g"``, ``"cpu"``, ...), a file that ``weft probe`` wrote, a
     :class:`Machine`; None is the one at hand. ``budget``: bytes that it may take there (``"24GiB"``); None is all
-    the machine has. ``weave`` and ``compile`` as for :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
+    the machine has. The other options are those of :func:`weft.run`. ``str()`` of the answer is what ``weft plan``
     prints. The answer can be run: ``weft.run(report)`` trains the groups that it names.
 
     Nothing of the size of the graph is allocated, a graph of a named shape is not even generated, and no GPU is
     touched. Raises :class:`InputError` for what cannot be planned.
     """
     check_choices(weave=weave, compile=compile)
+    options = PlanOptions(weave, compile, **place_options(features, topology, cache, cache_policy))
     planned, name = _checked(work)
     check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
     there = find_machine(machine)
@@ -52,8 +60,8 @@ def plan(
     estimator = Estimator(there, load_calibration(there))
     tasks = [planned] if isinstance(planned, Task) else planned.tasks()
     room = there.memory_bytes if limit is None else limit
-    tasks = with_modes(tasks, estimator, room)
-    report = report_on(tasks, name, estimator, room, PlanOptions(weave, compile))
+    tasks = with_modes(tasks, estimator, room, options)
+    report = report_on(tasks, name, estimator, room, options)
     if machine is None and there.device == "cuda":
         report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     return _executable(report, planned, estimator, limit)
@@ -80,6 +88,7 @@ def report_on(
         if estimate is not None:
             check_budget(estimate, task, room)
     found = groups_within_budget(tasks, estimator, room, load_throughput(there.name), plan_options)
+    found = with_divisions(found, {task.label: task for task in tasks}, estimator, room, plan_options)
     by_name, one_a_graph = {task.label: task for task in tasks}, {graph_key(task): task for task in tasks}
     place = {name: index for index, (plan, _) in enumerate(found) for name in plan.members}
     groups = [_group(plan, estimate, by_name, room) for plan, estimate in found]
@@ -162,7 +171,7 @@ def _notes(
         notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
     if not machine.measured:
         notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
-    if calibration is None:
+    if calibration is None or not calibration.known:
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:
         notes.append(f"times are corrected by {len(calibration.observations)} earlier runs on this machine")

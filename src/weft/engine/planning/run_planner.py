@@ -14,12 +14,14 @@ from pathlib import Path
 import torch
 
 from weft.core.errors import DoesNotFitError, WeftError
+from weft.core.placement import on_device
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
+from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
@@ -62,7 +64,7 @@ class RunPlanner:
 
     def with_modes(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks, those sampled that leave it open and do not fit on the whole graph; see :func:`with_modes`."""
-        return with_modes(tasks, self._estimator, self.room)
+        return with_modes(tasks, self._estimator, self.room, self._plan_options)
 
     def weights(self, task: Task) -> tuple[str, ...]:
         """A digest of the names and shapes of the weights of ``task``; empty where they are not known."""
@@ -119,10 +121,10 @@ class RunPlanner:
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         try:
-            return [
-                plan
-                for plan, _ in groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
-            ]
+            found = groups_within_budget(tasks, self._estimator, self.room, throughput, self._plan_options)
+            by_name = {task.label: task for task in tasks}
+            divided = with_divisions(found, by_name, self._estimator, self.room, self._plan_options)
+            return [plan for plan, _ in divided]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
             told = f"memory by rule of thumb, time not known: {_in_words(error)}"
             return self._by_rule(tasks, throughput, told)
@@ -140,10 +142,10 @@ class RunPlanner:
     def learn(self, plan: Plan, folder: Path | None) -> None:
         """Keep measured beside predicted costs of a group for later plans; a failure to do so is ignored.
 
-        Stacks that overlap take less than their predicted sum, and what was compiled takes less than its
-        operators: nothing is learnt from those.
+        Stacks that overlap take less than their predicted sum, what was compiled takes less than its operators, and
+        what is read from elsewhere takes the link's time: nothing is learnt from those.
         """
-        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS
+        taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.places == on_device(plan.device)
         if taught and plan.join != "concurrent" and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):

@@ -9,15 +9,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from weft.core.compatibility import group_key, stack_key, width
 from weft.core.files import write_bytes
@@ -26,12 +22,13 @@ from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.task import Task
+from weft.engine.base.code_digest import code_digest
 from weft.engine.base.home import home
 from weft.ops.launch.device_limits import DeviceLimits
 
 FOLDER = "steps"
 MOST_FILES = 256  # of about 20 KB; the oldest go
-PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "stacks")
+PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "stacks", "places", "division")
 
 
 @dataclass(frozen=True)
@@ -105,18 +102,6 @@ def switches(task: Task) -> tuple[bool, ...]:
     """Numbers that leave operators out when they are zero."""
     attention = task.dropout if task.attention_dropout is None else task.attention_dropout
     return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
-
-
-@cache
-def code_digest() -> str:
-    """Weft's source files by name, size and time, and torch's version: a change of either starts afresh."""
-    root = Path(__file__).parents[2]
-    found = [f"torch {torch.__version__}"]
-    for folder, _, names in sorted(os.walk(root)):
-        for name in sorted(name for name in names if name.endswith(".py")):
-            status = os.stat(os.path.join(folder, name))
-            found.append(f"{folder}/{name} {status.st_size} {status.st_mtime_ns}")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -1,22 +1,31 @@
-"""Choose sampled training for tasks that leave the mode open and whose graph does not fit as a whole."""
+"""Choose sampled training for tasks that leave the mode open and do not fit as a whole; then where their things lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from weft.core.errors import WeftError
+from weft.core.plan import PlanOptions
 from weft.core.task import Task
-from weft.engine.planning.estimator import Estimator
+from weft.engine.planning.estimator import NONE, Estimator
+from weft.engine.planning.placing import place_one, with_places
 from weft.planner.grouping.limits import Limits
 from weft.planner.training_mode import may_sample
 
 
-def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int) -> list[Task]:
+def with_modes(tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions = NONE) -> list[Task]:
     """``tasks``, with ``mode="sampled"`` where ``mode="auto"`` needs more than ``room`` on the whole graph.
 
-    A task that would not fit sampled either is left as it is, and refused with what it needs as a whole.
+    So are tasks that leave it open if ``options`` say where features or edges lie. A task that would not fit sampled
+    either is left as it is, and refused with what it needs as a whole. The estimator then knows where things lie.
     """
-    return [_sampled(task) if may_sample(task) and _needs_sampling(task, estimator, room) else task for task in tasks]
+    found = [_sampled(task) if _to_sample(task, estimator, room, options) else task for task in tasks]
+    with_places(found, estimator, room, options)
+    return found
+
+
+def _to_sample(task: Task, estimator: Estimator, room: int, options: PlanOptions) -> bool:
+    return may_sample(task) and (options.places or _needs_sampling(task, estimator, room))
 
 
 def in_mode(task: Task, mode: str) -> Task:
@@ -34,6 +43,6 @@ def _needs_sampling(task: Task, estimator: Estimator, room: int) -> bool:
         return False
     try:
         whole = estimator.alone(task).cost.total_bytes
-        return whole > room and estimator.alone(_sampled(task)).cost.total_bytes <= room
+        return whole > room and place_one(_sampled(task), estimator, room)
     except WeftError:
         return False

@@ -8,8 +8,8 @@ from contextlib import suppress
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.base.host import cpu_count
+from weft.engine.base.kernel_store import KernelStore, triton_folder
 from weft.engine.planning.estimator import Estimator
-from weft.engine.planning.kernel_store import KernelStore, triton_folder
 from weft.ops.launch.backend import have_triton
 from weft.ops.launch.parallel_compile import can_compile_in_parallel, compile_versions
 from weft.ops.launch.triton_key import keep_triton_key

@@ -13,6 +13,8 @@ ROWS = {
     "epoch": ("epoch_seconds", show_seconds),
     "tensors at the peak": ("peak_bytes", show_bytes),
     "held by the allocator": ("reserved_bytes", show_bytes),
+    "rows from the feature cache": ("feature_hit_rate", "{:.1%}".format),
+    "lists from the cache": ("list_hit_rate", "{:.1%}".format),
 }
 
 
@@ -31,3 +33,17 @@ def predicted_and_measured(plan: Plan) -> str:
 def _shown(amounts: Mapping[str, Any], key: str, show: Any) -> str:
     value = amounts.get(key)
     return show(value) if isinstance(value, (int, float)) and value > 0 else ""
+
+
+def cache_words(plan: Plan) -> str:
+    """What caches had, in a sentence; empty without any."""
+    found = plan.measured
+    parts = [
+        f"{found[rate]:.1%} of {found[count]:,.0f} {what}"
+        for rate, count, what in (
+            ("feature_hit_rate", "rows_read", "feature rows"),
+            ("list_hit_rate", "lists_read", "neighbour lists"),
+        )
+        if rate in found
+    ]
+    return f"from the cache: {', '.join(parts)}" if parts else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from weft.core.decision import RUNNING, Decision, GroupOutline, MemberOutline, Requests, Stop, Update
 from weft.core.errors import SpecError
+from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.repacking import LEAVE_EVERY, Pace, pays_to_leave
 from weft.planner.pruning import Policy, every
 
@@ -76,11 +77,17 @@ class Driver:
     """Decides what a session of ``group`` does next.
 
     ``board`` has the standings of all members that have begun, in whichever group: a pruning policy compares them.
+    ``adapter`` divides the batches of the group anew when their phases drift.
     """
 
     def __init__(
-        self, group: GroupOutline, options: DriverOptions | None = None, board: dict[str, Standing] | None = None
+        self,
+        group: GroupOutline,
+        options: DriverOptions | None = None,
+        board: dict[str, Standing] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
+        self._adapter, self._adapted = adapter, dict[str, Any]()
         self._group, self._options = group, options or DriverOptions()
         self._look_seconds = LOOK_SECONDS if self._options.look_seconds is None else self._options.look_seconds
         self._leave_every = self._options.leave_every or LEAVE_EVERY
@@ -114,8 +121,10 @@ class Driver:
         one = updates[0]
         trained = one.epochs - self._epoch if self._begun else 0
         self._begun, self._epoch = True, one.epochs
+        self._adapted = {}
         if trained:
             self._learn_pace(one, trained)
+            self._adapt(one, trained)
         return trained
 
     def _learn_pace(self, update: Update, trained: int) -> None:
@@ -126,6 +135,14 @@ class Driver:
         if self._options.period is None:
             wanted = int(self._look_seconds / max(epoch_seconds, 1e-9))
             self._period = max(1, min(wanted, GROWTH * self._period))
+
+    def _adapt(self, update: Update, trained: int) -> None:
+        """Whether to divide batches anew, and what the journal is to say of it."""
+        if self._adapter is None or not update.phases:
+            return
+        change = self._adapter.observe(update.phases, trained)
+        notes = self._adapter.told(update.seconds / trained, change)
+        self._adapted = {"divide": None if change is None else change.division.to_dict(), "notes": tuple(notes)}
 
     def _present(self) -> list[Standing]:
         return [member for member in self._members.values() if member.present]
@@ -181,7 +198,7 @@ class Driver:
     # ---- what next -----------------------------------------------------------------------------------
 
     def _next(self, stops: list[Stop], drop: tuple[str, ...], requests: Requests, trained: int) -> Decision:
-        about = {"stop": tuple(stops), "drop": drop}
+        about = {"stop": tuple(stops), "drop": drop, **self._adapted}
         was_paused, self._paused = self._paused, False
         if not self._running():
             return Decision(self._epoch, **about, save=not self._alone_and_diverged, finish=True)
@@ -200,7 +217,7 @@ class Driver:
 
     def _epochs_to_train(self) -> int:
         """Epochs to the next update: never past one at which a policy is called or members may leave."""
-        ends, policy = [self._period], self._options.policy
+        ends, policy = [self._period if self._adapter is None else 1], self._options.policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
         if self._leaves_by_epoch and len(self._present()) > 1:

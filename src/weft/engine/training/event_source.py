@@ -7,7 +7,7 @@ import platform
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,8 @@ from weft.engine.training.member_progress import MemberProgress
 from weft.runtime.group import GroupRun
 
 Listener = Callable[[Event], None]
+Reads = Mapping[str, float]
+NO_READS: Reads = {}
 SUM_UP_SECONDS = 0.5  # between two progress events of a sweep, which name every running member
 
 
@@ -36,8 +38,10 @@ class EventSource(Protocol):
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
         """A group is about to train; ``key`` names it for good, ``position`` is its place among ``plans`` now."""
 
-    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
-        """Members have advanced by ``trained`` epochs, all together, since the last time."""
+    def progress(
+        self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
+    ) -> None:
+        """Members have advanced by ``trained`` epochs, all together, since the last time; ``reads``: of caches."""
 
     def ended(self, track: MemberProgress) -> None:
         """A member has ended."""
@@ -83,13 +87,15 @@ class TaskEvents:
         data |= {"graph": about_graph(group), **group.describe(0)}
         self.event("start", **data, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
 
-    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
+    def progress(
+        self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
+    ) -> None:
         (track,) = tracks
         if track.rows:
             rate = trained / max(seconds, 1e-9)
             standing = track.standing()
             first = {key: standing.pop(key) for key in ("epoch", "epochs")}
-            self.event("progress", **first, epochs_per_second=rate, **standing)
+            self.event("progress", **first, epochs_per_second=rate, **standing, **reads)
 
     def ended(self, track: MemberProgress) -> None:
         """The engine emits the end of a task once its files are written."""
@@ -154,7 +160,9 @@ class SweepEvents:
         about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
-    def progress(self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float) -> None:
+    def progress(
+        self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
+    ) -> None:
         self._begun |= {track.name: track for track in tracks}
         self._since = (self._since[0] + trained, self._since[1] + seconds)
         over = not any(track.running for track in tracks)
@@ -162,7 +170,7 @@ class SweepEvents:
             rate = self._since[0] / max(self._since[1], 1e-9)
             members = [{"task": t.name, "status": t.status, **t.standing()} for t in tracks]
             whole = {"done": self._done(), "total": self._left(), "epochs_per_second": rate}
-            self.event("progress", **self._group, epoch=epoch, **whole, members=members)
+            self.event("progress", **self._group, epoch=epoch, **whole, **reads, members=members)
             self._told, self._since = time.monotonic(), (0, 0.0)
 
     def _done(self) -> int:

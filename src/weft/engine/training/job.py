@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,31 +19,40 @@ from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
 from weft.engine.planning.learn_stack_sizes import learn
+from weft.engine.planning.phase_keys import phases_key
+from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.group_queue import next_group
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
+from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
+
+if TYPE_CHECKING:
+    from weft.engine.training.dividing import Dividing
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,8 @@ class JobOptions:
     budget: int | None = None
     plan_options: PlanOptions = field(default_factory=PlanOptions)
     report: PlanReport | None = None  # the groups to train, where they are planned already
+    batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
+    hardware: Any = None  # who prepares batches beside the host (weft.flow.Hardware); None: the GPU
 
 
 class Job:
@@ -73,6 +85,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
         self._results: dict[str, Result] = {}
@@ -83,7 +96,7 @@ class Job:
         self.groups: Groups = []
 
     def _make_graphs(self) -> Graphs:
-        return Graphs(self._device, on_host=self._options.budget is not None)
+        return Graphs(self._device, on_host=self._options.budget is not None, store=self._store)
 
     def graph_of(self, task: Task) -> GraphStats:
         """The summary of the graph of ``task``."""
@@ -103,17 +116,17 @@ class Job:
             check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
-            stack.enter_context(memory_cap(self._device, self._planner.machine, self._options.budget))
+            stack.enter_context(self._cap())
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
-        cap = memory_cap(self._device, self._planner.machine, self._options.budget)
-        with Interruption(self._options.control), cap:
+        with Interruption(self._options.control), self._cap():
             while waiting:
-                key, plan = waiting.pop(0)
+                (key, plan), _ = next_group(waiting, self._tasks)
+                waiting.remove((key, plan))
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
@@ -122,6 +135,10 @@ class Job:
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
         return [self._results[name] for name in self._tasks]
+
+    def _cap(self) -> AbstractContextManager[None]:
+        names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
+        return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
 
@@ -141,7 +158,8 @@ class Job:
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
         tasks = self._planner.with_modes(list(self._tasks.values()))
         self._planner.check(tasks)
-        throughput = learn(tasks, self._graphs.on_device, self._device, self._graphs.stats)
+        whole = [task for task in tasks if not task.sampled]
+        throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
@@ -172,7 +190,7 @@ class Job:
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     self._warm(tasks, plan)
-                    graph = self._graphs.on_device(tasks[0])
+                    graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
@@ -200,7 +218,42 @@ class Job:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=_source_for(tasks[0]))
+        whole = not tasks[0].sampled and self._options.batches is None
+        source = FullGraph if whole else self._sampled_source(tasks[0], plan)
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+
+    def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
+        from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
+        from weft.runtime.batches.sampled_source import source_for
+
+        loader = self._options.batches
+        if loader is None:
+            source = source_for(task, plan, own_policy(self._options.plan_options))
+        else:
+            source = loading_for(task, loader, plan)
+        return self._dividing.source(source, plan)
+
+    @cached_property
+    def _dividing(self) -> Dividing:
+        from weft.engine.training.dividing import Dividing
+
+        return Dividing(self._planner.machine, self._options.hardware)
+
+    def _divide(self, group: GroupRun) -> Adapter | None:
+        """Choose who prepares the batches of ``group``, where both sides can."""
+        if divided_source(group) is None:
+            return None
+        digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
+        trainer = getattr(self._options.hardware, "name", "gpu")
+        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        plan, adapter, told = self._dividing.divide(group, key)
+        if adapter is not None:
+            self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]
+            group.plan = plan
+            self._events.note(told)
+            if self._folder is not None:
+                self._folder.save_groups(self.groups)
+        return adapter
 
     def _begin(self, key: str, group: GroupRun) -> None:
         self._begun += 1
@@ -212,7 +265,8 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._folder.save_state, key)
-        driver = Driver(outline_of(group), self._options.driver, self._board)
+        adapter = self._divide(group)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
@@ -316,12 +370,3 @@ def _planned_words(groups: Groups) -> str:
     tasks = sum(len(plan.members) for _, plan in groups)
     several = f" in {len(groups)} groups" if len(groups) > 1 else ""
     return f"planned: {tasks} task{'s' if tasks > 1 else ''}{several}"
-
-
-def _source_for(task: Task) -> MakeSource:
-    """The source of batches of ``task``; a run on whole graphs does not import sampling."""
-    if not task.sampled:
-        return FullGraph
-    from weft.runtime.batches.sampled_source import source_for
-
-    return source_for(task)

@@ -13,7 +13,8 @@ from weft.core.decision import RUNNING, Update
 from weft.core.task import Task
 
 if TYPE_CHECKING:
-    from weft.runtime.group import GroupRun, MemberUpdate
+    from weft.runtime.group import GroupRun
+    from weft.runtime.group_members import MemberUpdate
 
 
 @dataclass

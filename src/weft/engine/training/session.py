@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
+from weft.core.division import Division
 from weft.core.errors import SpecError, TrainingError
 from weft.engine.base.control import Control
 from weft.engine.base.model_errors import clear_model_errors
@@ -20,6 +21,7 @@ from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.member_progress import MemberProgress
 from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source
 
 Save = Callable[[GroupRun, dict[str, Any]], Path]
 
@@ -60,10 +62,11 @@ class Session:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Seconds of an epoch of the whole group, and over how many it was measured; empty if none was."""
+        """Seconds of an epoch of the whole group, and over how many; what caches had. Empty if neither is known."""
+        reads = self.group.reads()
         if not self._whole_epochs:
-            return {}
-        return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs}
+            return reads
+        return {"epoch_seconds": self._whole_seconds / self._whole_epochs, "epochs": self._whole_epochs, **reads}
 
     def resume(self, tensors: dict[str, Any], about: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
@@ -96,14 +99,19 @@ class Session:
         seconds, prepare_seconds = self._train(self._next) if self._next else (0.0, 0.0)
         done = sum(track.epoch for track in self._running) - sum(before)
         self._trained = (done, seconds)
-        about = {"seconds": seconds, "prepare_seconds": prepare_seconds}
+        about = {"seconds": seconds, "prepare_seconds": prepare_seconds, "phases": self._phases()}
         return [self._update(track, first, **about) for track, first in zip(self._running, before, strict=True)]
 
     def standing(self) -> list[Update]:
         """Where every member stands, from its first epoch on: what a new driver needs to know."""
         return [self._update(track, 0) for track in self.tracks]
 
-    def _update(self, track: MemberProgress, first: int, **measured: float) -> Update:
+    def _phases(self) -> dict[str, float]:
+        """Mean seconds per batch of the phases that were measured while training."""
+        source = divided_source(self.group)
+        return {} if source is None else {key: time.mean for key, time in source.phases().items()}
+
+    def _update(self, track: MemberProgress, first: int, **measured: Any) -> Update:
         present = self.group.members[self._places[track.name]].row is not None
         return track.update(first, epochs=self.group.epoch, steps=self._steps, present=present, **measured)
 
@@ -158,6 +166,7 @@ class Session:
         if decision.drop:
             self.group.drop([self._places[name] for name in decision.drop])
         self._next = decision.advance
+        self._divide(decision)
         self._tell()
         self._pause(decision.pause)
         if decision.finish:
@@ -184,6 +193,15 @@ class Session:
         if decision.finish and running and not decision.reason:
             raise SpecError(f"decision: finish=True with {running[0]!r} running needs a reason, such as 'preempted'")
 
+    def _divide(self, decision: Decision) -> None:
+        source = divided_source(self.group)
+        if decision.divide is not None:
+            if source is None:
+                raise SpecError("decision: divide is for a group whose batches are divided between two sides")
+            source.divide(Division.from_dict(decision.divide))
+        for note in decision.notes:
+            self._events.note(f"after epoch {self.group.epoch}: {note}")
+
     def _pause(self, paused: bool) -> None:
         if paused != self.paused:
             self.paused = paused
@@ -207,7 +225,7 @@ class Session:
             self._events.note(note)
         self._told_notes = len(self.group.notes)
         if self._trained[0]:
-            self._events.progress(self._running, self.group.epoch, *self._trained)
+            self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
         for track in self._running:
             if not track.running:
                 self._events.ended(track)

@@ -16,20 +16,26 @@ from weft.core.decision import Decision, Update
 from weft.core.errors import WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.dist.node_order import order_nodes, reordered_graph
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
+from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.engine.base.device import machine_of
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.base.machines import load_throughput
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.session import Save, Session
 from weft.graph.data.graph import Graph
 from weft.planner.partition import Partition, split_by_edges
+from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.batches.shard_source import Sharding
+from weft.runtime.batches.sharded_sampled_source import ShardedSampling
+from weft.runtime.batches.source import MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 
@@ -56,6 +62,9 @@ class SharedSession(Session):
             pass
         return Decision.from_json(said)
 
+    def _is_to_leave(self) -> bool:
+        return False  # between two steps no rank knows what rank 0 was asked for
+
 
 class ShardedJob(Job):
     """``tasks`` over ``ranks``; ``folder`` and the events of ranks other than 0 go nowhere."""
@@ -67,8 +76,9 @@ class ShardedJob(Job):
         events: EventSource,
         folder: RunFolder | None,
         options: JobOptions,
+        order: str = "given",
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._order = ranks, order
         self._shards: dict[Any, ShardGraph] = {}
         super().__init__(tasks, ranks.device, events, folder if ranks.rank == 0 else None, options)
 
@@ -121,8 +131,31 @@ class ShardedJob(Job):
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
+            graph = self._in_order(graph)
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
-        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=Sharding(self._ranks))
+            self._tune(self._shards[key], tasks)
+        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=self._source_for(tasks[0]))
+
+    def _source_for(self, task: Task) -> MakeSource:
+        """The whole graph in every step, or parts of sampled batches."""
+        if not task.sampled:
+            return Sharding(self._ranks)
+        source_for(task)  # refuses what no sampled training can do
+        return ShardedSampling(self._ranks, tuple(task.fanouts), task.batch, task.batch_seed)
+
+    def _in_order(self, graph: Graph) -> Graph:
+        """The graph with its nodes renumbered as was asked for: rank 0 finds the order, all ranks take it."""
+        if self._order == "given":
+            return graph
+        found = order_nodes(graph.adj, self._order, self._ranks.ranks) if self._first else None
+        return reordered_graph(graph, self._ranks.share(found))
+
+    def _tune(self, shard: ShardGraph, tasks: list[Task]) -> None:
+        """Choose the kernel's launch before the first epoch."""
+        adj = shard.adj
+        assert isinstance(adj, ShardedAdjacency)
+        if is_worth_tuning(adj, shard.stats().num_edges):
+            self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
 
     def _warm(self, tasks: list[Task], plan: Plan) -> None:
         """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
@@ -149,7 +182,7 @@ class NoEvents(EventSource):
     """Reports nothing: rank 0 does."""
 
 
-def train_as_rank(ranks: Ranks, tasks: Sequence[Task]) -> None:
+def train_as_rank(ranks: Ranks, tasks: Sequence[Task], order: str = "given") -> None:
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
-        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions()).train(resume=False)
+        ShardedJob(tasks, ranks, NoEvents(), None, JobOptions(), order).train(resume=False)

@@ -49,6 +49,7 @@ def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
     listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
     listed += _found_entries(root)
     listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
+    listed.append(Entry("planted:relations", "generated", note="classes that only the relations of edges tell"))
     listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in PLANETOID]
     listed += [Entry(f"ogb:{name}", "download", note="Open Graph Benchmark") for name in OGB_ARCHIVES]
     listed.append(Entry("pyg:DATASET", "download", note="any node dataset of PyG, e.g. pyg:Amazon/Photo"))

@@ -6,6 +6,7 @@
 | a path (has a separator, or exists)              | a saved folder or any file that is read                   |
 | ``NAME`` with NAME.npz or NAME/ in a data folder | that file; folders: ``root``, $WEFT_DATA, ~/.cache/weft/data |
 | ``shape:NAME``, ``shape:NAME?scale=0.1&seed=3``  | generated: :mod:`weft.graph.catalog.shapes`                       |
+| ``planted:relations``, ``planted:relations?nodes=500&seed=3`` | generated: classes that only relations tell  |
 | ``planetoid:cora``, ``ogb:ogbn-arxiv``, ``pyg:Reddit``, ``pyg:Amazon/Photo`` | downloaded once               |
 | ``cora``, ``citeseer``, ``pubmed``               | the data folder, else ``planetoid:``                      |
 """
@@ -29,6 +30,7 @@ from weft.graph.catalog.listing import all_names, data_folders, prefixed
 from weft.graph.data.graph import Graph
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
+PLANTED, PLANTED_NODES, PLANTED_CLASSES = "planted", 1_000, 4
 
 FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
     {"planetoid": datasets.planetoid, "ogb": datasets.ogb, "pyg": datasets.pyg}
@@ -54,6 +56,8 @@ def load(
         return readers.read(DEMO, name="demo").to(device)
     if colon and kind == "shape":
         return _shape(rest, seed, device)
+    if colon and kind == PLANTED:
+        return _planted(rest, seed, device)
     if colon and kind in FETCHERS:
         return FETCHERS[kind](rest, data_folders(root)[0]).to(device)
     if _looks_like_path(text):
@@ -82,23 +86,39 @@ def _shape(rest: str, seed: int, device: torch.device | str) -> Graph:
     return shapes.make(name, seed=int(options["seed"]), scale=options["scale"], device=device)
 
 
+def _planted(rest: str, seed: int, device: torch.device | str) -> Graph:
+    name, options = _options(f"{PLANTED}:{rest}", {"seed": seed, "nodes": PLANTED_NODES})
+    if name != f"{PLANTED}:relations":
+        raise GraphError(f"there is no graph {name!r}; planted:relations is the only one planted")
+    from weft.graph.generate import planted_relations
+
+    return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)
+
+
 def _shape_options(rest: str, seed: int) -> tuple[str, dict[str, float]]:
     """``NAME?scale=0.1&seed=3``."""
-    name, _, query = rest.partition("?")
-    options: dict[str, float] = {"seed": seed, "scale": 1.0}
+    name, options = _options(f"shape:{rest}", {"seed": seed, "scale": 1.0})
+    return name.removeprefix("shape:"), options
+
+
+def _options(text: str, defaults: Mapping[str, float]) -> tuple[str, dict[str, float]]:
+    """The name before the question mark, and the numbers behind it over their defaults."""
+    name, _, query = text.partition("?")
+    options = dict(defaults)
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key not in options:
-            raise GraphError(f"shape:{rest}: there is no option {key!r}; a shape takes scale and seed")
-        options[key] = _number(value, key, rest)
+            takes = " and ".join(sorted(options))
+            kind = "shape" if name.startswith("shape:") else "planted graph"
+            raise GraphError(f"{text}: there is no option {key!r}; a {kind} takes {takes}")
+        options[key] = _number(value, key, text, whole=isinstance(options[key], int))
     return name, options
 
 
-def _number(value: str, key: str, rest: str) -> float:
+def _number(value: str, key: str, text: str, *, whole: bool) -> float:
     try:
-        return int(value) if key == "seed" else float(value)
+        return int(value) if whole else float(value)
     except ValueError:
-        kind = "an integer" if key == "seed" else "a number"
-        raise GraphError(f"shape:{rest}: {key}={value!r} is not {kind}") from None
+        raise GraphError(f"{text}: {key}={value!r} is not {'an integer' if whole else 'a number'}") from None
 
 
 def _named(name: str, root: str | os.PathLike[str] | None) -> Graph:

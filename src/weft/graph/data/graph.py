@@ -17,6 +17,7 @@ from weft.graph.data import convert, validate
 from weft.graph.data import stats as summary
 from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges
 from weft.graph.data.labels import as_labels, check_num_classes, count_classes
+from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features
 from weft.graph.data.splits import SPLITS, as_split, check_disjoint, random_split
 from weft.graph.data.verify import verify
@@ -56,7 +57,10 @@ class Graph:
         self.test = none if test is None else test
         self._num_classes, self._num_relations = num_classes, num_relations
         self._stats: GraphStats | None = None
+        self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
+        if relation is not None and adj.relation is not relation:
+            self.adj = adj.related(relation, self.num_relations)
 
     def _check_shapes(self) -> None:
         adj = self.adj
@@ -87,6 +91,7 @@ class Graph:
         directed: bool = True,
         name: str = "graph",
         num_classes: int | None = None,
+        num_relations: int | None = None,
     ) -> Graph:
         """A graph from edges ``src[e] -> dst[e]`` in any order: lists, numpy arrays or torch tensors.
 
@@ -98,12 +103,16 @@ class Graph:
         ``directed=True`` keeps every edge as given, parallel ones too (they count twice in a sum).
         ``directed=False`` adds missing reverse edges and merges duplicates: all given edges between two
         nodes (and of one relation) become one edge each way, weighted by the mean of theirs.
+
+        ``relation`` numbers the kind of every edge, 0, 1, 2, ...; ``num_relations`` says how many kinds there are, if
+        the last of them have no edge.
         """
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
         if num_nodes is None:
             num_nodes = next((fields[key].shape[0] for key in ("x", "y") if fields[key] is not None), None)
         adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed)
-        return cls._assemble(adj, fields, relation, name, num_classes)
+        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
+        return cls._assemble(adj, fields, relation, name, **counts)
 
     @classmethod
     def from_csr(
@@ -120,6 +129,7 @@ class Graph:
         symmetric: bool | None = None,
         name: str = "graph",
         num_classes: int | None = None,
+        num_relations: int | None = None,
     ) -> Graph:
         """A graph from CSR by destination: ``indices[indptr[i]:indptr[i+1]]`` are the sources of node i.
 
@@ -129,7 +139,8 @@ class Graph:
         """
         adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric)
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
-        return cls._assemble(adj, fields, relation, name, num_classes)
+        counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
+        return cls._assemble(adj, fields, relation, name, **counts)
 
     @classmethod
     def _assemble(
@@ -139,11 +150,12 @@ class Graph:
         relation: Tensor | None,
         name: str,
         num_classes: int | None,
+        num_relations: int,
     ) -> Graph:
         """A graph of checked edges, checked features and labels, and splits still as the user gave them."""
         x, y = (value if value is None else value.to(adj.device) for value in (fields["x"], fields["y"]))
         check_num_classes(y, num_classes)
-        graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes)
+        graph = cls(adj, x, y, relation=relation, name=name, num_classes=num_classes, num_relations=num_relations)
         return graph.with_splits(fields["train"], fields["val"], fields["test"])
 
     @classmethod
@@ -155,13 +167,13 @@ class Graph:
         return cls.from_edges(**(convert.scipy_fields(matrix, weighted) | fields))
 
     @classmethod
-    def from_pyg(cls, data: Any, split: int = 0, name: str = "graph") -> Graph:
+    def from_pyg(cls, data: Any, split: int = 0, name: str = "graph", num_relations: int | None = None) -> Graph:
         """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_type and the masks.
 
         A one-column ``edge_attr`` is a weight if there is no ``edge_weight``; wider ones are left out.
-        ``split`` is the column of masks that hold several splits.
+        ``split`` is the column of masks that hold several splits; ``num_relations`` as for :meth:`from_edges`.
         """
-        return cls.from_edges(**convert.pyg_fields(data, split), name=name)
+        return cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
 
     @classmethod
     def from_dgl(
@@ -254,6 +266,7 @@ class Graph:
         names = ("adj", "x", "y", *SPLITS, "relation")
         held = {name: getattr(self, name) for name in names}
         moved = {name: None if value is None else value.to(device) for name, value in held.items()}
+        moved["relation"] = moved["adj"].relation  # moved with the edges
         if all(moved[name] is held[name] for name in names):
             return self
         graph = self._changed(**moved)
@@ -280,6 +293,10 @@ class Graph:
             nodes = nodes[self.y >= 0]
         parts = random_split(nodes, train, val, test, seed)
         return self._changed(**dict(zip(SPLITS, parts, strict=True)))
+
+    def with_one_hot_features(self) -> Graph:
+        """The same graph with one feature per node, its own, kept sparse: for nodes that have none."""
+        return self._changed(x=SparseFeatures.identity(self.num_nodes, self.device))
 
     def verify(self) -> Graph:
         """Every check on every value; raises a GraphError at the first that fails, returns the graph."""

@@ -82,6 +82,12 @@ class SparseFeatures:
         rows, cols = coo.indices()
         return cls.from_coo(rows, cols, coo.values(), tuple(coo.shape))
 
+    @classmethod
+    def identity(cls, num_nodes: int, device: torch.device | str = "cpu") -> SparseFeatures:
+        """One feature per node, its own: a first layer's weights are then learned embeddings of the nodes."""
+        ids = torch.arange(num_nodes + 1, dtype=torch.int32, device=device)
+        return cls(Adjacency(ids, ids[:-1], num_nodes, weight=torch.ones(num_nodes, device=device)))
+
     @property
     def shape(self) -> tuple[int, int]:
         """``(N, F)``."""

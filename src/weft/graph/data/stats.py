@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.core.graph_stats import GraphStats
 from weft.graph.data.arrays import dtype_name
+from weft.graph.data.relations import relation_edges, relation_rows
 from weft.graph.data.sparse_features import SparseFeatures
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def stats_of(graph: Graph) -> GraphStats:
         symmetric=graph.adj.symmetric,
         weighted=graph.adj.weight is not None,
         num_relations=graph.num_relations,
+        relation_edges=relation_edges(graph.adj),
+        relation_rows=relation_rows(graph.adj),
         max_degree=int(degrees.max()),
         degree_histogram=degree_histogram(degrees),
         num_train=graph.train.numel(),

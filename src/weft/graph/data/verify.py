@@ -11,6 +11,7 @@ from weft.graph.data import csr_from_edges as build
 from weft.graph.data import validate
 from weft.graph.data.edges import edge_values
 from weft.graph.data.labels import as_labels
+from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features, check_csr
 from weft.graph.data.splits import SPLITS
 
@@ -31,6 +32,8 @@ def check_ids(graph: Graph) -> None:
         if isinstance(graph.x, SparseFeatures):
             matrix = graph.x.matrix
             _check_matrix(matrix.indptr, matrix.indices, graph.num_features, "x_", "feature ids")
+        if graph.relation is not None:
+            validate.check_range(graph.relation, graph.num_relations, "relation", "relation numbers")
         for split in SPLITS:
             validate.check_range(getattr(graph, split), graph.num_nodes, split)
         if graph.y is not None and graph.y.dim() == 1 and not validate.all_between(graph.y, -1, graph.num_classes - 1):
@@ -51,6 +54,7 @@ def verify(graph: Graph) -> None:
     validate.check_range(adj.indices, adj.num_rows, "indices")
     validate.check_ascending(adj.indptr, adj.indices)
     edge_values(adj.weight, graph.relation, adj.indices)
+    check_relations(graph.relation, graph.num_relations or None)
     if adj.symmetric and not build.is_symmetric(adj):
         raise GraphError(f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it")
     if isinstance(graph.x, SparseFeatures):

@@ -13,6 +13,17 @@ from weft.graph.generate.wiring import CHUNK_EDGES, row_chunks
 LINE = 1 << 40
 
 
+def relation_shares(num_relations: int) -> np.ndarray:
+    """The share of the edges that each relation has ``[R]``, in proportion to ``1 / (r + 1)``."""
+    parts = 1.0 / np.arange(1, num_relations + 1)
+    return parts / parts.sum()
+
+
+def relation_sizes(num_relations: int, num_edges: int) -> tuple[int, ...]:
+    """About how many edges each relation has."""
+    return tuple(np.rint(relation_shares(num_relations) * num_edges).astype(int).tolist()) if num_relations else ()
+
+
 def relation_ids(indptr: Tensor, indices: Tensor, num_relations: int, *, symmetric: bool, seed: int) -> Tensor:
     """Relation of every stored entry ``[E]`` int32; relation r has a share in proportion to ``1 / (r + 1)``.
 

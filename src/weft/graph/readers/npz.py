@@ -1,8 +1,8 @@
 """Read a graph from one numpy archive (.npz, no pickles).
 
 Keys: ``src``, ``dst`` (or ``edge_index [2, E]``); optional ``num_nodes``, ``edge_weight``, ``relation``,
-``y``, ``train``, ``val``, ``test``, and the features as ``x [N, F]`` or as CSR: ``x_indptr``, ``x_indices``,
-``x_data``, ``x_shape``.
+``num_relations``, ``y``, ``train``, ``val``, ``test``, and the features as ``x [N, F]`` or as CSR: ``x_indptr``,
+``x_indices``, ``x_data``, ``x_shape``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def read_npz(path: str | Path, directed: bool = True, name: str | None = None) -
     fields = {key: arrays[key] for key in PLAIN_KEYS if key in arrays}
     if "x_indptr" in arrays:
         fields["x"] = _sparse_features(arrays, path)
-    if "num_nodes" in arrays:
-        fields["num_nodes"] = int(arrays["num_nodes"])
+    fields |= {key: int(arrays[key]) for key in ("num_nodes", "num_relations") if key in arrays}
     return Graph.from_edges(src, dst, **fields, directed=directed, name=name or path.stem)
 
 

@@ -65,7 +65,9 @@ def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:
         specs = {name: ArraySpec.from_dict(spec) for name, spec in meta["arrays"].items()}
         arrays = {name: map_array(folder / f"{name}.npy", spec) for name, spec in specs.items()}
         graph = _graph_of(meta, arrays)
-        graph._stats = GraphStats.from_dict(meta["stats"])
+        stats = GraphStats.from_dict(meta["stats"])
+        if not graph.num_relations or stats.relation_edges:  # a summary of an older Weft lacks those
+            graph._stats = stats
     except (KeyError, TypeError, AttributeError) as error:
         raise GraphError(f"{folder / META} lacks or garbles an entry: {error}; save the graph again") from None
     return graph.verify() if verify else graph

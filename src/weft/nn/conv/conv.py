@@ -9,6 +9,7 @@ from weft.nn.epilogue import Ending, Epilogue
 from weft.nn.features import Features, check_features, transform_own
 from weft.nn.initial import Initial, Parametrised, glorot
 from weft.ops import Adjacency
+from weft.ops.dense.linear import needs_gradient
 
 
 class Conv(Parametrised):
@@ -51,6 +52,10 @@ class Conv(Parametrised):
     def aggregate(self, x: Tensor, adj: Adjacency) -> Tensor | None:
         """This layer's aggregation of a constant dense ``x``, or None if it depends on weights."""
         return None
+
+    def aggregates_input(self, x: Tensor) -> bool:
+        """Whether a constant dense ``x`` is better aggregated before it is multiplied."""
+        return not needs_gradient(x) and aggregates_first(self.in_features, self.out_features, True)
 
     def extra_repr(self) -> str:
         """The widths."""

@@ -9,7 +9,7 @@ from weft import ops
 from weft.nn.checks import check_choice
 from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.epilogue import Ending
-from weft.nn.features import Features, as_dense, own_rows, transform, transform_own
+from weft.nn.features import Features, as_dense, keep_own_rows, own_rows, transform, transform_own
 from weft.nn.initial import kaiming
 from weft.nn.normalisation import without_weights
 from weft.ops import Adjacency
@@ -61,10 +61,10 @@ class SAGEConv(Conv):
 
     def _propagate_block(self, x: Tensor, adj: Adjacency, ending: Ending) -> Tensor:
         """Over a block the own rows are fewer than the neighbours'."""
+        own, x = keep_own_rows(x, adj.num_rows)
         if self._aggregates_first(x):
-            own = transform(own_rows(x, adj), self.weight_self)
-            return ending.linear(self._reduce(x, adj), self.weight_neighbour, own)
-        return ending.linear(own_rows(x, adj), self.weight_self, self._reduce(transform(x, self.weight_neighbour), adj))
+            return ending.linear(self._reduce(x, adj), self.weight_neighbour, transform(own, self.weight_self))
+        return ending.linear(own, self.weight_self, self._reduce(transform(x, self.weight_neighbour), adj))
 
     def _propagate_sparse(self, x: Features, adj: Adjacency, ending: Ending) -> Tensor:
         own = transform_own(x, self.weight_self, adj)

@@ -18,6 +18,7 @@ from weft.nn.conv.gat import GATConv
 from weft.nn.conv.gatv2 import GATv2Conv
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.gin import GINConv
+from weft.nn.conv.rgcn import RGCNConv
 from weft.nn.conv.sage import SAGEConv
 from weft.nn.norm import BatchNorm, LayerNorm
 
@@ -158,6 +159,15 @@ def _gatv2_pairs(ours: GATv2Conv, theirs: Any) -> dict[str, tuple[Tensor | None,
     return pairs
 
 
+def _rgcn_pairs(ours: RGCNConv, theirs: Any) -> dict[str, tuple[Tensor | None, Tensor | None]]:
+    return {
+        "weight": (ours.weight, theirs.weight),
+        "coefficients": (ours.coefficients, theirs.comp),
+        "weight_self": (ours.weight_self.T, theirs.root),
+        "bias": (ours.bias, theirs.bias),
+    }
+
+
 def _swapped(pairs: dict[str, tuple[Tensor | None, Tensor | None]]) -> dict[str, tuple[Any, Any]]:
     return {name: (theirs, ours) for name, (ours, theirs) in pairs.items()}
 
@@ -191,6 +201,8 @@ def conv_from_pyg(theirs: nn.Module) -> Conv:
         pyg.GINConv: (_gin_from, _gin_pairs),
         pyg.GATConv: (_gat_from, _gat_pairs),
         pyg.GATv2Conv: (_gatv2_from, _gatv2_pairs),
+        pyg.RGCNConv: (_rgcn_from, _rgcn_pairs),
+        pyg.FastRGCNConv: (_rgcn_from, _rgcn_pairs),
     }
     if type(theirs) not in makers:
         known = ", ".join(kind.__name__ for kind in makers)
@@ -255,6 +267,15 @@ def _gatv2_from(theirs: Any) -> GATv2Conv:
     return GATv2Conv(theirs.lin_l.weight.shape[1], share_weights=theirs.share_weights, **options)
 
 
+def _rgcn_from(theirs: Any) -> RGCNConv:
+    require(theirs, aggr="mean")
+    if theirs.root is None:
+        raise SpecError(f"{type(theirs).__name__}: root_weight=False has no counterpart in Weft")
+    inputs, outputs = theirs.root.shape
+    sharing = {"bases": theirs.num_bases, "blocks": theirs.num_blocks}
+    return RGCNConv(inputs, outputs, theirs.num_relations, **sharing, bias=theirs.bias is not None)
+
+
 def conv_to_pyg(ours: Conv) -> nn.Module:
     """The inverse of :func:`conv_from_pyg`."""
     makers: dict[type, tuple[Callable[[Any], nn.Module], Callable[[Any, Any], Any]]] = {
@@ -263,6 +284,7 @@ def conv_to_pyg(ours: Conv) -> nn.Module:
         GINConv: (_gin_to, _gin_pairs),
         GATConv: (_gat_to, _gat_pairs),
         GATv2Conv: (_gatv2_to, _gatv2_pairs),
+        RGCNConv: (_rgcn_to, _rgcn_pairs),
     }
     if not isinstance(ours, AttentionConv) and ours.weight_residual is not None:
         raise SpecError(f"{type(ours).__name__}: residual=True has no counterpart in PyG")
@@ -309,3 +331,9 @@ def _gat_to(ours: GATConv) -> nn.Module:
 def _gatv2_to(ours: GATv2Conv) -> nn.Module:
     options = _shared_options(ours) | {"share_weights": ours.share_weights}
     return library().GATv2Conv(ours.in_features, ours.head_features, **options)
+
+
+def _rgcn_to(ours: RGCNConv) -> nn.Module:
+    sharing = {"num_bases": ours.bases, "num_blocks": ours.blocks}
+    sizes = ours.in_features, ours.out_features, ours.num_relations
+    return library().RGCNConv(*sizes, **sharing, bias=ours.bias is not None)

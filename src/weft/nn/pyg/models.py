@@ -76,6 +76,8 @@ def _model_from_pyg(theirs: Any) -> GNN:
 def _model_to_pyg(ours: GNN) -> nn.Module:
     pyg = library()
     kinds = {GCN: pyg.GCN, SAGE: pyg.GraphSAGE, GIN: pyg.GIN, GAT: pyg.GAT, GATv2: pyg.GAT}
+    if type(ours) not in kinds:
+        raise SpecError(f"{type(ours).__name__} has no counterpart among PyG's models; its layers can be converted")
     options: dict[str, Any] = {"v2": True} if isinstance(ours, GATv2) else {}
     hidden = list(ours.epilogues)
     if hidden:

@@ -48,35 +48,35 @@ def coefficient_mask(
 
 
 def attention_torch(
-    x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, walk: PackedCSR
+    x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, mask: Tensor | None, csr: PackedCSR
 ) -> Tensor:
     """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
-    cols, rows = walk.indices.long(), walk.rows()
+    cols, rows = csr.indices.long(), csr.rows()
     acc = accumulate_dtype(x.dtype)
     scores = leaky_relu(a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc), slope)
-    alpha = segment_softmax(scores, walk)
+    alpha = segment_softmax(scores, csr)
     if mask is not None:
         alpha = alpha * mask
     messages = alpha[..., None] * x.index_select(-3, cols).to(acc)
-    out = segment_sum(messages.flatten(-2), walk)
+    out = segment_sum(messages.flatten(-2), csr)
     return out.unflatten(-1, x.shape[-2:]).to(x.dtype)
 
 
-def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR):
+def attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR):
     """``(out, out_plus, alpha_plus, log of the softmax's denominator)``: reference for the fused forward."""
-    cols, rows = walk.indices.long(), walk.rows()
+    cols, rows = csr.indices.long(), csr.rows()
     acc = accumulate_dtype(x.dtype)
     argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
     scores = leaky_relu(argument, slope)
-    alpha = segment_softmax(scores, walk)
-    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    alpha = segment_softmax(scores, csr)
+    mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
     kept = alpha if mask is None else alpha * mask
     positive = (argument > 0).to(acc)
     gathered = x.index_select(-3, cols).to(acc)
-    out = segment_sum((kept[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
-    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), walk).unflatten(-1, x.shape[-2:])
-    alpha_plus = segment_sum(alpha * positive, walk)
-    return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, walk)
+    out = segment_sum((kept[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    out_plus = segment_sum(((kept * positive)[..., None] * gathered).flatten(-2), csr).unflatten(-1, x.shape[-2:])
+    alpha_plus = segment_sum(alpha * positive, csr)
+    return out.to(x.dtype), out_plus.to(x.dtype), alpha_plus, segment_log_sum_exp(scores, csr)
 
 
 def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope: float):
@@ -92,14 +92,14 @@ def attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum
     return stats, ((1.0 - slope) * (plus - delta * alpha_plus)).to(a_dst.dtype)
 
 
-def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR):
+def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR):
     """``(grad_x [..., M, H, D], grad_a_src [..., M, H])``: reference for the pass over the transpose."""
     a_dst, log_sum, delta = stats.unbind(-2)
-    cols, rows = walk.indices.long(), walk.rows()
+    cols, rows = csr.indices.long(), csr.rows()
     acc = accumulate_dtype(x.dtype)
     argument = a_src.index_select(-2, cols).to(acc) + a_dst.index_select(-2, rows).to(acc)
     alpha = (leaky_relu(argument, slope) - log_sum.index_select(-2, rows)).exp()
-    mask = coefficient_mask(rate, clock, site, walk.num_edges, x.shape[-2])
+    mask = coefficient_mask(rate, clock, site, csr.num_edges, x.shape[-2])
     gathered = grad.index_select(-3, rows).to(acc)
     dots = (gathered * x.index_select(-3, cols).to(acc)).sum(-1)
     kept = alpha if mask is None else alpha * mask
@@ -110,32 +110,32 @@ def attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, wa
     return grad_x.to(x.dtype), grad_a.to(a_src.dtype)
 
 
-def attend(x, a_src, a_dst, slope, rate, clock, site, walk: PackedCSR, training: bool):
+def attend(x, a_src, a_dst, slope, rate, clock, site, csr: PackedCSR, training: bool):
     """``(out, out_plus, alpha_plus, log_sum)`` by the backend of the tensors' device."""
     if use_triton(x):
-        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, walk, training)
+        return attention_forward_triton(x, a_src, a_dst, slope, rate, clock, site, csr, training)
     x, a_src, a_dst = x.contiguous(), a_src.contiguous(), a_dst.contiguous()
     if cpu.serves(x, a_src, a_dst):
-        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, walk)
-    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, walk)
+        return cpu.attention_forward(x, a_src, a_dst, slope, rate, clock, site, csr)
+    return attention_forward_torch(x, a_src, a_dst, slope, rate, clock, site, csr)
 
 
-def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
+def attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
     """``(grad_x, grad_a_src, grad_a_dst)`` on the CPU; ``saved`` are the forward's results."""
     out, out_plus, alpha_plus, log_sum = saved
     stats, grad_a_dst = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
-    return *_walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk, back), grad_a_dst
+    return *_backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr, back), grad_a_dst
 
 
-def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR, back: PackedCSR):
+def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedCSR, back: PackedCSR):
     """``(grad_x, grad_a_src)`` by the backend of the tensors' device."""
     if use_triton(x):
         return attention_backward_triton(grad, x, a_src, stats, slope, rate, clock, site, back)
     grad, x, a_src = grad.contiguous(), x.contiguous(), a_src.contiguous()
     if cpu.serves(x, a_src):
         a_dst, log_sum, delta = (value.contiguous() for value in stats.unbind(-2))
-        return cpu.attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, walk, back)
-    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, walk)
+        return cpu.attention_backward(grad, x, a_src, a_dst, delta, log_sum, slope, rate, clock, site, csr, back)
+    return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, csr)
 
 
 @custom_op(
@@ -143,11 +143,11 @@ def _walk_back(grad, x, a_src, stats, slope, rate, clock, site, walk: PackedCSR,
     mutates_args=(),
     schema=(
         "(Tensor x, Tensor a_src, Tensor a_dst, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
+        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor, Tensor)"
     ),
 )
-def _op(x, a_src, a_dst, slope, rate, clock, site, walk, back):
-    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
+def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
 @custom_op(
@@ -168,16 +168,16 @@ def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor x, Tensor a_src, Tensor stats, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
+        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
     ),
 )
-def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
-    return _walk_back(grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(walk), unpack_csr(back))
+def _backward_op(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
+    return _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
 
 
 @_op.register_fake
-def _fake(x, a_src, a_dst, slope, rate, clock, site, walk, back):
-    rows = walk[0].shape[0] - 1
+def _fake(x, a_src, a_dst, slope, rate, clock, site, csr, back):
+    rows = csr[0].shape[0] - 1
     out = x.new_empty(*x.shape[:-3], rows, *x.shape[-2:])
     stats = x.new_empty(*x.shape[:-3], rows, x.shape[-2], dtype=accumulate_dtype(x.dtype))
     return out, torch.empty_like(out), stats, torch.empty_like(stats)
@@ -190,13 +190,13 @@ def _row_gradient_fake(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+def _backward_fake(grad, x, a_src, stats, slope, rate, clock, site, csr, back):
     contiguous = torch.contiguous_format
     return torch.empty_like(x, memory_format=contiguous), torch.empty_like(a_src, memory_format=contiguous)
 
 
 def _setup(ctx, inputs, output):
-    x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
+    x, a_src, a_dst, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x, a_src, a_dst, rate, clock, *output)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
@@ -204,11 +204,11 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, *_):
     x, a_src, a_dst, rate, clock, out, out_plus, alpha_plus, log_sum = ctx.saved_tensors
-    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    nothing = [None] * len(ctx.csr), [None] * len(ctx.back)
     if grad is None:
         return None, None, None, None, None, None, None, *nothing
     stats, grad_a_dst = _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, ctx.slope)
-    grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
+    grad_x, grad_a_src = _backward_op(grad, x, a_src, stats, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
     return grad_x, grad_a_src, grad_a_dst, None, None, None, None, *nothing
 
 
@@ -216,10 +216,10 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 
 @_op.register_vmap
-def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, walk, back):
+def _vmap(info, in_dims, x, a_src, a_dst, slope, rate, clock, site, csr, back):
     lead = [lead_task(v, d, info.batch_size) for v, d in zip((x, a_src, a_dst), in_dims[:3], strict=True)]
     rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
-    return _op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0, 0)
+    return _op(*lead, slope, rate, clock, site, csr, back), (0, 0, 0, 0)
 
 
 @_row_gradient_op.register_vmap
@@ -230,10 +230,10 @@ def _row_gradient_vmap(info, in_dims, grad, out, out_plus, alpha_plus, a_dst, lo
 
 
 @_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, walk, back):
+def _backward_vmap(info, in_dims, grad, x, a_src, stats, slope, rate, clock, site, csr, back):
     lead = [lead_task(v, d, info.batch_size) for v, d in zip((grad, x, a_src, stats), in_dims[:4], strict=True)]
     rate, clock = lead_task(rate, in_dims[5], info.batch_size), lead_task(clock, in_dims[6], info.batch_size)
-    return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0)
+    return _backward_op(*lead, slope, rate, clock, site, csr, back), (0, 0)
 
 
 @supplied_by_adjacency
@@ -258,5 +258,5 @@ def graph_attention(
         )
     rate = as_rate(dropout, x.device) if clock is not None else None
     clock = None if rate is None else clock
-    walk, back = pack_csr(adj), pack_csr_backward(adj)
-    return _op(x, a_src, a_dst, slope, rate, clock, site, walk, back)[0]
+    csr, back = pack_csr(adj), pack_csr_backward(adj)
+    return _op(x, a_src, a_dst, slope, rate, clock, site, csr, back)[0]

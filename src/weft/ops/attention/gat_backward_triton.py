@@ -24,10 +24,10 @@ from weft.ops.attention.gat_gather_triton import (
     heads_of,
     lanes_of,
     leaky,
-    pieces_of,
     row_of,
     weigh_four,
     wide_offsets,
+    work_items,
 )
 from weft.ops.attention.gat_two_pass_triton import backward_in_two_passes, suits_one_pass
 from weft.ops.csr.packed import PackedCSR
@@ -292,7 +292,7 @@ def attention_backward_triton(
     }  # fmt: skip
     _attend_back_kernel[launch.grid(back, H, tasks)](
         grad, x, a_src, stats, stats if rate is None else rate.contiguous(),
-        stats if clock is None else clock.contiguous(), back.indices, back.perm, *pieces_of(back),
+        stats if clock is None else clock.contiguous(), back.indices, back.perm, *work_items(back),
         grad_x, grad_a, part, part_lost, work.heavy_row.numel(), work.light_row.numel(), partials, M, N,
         slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
         S_GRAD=s_grad, S_SRC=s_src, SHARED=shared, DROP=rate is not None,

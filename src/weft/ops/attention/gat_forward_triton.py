@@ -17,10 +17,10 @@ from weft.ops.attention.gat_gather_triton import (
     heads_of,
     lanes_of,
     leaky,
-    pieces_of,
     row_of,
     weigh_four,
     wide_offsets,
+    work_items,
 )
 from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
 from weft.ops.attention.gat_two_pass_triton import forward_in_two_passes, suits_one_pass
@@ -241,25 +241,25 @@ def _attend_hubs_kernel(
 
 def attention_forward_triton(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: PackedCSR, training: bool, launch: GatherLaunch | None = None, limit: float | None = None,
+    csr: PackedCSR, training: bool, launch: GatherLaunch | None = None, limit: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``(out, out_plus, alpha_plus, log_sum)``; the second is left unwritten unless ``training``.
 
     ``limit``: the spread of source scores above which rows find their own maximum. A ``launch`` is for the one-pass kernel.
     """
     M, H, D = x.shape[-3:]
-    N, lead, dtype = walk.num_rows, x.shape[:-3], accumulate_dtype(x.dtype)
+    N, lead, dtype = csr.num_rows, x.shape[:-3], accumulate_dtype(x.dtype)
     out, out_plus = x.new_empty(*lead, N, H, D), x.new_empty(*lead, N, H, D)
     alpha_plus, log_sum = x.new_empty(*lead, N, H, dtype=dtype), x.new_empty(*lead, N, H, dtype=dtype)
     if not out.numel():
         return out, out_plus, alpha_plus, log_sum
-    if launch is None and not suits_one_pass(x.dtype, D, walk.num_edges * H, limits_of(x.device)):
-        given = x, a_src, a_dst, slope, rate, clock, site, walk, training
+    if launch is None and not suits_one_pass(x.dtype, D, csr.num_edges * H, limits_of(x.device)):
+        given = x, a_src, a_dst, slope, rate, clock, site, csr, training
         forward_in_two_passes(*given, (out, out_plus, alpha_plus, log_sum), limit)
         return out, out_plus, alpha_plus, log_sum
     (x, s_x), (a_src, s_src), (a_dst, s_dst) = spaced_rows(x, 2), spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
     bounds = score_bounds(a_src, s_src, log_sum)
-    work, tasks = walk.work, lead.numel()
+    work, tasks = csr.work, lead.numel()
     partials = work.hub_of_partial.numel()
     part = log_sum.new_empty(2 if training else 1, tasks, max(partials, 1), H * D)
     part_sums = log_sum.new_empty(3, tasks, max(partials, 1), H)
@@ -269,14 +269,14 @@ def attention_forward_triton(
         "H": H, "D": D, "PLUS": training, "ACC": triton_acc(x.dtype), "BG": launch.block_heads,
         "BD": launch.block_width,
     }  # fmt: skip
-    _attend_kernel[launch.grid(walk, H, tasks)](
+    _attend_kernel[launch.grid(csr, H, tasks)](
         x, a_src, a_dst, bounds, log_sum if rate is None else rate.contiguous(),
-        log_sum if clock is None else clock.contiguous(), walk.indices, *pieces_of(walk), work.hub_ptr,
+        log_sum if clock is None else clock.contiguous(), csr.indices, *work_items(csr), work.hub_ptr,
         *results, part, part_sums, work.heavy_row.numel(), work.light_row.numel(), partials, M, N,
         slope, spread_limit(x.dtype, slope) if limit is None else limit, site,
         per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
         S_X=s_x, S_SRC=s_src, S_DST=s_dst, DROP=rate is not None,
-        WIDE=wide_offsets(M * max(s_x, s_src), walk.num_edges), BR=launch.block_rows, SCAN=64,
+        WIDE=wide_offsets(M * max(s_x, s_src), csr.num_edges), BR=launch.block_rows, SCAN=64,
         num_warps=launch.num_warps, **constants,
     )  # fmt: skip
     if partials:

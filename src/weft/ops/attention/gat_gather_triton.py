@@ -124,9 +124,9 @@ class GatherLaunch:
         """Chunks of a hub that are added per step."""
         return max(1, min(8, 1024 // (self.block_heads * self.block_width)))
 
-    def grid(self, walk: PackedCSR, heads: int, tasks: int) -> tuple[int, int, int]:
+    def grid(self, csr: PackedCSR, heads: int, tasks: int) -> tuple[int, int, int]:
         """The grid: work items, tiles of heads, tasks."""
-        heavy, light = walk.work.heavy_row.numel(), walk.work.light_row.numel()
+        heavy, light = csr.work.heavy_row.numel(), csr.work.light_row.numel()
         return heavy + -(-light // self.block_rows), -(-heads // self.block_heads), tasks
 
 
@@ -147,9 +147,9 @@ def choose_gather_launch(heads: int, width: int, shared: bool = False) -> Gather
     return GatherLaunch(max(2, min(8, 128 // size)), block, unit, max(1, min(8, size // 64)))
 
 
-def pieces_of(walk: PackedCSR) -> tuple[Tensor, ...]:
+def work_items(csr: PackedCSR) -> tuple[Tensor, ...]:
     """The work list as :func:`lanes_of` takes it."""
-    work = walk.work
+    work = csr.work
     return (
         work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
         work.hub_row, work.hub_of_partial,

@@ -35,13 +35,13 @@ def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     "weft::graph_attention_packed",
     mutates_args=(),
     schema=(
-        "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] walk, Tensor[] back)"
+        "(Tensor packed, int heads, float slope, Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back)"
         " -> (Tensor, Tensor, Tensor, Tensor)"
     ),
 )
-def _op(packed, heads, slope, rate, clock, site, walk, back):
+def _op(packed, heads, slope, rate, clock, site, csr, back):
     x, a_src, a_dst = take_apart(packed.contiguous(), heads)
-    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(walk), bool(back))
+    return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
 @custom_op(
@@ -49,10 +49,10 @@ def _op(packed, heads, slope, rate, clock, site, walk, back):
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor packed, Tensor out, Tensor out_plus, Tensor alpha_plus, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] walk, Tensor[] back) -> Tensor"
+        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> Tensor"
     ),
 )
-def _backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, walk, back):
+def _backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
     heads = grad.shape[-2]
     packed = packed.contiguous()
     x, a_src, a_dst = take_apart(packed, heads)
@@ -65,14 +65,14 @@ def _backward_op(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, 
         )
         return result
     saved = (out, out_plus, alpha_plus, log_sum)
-    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(walk), unpack_csr(back))
+    grads = attend_backward(grad, x, a_src, a_dst, saved, slope, rate, clock, site, unpack_csr(csr), unpack_csr(back))
     for into, value in zip((into_x, into_src, into_dst), grads, strict=True):
         into.copy_(value)
     return result
 
 
 @_op.register_fake
-def _fake(packed, heads, slope, rate, clock, site, walk, back):
+def _fake(packed, heads, slope, rate, clock, site, csr, back):
     width = (packed.shape[-1] - 2 * heads) // heads
     out = packed.new_empty(*packed.shape[:-1], heads, width)
     stats = packed.new_empty(*packed.shape[:-1], heads, dtype=accumulate_dtype(packed.dtype))
@@ -80,12 +80,12 @@ def _fake(packed, heads, slope, rate, clock, site, walk, back):
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, walk, back):
+def _backward_fake(grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back):
     return torch.empty_like(packed, memory_format=torch.contiguous_format)
 
 
 def _setup(ctx, inputs, output):
-    packed, _, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
+    packed, _, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(packed, rate, clock, *output)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
@@ -93,10 +93,10 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, *_):
     packed, rate, clock, *saved = ctx.saved_tensors
-    nothing = None, None, None, None, None, [None] * len(ctx.walk), [None] * len(ctx.back)
+    nothing = None, None, None, None, None, [None] * len(ctx.csr), [None] * len(ctx.back)
     if grad is None:
         return None, *nothing
-    grad = _backward_op(grad, packed, *saved, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
+    grad = _backward_op(grad, packed, *saved, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
     return grad, *nothing
 
 
@@ -104,22 +104,22 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 
 @_op.register_vmap
-def _vmap(info, in_dims, packed, heads, slope, rate, clock, site, walk, back):
+def _vmap(info, in_dims, packed, heads, slope, rate, clock, site, csr, back):
     size = info.batch_size
     packed = lead_task(packed, in_dims[0], size)
     rate, clock = lead_task(rate, in_dims[3], size), lead_task(clock, in_dims[4], size)
-    return _op(packed, heads, slope, rate, clock, site, walk, back), (0, 0, 0, 0)
+    return _op(packed, heads, slope, rate, clock, site, csr, back), (0, 0, 0, 0)
 
 
 @_backward_op.register_vmap
 def _backward_vmap(
-    info, in_dims, grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, walk, back
+    info, in_dims, grad, packed, out, out_plus, alpha_plus, log_sum, slope, rate, clock, site, csr, back
 ):
     size = info.batch_size
     tensors = (grad, packed, out, out_plus, alpha_plus, log_sum)
     lead = [lead_task(v, d, size).contiguous() for v, d in zip(tensors, in_dims[:6], strict=True)]
     rate, clock = lead_task(rate, in_dims[7], size), lead_task(clock, in_dims[8], size)
-    return _backward_op(*lead, slope, rate, clock, site, walk, back), 0
+    return _backward_op(*lead, slope, rate, clock, site, csr, back), 0
 
 
 @supplied_by_adjacency

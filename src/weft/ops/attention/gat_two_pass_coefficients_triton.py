@@ -22,7 +22,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from weft.ops.attention.gat_gather_triton import leaky, pieces_of
+from weft.ops.attention.gat_gather_triton import leaky, work_items
 from weft.ops.attention.gat_score_bounds_triton import score_bounds, spread_limit
 from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_owner, heavy_piece, heavy_row_span, light_rows
@@ -302,8 +302,8 @@ def choose_coefficient_launch(heads: int, kind: str) -> CoefficientLaunch:
 STORED_LIMIT = {torch.float16: 4.0}  # exp(-4) is a float16 with full precision
 
 
-def _grid(walk: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
-    heavy, light = walk.work.heavy_row.numel(), walk.work.light_row.numel()
+def _grid(csr: PackedCSR, heads: int, tile: dict[str, int], tasks: int) -> tuple[int, int, int]:
+    heavy, light = csr.work.heavy_row.numel(), csr.work.light_row.numel()
     return heavy + -(-light // tile["L"]), -(-heads // tile["BH"]), tasks
 
 
@@ -313,7 +313,7 @@ def _limit(dtype: torch.dtype, slope: float) -> float:
 
 
 def softmax_coefficients(
-    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR,
+    a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR,
     log_sum: Tensor, alpha_plus: Tensor, limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(signed coefficients [T, E, H] in the order of the edges, inverse [T, N, H])``.
@@ -322,20 +322,20 @@ def softmax_coefficients(
     ``log_sum`` and ``alpha_plus [..., N, H]`` on the way: the log-denominator, and the share of it that edges with a
     positive argument have. If source scores spread by more than ``limit``, a row finds its maximum first.
     """
-    work, acc = walk.work, triton_acc(log_sum.dtype)
+    work, acc = csr.work, triton_acc(log_sum.dtype)
     M, H = a_src.shape[-2:]
-    tasks, N = a_src.shape[:-2].numel(), walk.num_rows
+    tasks, N = a_src.shape[:-2].numel(), csr.num_rows
     (a_src, s_src), (a_dst, s_dst) = spaced_rows(a_src, 1), spaced_rows(a_dst, 1)
     bounds = score_bounds(a_src, s_src, log_sum)
-    out, inverse = a_src.new_empty(tasks, walk.num_edges, H), log_sum.new_empty(tasks, N, H)
+    out, inverse = a_src.new_empty(tasks, csr.num_edges, H), log_sum.new_empty(tasks, N, H)
     partials = work.hub_of_partial.numel()
     part = log_sum.new_empty(3, tasks, max(partials, 1), H)
     tile = choose_coefficient_launch(H, "forward").tile
-    _coefficients_kernel[_grid(walk, H, tile, tasks)](
+    _coefficients_kernel[_grid(csr, H, tile, tasks)](
         a_src, a_dst, bounds, log_sum if rate is None else rate.contiguous(),
-        log_sum if clock is None else clock.contiguous(), walk.indices, *pieces_of(walk), work.hub_ptr,
+        log_sum if clock is None else clock.contiguous(), csr.indices, *work_items(csr), work.hub_ptr,
         out, log_sum, alpha_plus, inverse, part,
-        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, walk.num_edges,
+        work.heavy_row.numel(), work.light_row.numel(), partials, M, N, csr.num_edges,
         slope, _limit(out.dtype, slope) if limit is None else limit, site,
         per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
         H=H, S_SRC=s_src, S_DST=s_dst, DROP=rate is not None, ACC=acc, **tile,
@@ -366,7 +366,7 @@ def coefficients_back(
     tile = choose_coefficient_launch(H, "backward").tile
     _coefficients_back_kernel[_grid(back, H, tile, tasks)](
         stats, a_src, stats if rate is None else rate.contiguous(), stats if clock is None else clock.contiguous(),
-        back.indices, back.perm, *pieces_of(back), out, loss, part,
+        back.indices, back.perm, *work_items(back), out, loss, part,
         work.heavy_row.numel(), work.light_row.numel(), partials, M, N, back.num_edges,
         slope, site, per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
         H=H, S_SRC=s_src, DROP=rate is not None, ACC=triton_acc(stats.dtype), **tile,

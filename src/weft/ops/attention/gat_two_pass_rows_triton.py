@@ -252,20 +252,20 @@ def choose_rows_launch(heads: int, width: int, shared: bool = False, itemsize: i
 
 
 def gather_rows(
-    value: Tensor, spacing: int, shared: bool, coefficient: Tensor, heads: int, width: int, walk: PackedCSR, plus: bool,
+    value: Tensor, spacing: int, shared: bool, coefficient: Tensor, heads: int, width: int, csr: PackedCSR, plus: bool,
     out: Tensor, out_spacing: int, out_plus: Tensor | None = None, *, inverse: Tensor | None = None,
     own: Tensor | None = None, own_spacing: int = 0, loss: Tensor | None = None, grad_a: Tensor | None = None,
     grad_a_spacing: int = 0, slope: float = 0.0, launch: RowsLaunch | None = None,
 ) -> None:  # fmt: skip
-    """Fill ``out`` (and ``out_plus``, or backward ``grad_a``) from rows of ``value`` along the edges of the CSR ``walk``.
+    """Fill ``out`` (and ``out_plus``, or backward ``grad_a``) from rows of ``value`` along the edges of ``csr``.
 
     ``value [T, M, ...]`` has its rows ``spacing`` elements apart (one head per row if ``shared``), ``coefficient`` is
     ``[T, E, H]``, ``out [T, N, H, D]`` has rows ``out_spacing`` apart. A row's sums are multiplied by its ``inverse
     [T, N, H]`` if given. With ``own [T, N, H, D]`` it is the backward pass.
     """
-    work, acc, sums = walk.work, triton_acc(coefficient.dtype), accumulate_dtype(coefficient.dtype)
+    work, acc, sums = csr.work, triton_acc(coefficient.dtype), accumulate_dtype(coefficient.dtype)
     tasks, E = coefficient.shape[:2]
-    N = walk.num_rows
+    N = csr.num_rows
     M = value.numel() // max(1, tasks * (width if shared else heads * width))
     launch = launch or choose_rows_launch(heads, width, shared, value.element_size())
     unit = launch.group_width
@@ -289,7 +289,7 @@ def gather_rows(
     }  # fmt: skip
     num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
     _gather_kernel[(num_heavy + -(-num_light // launch.block_rows), tiles, tasks)](
-        value, coefficient, own_or, loss_or, inverse_or, walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
+        value, coefficient, own_or, loss_or, inverse_or, csr.indices, work.heavy_start, work.heavy_len, work.heavy_row,
         work.light_start, work.light_len, work.light_row, out, plus_or, gains_or, part,
         num_heavy, num_light, partials, M, N, E, slope, SHARED=shared, S_V=spacing,
         BR=launch.block_rows, UNROLL=launch.unroll, num_warps=launch.num_warps, **constants,

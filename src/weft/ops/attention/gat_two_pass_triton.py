@@ -32,14 +32,14 @@ def suits_one_pass(dtype: torch.dtype, width: int, coefficients: int, limits: De
 
 def forward_in_two_passes(
     x: Tensor, a_src: Tensor, a_dst: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: PackedCSR, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
+    csr: PackedCSR, training: bool, results: tuple[Tensor, Tensor, Tensor, Tensor], limit: float | None = None,
 ) -> None:  # fmt: skip
     """Fill ``results``: out, out_plus (if ``training``), alpha_plus and log_sum."""
     H, D = x.shape[-2:]
     out, out_plus, alpha_plus, log_sum = results
     x, spacing = spaced_rows(x, 2)
-    weights, inverse = softmax_coefficients(a_src, a_dst, slope, rate, clock, site, walk, log_sum, alpha_plus, limit)
-    gather_rows(x, spacing, False, weights, H, D, walk, training, out, H * D, out_plus, inverse=inverse)
+    weights, inverse = softmax_coefficients(a_src, a_dst, slope, rate, clock, site, csr, log_sum, alpha_plus, limit)
+    gather_rows(x, spacing, False, weights, H, D, csr, training, out, H * D, out_plus, inverse=inverse)
 
 
 def backward_in_two_passes(

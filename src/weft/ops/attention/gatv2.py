@@ -27,38 +27,38 @@ from weft.ops.launch.backend import accumulate_dtype, use_triton
 from weft.ops.launch.custom_op import custom_op
 
 
-def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, walk: PackedCSR) -> tuple[Tensor, Tensor]:
+def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, csr: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(argument [..., E, H, D], score [..., E, H])`` in the accumulation type."""
     acc = accumulate_dtype(x_src.dtype)
-    argument = x_src.index_select(-3, walk.indices.long()).to(acc) + x_dst.index_select(-3, walk.rows()).to(acc)
+    argument = x_src.index_select(-3, csr.indices.long()).to(acc) + x_dst.index_select(-3, csr.rows()).to(acc)
     return argument, (leaky_relu(argument, slope) * att[..., None, :, :].to(acc)).sum(-1)
 
 
-def attention_v2_torch(x_src, x_dst, att, slope, mask, walk: PackedCSR) -> Tensor:
+def attention_v2_torch(x_src, x_dst, att, slope, mask, csr: PackedCSR) -> Tensor:
     """Reference, differentiable by autograd: materialises ``[..., E, H, D]``."""
-    _, scores = _edge_scores(x_src, x_dst, att, slope, walk)
-    alpha = segment_softmax(scores, walk)
+    _, scores = _edge_scores(x_src, x_dst, att, slope, csr)
+    alpha = segment_softmax(scores, csr)
     if mask is not None:
         alpha = alpha * mask
-    messages = alpha[..., None] * x_src.index_select(-3, walk.indices.long()).to(alpha.dtype)
-    return segment_sum(messages.flatten(-2), walk).unflatten(-1, x_src.shape[-2:]).to(x_src.dtype)
+    messages = alpha[..., None] * x_src.index_select(-3, csr.indices.long()).to(alpha.dtype)
+    return segment_sum(messages.flatten(-2), csr).unflatten(-1, x_src.shape[-2:]).to(x_src.dtype)
 
 
-def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, walk: PackedCSR):
+def attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, csr: PackedCSR):
     """``(out, log of the softmax's denominator)``: reference for the fused forward."""
-    mask = coefficient_mask(rate, clock, site, walk.num_edges, x_src.shape[-2])
-    out = attention_v2_torch(x_src, x_dst, att, slope, mask, walk)
-    _, scores = _edge_scores(x_src, x_dst, att, slope, walk)
-    return out, segment_log_sum_exp(scores, walk)
+    mask = coefficient_mask(rate, clock, site, csr.num_edges, x_src.shape[-2])
+    out = attention_v2_torch(x_src, x_dst, att, slope, mask, csr)
+    _, scores = _edge_scores(x_src, x_dst, att, slope, csr)
+    return out, segment_log_sum_exp(scores, csr)
 
 
-def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk: PackedCSR):
+def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr: PackedCSR):
     """``(grad_x_src, grad_x_dst, grad_att)``: reference for the two passes of the backward."""
-    cols, rows = walk.indices.long(), walk.rows()
-    argument, scores = _edge_scores(x_src, x_dst, att, slope, walk)
+    cols, rows = csr.indices.long(), csr.rows()
+    argument, scores = _edge_scores(x_src, x_dst, att, slope, csr)
     acc = scores.dtype
     alpha = (scores - log_sum.index_select(-2, rows)).exp()
-    mask = coefficient_mask(rate, clock, site, walk.num_edges, x_src.shape[-2])
+    mask = coefficient_mask(rate, clock, site, csr.num_edges, x_src.shape[-2])
     kept = alpha if mask is None else alpha * mask
     grad_e = grad.index_select(-3, rows).to(acc)
     dots = (grad_e * x_src.index_select(-3, cols).to(acc)).sum(-1)
@@ -77,11 +77,11 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
     mutates_args=(),
     schema=(
         "(Tensor x_src, Tensor x_dst, Tensor att, float slope, Tensor? rate, Tensor? clock, int site,"
-        " Tensor[] walk, Tensor[] back) -> (Tensor, Tensor)"
+        " Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)"
     ),
 )
-def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
-    opened = unpack_csr(walk)
+def _op(x_src, x_dst, att, slope, rate, clock, site, csr, back):
+    opened = unpack_csr(csr)
     if use_triton(x_src):
         return attention_v2_forward_triton(x_src, x_dst, att, slope, rate, clock, site, opened)
     if cpu.serves(x_src, x_dst, att):
@@ -94,11 +94,11 @@ def _op(x_src, x_dst, att, slope, rate, clock, site, walk, back):
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor x_src, Tensor x_dst, Tensor att, Tensor delta, Tensor log_sum, float slope,"
-        " Tensor? rate, Tensor? clock, int site, Tensor[] walk, Tensor[] back) -> (Tensor, Tensor, Tensor)"
+        " Tensor? rate, Tensor? clock, int site, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor, Tensor)"
     ),
 )
-def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
-    opened = unpack_csr(walk)
+def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
+    opened = unpack_csr(csr)
     if use_triton(x_src):
         return attention_v2_backward_triton(
             grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, opened, unpack_csr(back)
@@ -111,19 +111,19 @@ def _backward_op(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, si
 
 
 @_op.register_fake
-def _fake(x_src, x_dst, att, slope, rate, clock, site, walk, back):
+def _fake(x_src, x_dst, att, slope, rate, clock, site, csr, back):
     out = torch.empty_like(x_dst, memory_format=torch.contiguous_format)
     return out, out.new_empty(out.shape[:-1], dtype=accumulate_dtype(out.dtype))
 
 
 @_backward_op.register_fake
-def _backward_fake(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
+def _backward_fake(grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
     contiguous = torch.contiguous_format
     return tuple(torch.empty_like(v, memory_format=contiguous) for v in (x_src, x_dst, att))
 
 
 def _setup(ctx, inputs, output):
-    x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back = inputs
+    x_src, x_dst, att, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(x_src, x_dst, att, rate, clock, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # else autograd materialises zeros for outputs without gradients
@@ -131,13 +131,13 @@ def _setup(ctx, inputs, output):
 
 def _backward(ctx, grad, _):
     x_src, x_dst, att, rate, clock, out, log_sum = ctx.saved_tensors
-    nothing = [None] * len(ctx.walk), [None] * len(ctx.back)
+    nothing = [None] * len(ctx.csr), [None] * len(ctx.back)
     if grad is None:
         return None, None, None, None, None, None, None, *nothing
     grad = grad.contiguous()
     acc = accumulate_dtype(out.dtype)
     delta = (grad.to(acc) * out.to(acc)).sum(-1)
-    grads = _backward_op(grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.walk, ctx.back)
+    grads = _backward_op(grad, x_src, x_dst, att, delta, log_sum, ctx.slope, rate, clock, ctx.site, ctx.csr, ctx.back)
     return *grads, None, None, None, None, *nothing
 
 
@@ -145,18 +145,18 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 
 @_op.register_vmap
-def _vmap(info, in_dims, x_src, x_dst, att, slope, rate, clock, site, walk, back):
+def _vmap(info, in_dims, x_src, x_dst, att, slope, rate, clock, site, csr, back):
     lead = [lead_task(v, d, info.batch_size) for v, d in zip((x_src, x_dst, att), in_dims[:3], strict=True)]
     rate, clock = lead_task(rate, in_dims[4], info.batch_size), lead_task(clock, in_dims[5], info.batch_size)
-    return _op(*lead, slope, rate, clock, site, walk, back), (0, 0)
+    return _op(*lead, slope, rate, clock, site, csr, back), (0, 0)
 
 
 @_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back):
+def _backward_vmap(info, in_dims, grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back):
     tensors = (grad, x_src, x_dst, att, delta, log_sum)
     lead = [lead_task(v, d, info.batch_size) for v, d in zip(tensors, in_dims[:6], strict=True)]
     rate, clock = lead_task(rate, in_dims[7], info.batch_size), lead_task(clock, in_dims[8], info.batch_size)
-    return _backward_op(*lead, slope, rate, clock, site, walk, back), (0, 0, 0)
+    return _backward_op(*lead, slope, rate, clock, site, csr, back), (0, 0, 0)
 
 
 @supplied_by_adjacency
@@ -181,5 +181,5 @@ def graph_attention_v2(
         )
     rate = as_rate(dropout, x_src.device) if clock is not None else None
     clock = None if rate is None else clock
-    walk = pack_csr_by_length(adj)  # the gradient of att is a sum over all rows
-    return _op(x_src, x_dst, att, slope, rate, clock, site, walk, pack_csr_backward(adj))[0]
+    csr = pack_csr_by_length(adj)  # the gradient of att is a sum over all rows
+    return _op(x_src, x_dst, att, slope, rate, clock, site, csr, pack_csr_backward(adj))[0]

@@ -236,12 +236,12 @@ def _backward_kernel(
 
 def attention_v2_forward_triton(
     x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, rate: Tensor | None, clock: Tensor | None, site: int,
-    walk: PackedCSR, launch: AttentionLaunch | None = None,
+    csr: PackedCSR, launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``(out [..., N, H, D], log_sum [..., N, H])``."""
-    work = walk.work
+    work = csr.work
     M, H, D = x_src.shape[-3:]
-    N = walk.num_rows
+    N = csr.num_rows
     src_T, dst_T, att = flatten_tasks(x_src, 3), flatten_tasks(x_dst, 3), att.contiguous()
     tasks, acc = src_T.shape[0], accumulate_dtype(x_src.dtype)
     out = torch.empty_like(dst_T)
@@ -255,7 +255,7 @@ def attention_v2_forward_triton(
         num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
         _forward_kernel[(num_heavy + -(-num_light // launch.lanes), heads, tasks)](
             src_T, dst_T, att, out if rate is None else rate.contiguous(), out if clock is None else clock.contiguous(),
-            walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
+            csr.indices, work.heavy_start, work.heavy_len, work.heavy_row,
             work.light_start, work.light_len, work.light_row, work.hub_row, work.hub_of_partial,
             out, log_sum, part_stats, part_acc, num_heavy, num_light, partials, M, N, slope, site,
             per_task_stride(att, tasks, H * D), per_task_stride(rate, tasks, 1), per_task_stride(clock, tasks, 2),
@@ -273,18 +273,18 @@ def attention_v2_forward_triton(
 
 def attention_v2_backward_triton(
     grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
-    rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR, back: PackedCSR,
+    rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR, back: PackedCSR,
     launch: AttentionLaunch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``(grad_x_src, grad_x_dst, grad_att)``: the graph for the last two, the transpose for the first."""
     return attention_v2_backward_launches(
-        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, walk, back, launch
+        grad, x_src, x_dst, att, delta, log_sum, slope, rate, clock, site, csr, back, launch
     )()
 
 
 def attention_v2_backward_launches(
     grad: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, delta: Tensor, log_sum: Tensor, slope: float,
-    rate: Tensor | None, clock: Tensor | None, site: int, walk: PackedCSR, back: PackedCSR,
+    rate: Tensor | None, clock: Tensor | None, site: int, csr: PackedCSR, back: PackedCSR,
     launch: AttentionLaunch | None = None,
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
     """Launch both passes; what is returned adds up their parts once they have run."""
@@ -294,8 +294,8 @@ def attention_v2_backward_launches(
     tasks = src_T.shape[0]
     stats = torch.stack([log_sum, delta], -1).reshape(tasks, -1, H, 2)
     shared = (grad_T, stats, att.contiguous(), slope, rate, clock, site, launch)
-    grad_dst, part_att = _walk_backward(dst_T, src_T, *shared, walk, transposed=False)
-    grad_src, _ = _walk_backward(src_T, dst_T, *shared, back, transposed=True)
+    grad_dst, part_att = _backward_pass(dst_T, src_T, *shared, csr, transposed=False)
+    grad_src, _ = _backward_pass(src_T, dst_T, *shared, back, transposed=True)
 
     def finish() -> tuple[Tensor, Tensor, Tensor]:
         summed = part_att.sum(1)
@@ -305,9 +305,9 @@ def attention_v2_backward_launches(
     return finish
 
 
-def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch, walk: PackedCSR, *, transposed: bool):
-    """One pass; ``near`` are the rows of the CSR ``walk``. Returns their gradient and the parts of att's."""
-    work = walk.work
+def _backward_pass(near, far, grad, stats, att, slope, rate, clock, site, launch, csr: PackedCSR, *, transposed: bool):
+    """One pass; ``near`` are the rows of ``csr``. Returns their gradient and the parts of att's."""
+    work = csr.work
     tasks, num_near, H, D = near.shape
     acc = accumulate_dtype(near.dtype)
     partials = work.hub_of_partial.numel()
@@ -319,7 +319,7 @@ def _walk_backward(near, far, grad, stats, att, slope, rate, clock, site, launch
     if grad_near.numel():
         _backward_kernel[(programs, -(-H // launch.block_heads), tasks)](
             near, far, grad, stats, att, near if rate is None else rate.contiguous(),
-            near if clock is None else clock.contiguous(), walk.indices, walk.perm if transposed else walk.indices,
+            near if clock is None else clock.contiguous(), csr.indices, csr.perm if transposed else csr.indices,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
             work.hub_row, work.hub_of_partial, grad_near, part_near, part_att if part_att.numel() else part_near,
             num_heavy, num_light, partials, num_near, far.shape[1], slope, site,

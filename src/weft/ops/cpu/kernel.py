@@ -8,6 +8,7 @@ compiled version for each floating type, whatever is optional in a call.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,16 +32,29 @@ def kernel(function):
 
     Numba's own check covers only the file of the function and would miss a change in a module that it
     calls, so the stamp of the stored code is the digest of all of them. If there is no folder to write to, neither
-    beside the package nor in the user's cache, every process compiles for itself.
+    beside the package nor in the user's cache, or no room in it, every process compiles for itself.
     """
     try:
         compiled = njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:
         return njit(nogil=True, error_model="numpy")(function)
-    stored = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    store = getattr(compiled, "_cache", None)
+    stored = getattr(store, "_cache_file", None)
     if hasattr(stored, "_source_stamp"):
         stored._source_stamp = _sources_digest()
+    if hasattr(store, "save_overload"):
+        store.save_overload = _unless_disk_is_full(store.save_overload)
     return compiled
+
+
+def _unless_disk_is_full(save):
+    """``save``, which may find no room on the disk: the compiled code is there all the same."""
+
+    def tried(*given):
+        with suppress(OSError):
+            save(*given)
+
+    return tried
 
 
 part = njit(nogil=True, error_model="numpy", forceinline=True)  # a device function, compiled into its callers

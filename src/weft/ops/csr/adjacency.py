@@ -10,6 +10,7 @@ Shapes: N rows, M columns, E edges.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -36,10 +37,13 @@ class Adjacency:
     A rectangular matrix is a block: its rows are the first N of its M columns (destinations come first among the
     sources). ``source_scale [M]`` is GCN's ``D^-1/2`` of every source there: a block does not know their degrees.
     ``first_edge``: where its edges begin among those of the matrix that it is some rows of.
+    ``relation [E]`` int32 numbers the relation of every edge, below ``num_relations``; see :meth:`related`.
     """
 
     first_edge = 0
     spans_ranks = False  # whether other ranks hold the rest of its rows
+    relation: Tensor | None = None
+    num_relations = 0
 
     def __init__(
         self,
@@ -112,9 +116,10 @@ class Adjacency:
                 ("source_scale", self.source_scale),
             )
         }
-        return Adjacency(
+        there = Adjacency(
             self.indptr.to(device), self.indices.to(device), self.num_cols, symmetric=self.symmetric, **moved
         )
+        return there if self.relation is None else there.related(self.relation.to(device), self.num_relations)
 
     def scaled(
         self,
@@ -136,6 +141,13 @@ class Adjacency:
             source_scale=self.source_scale,
         )
         other._structure, other.nodes = self.structure, self.nodes
+        return other
+
+    def related(self, relation: Tensor, num_relations: int) -> Adjacency:
+        """The same matrix whose edges have these relations ``[E]``; forms derived from it do not keep them."""
+        other = copy(self)
+        other._structure, other._derived = self.structure, {}
+        other.relation, other.num_relations = relation, num_relations
         return other
 
     @property
@@ -229,14 +241,18 @@ class Adjacency:
                 )
             scale = self.source_scale
             return looped.scaled(weight=looped.weight, row_scale=scale[: self.num_rows], col_scale=scale)
-        if looped.weight is None:
-            degree = looped.degrees().to(torch.float32)
-        else:
-            degree = torch.zeros(looped.num_rows, dtype=looped.weight.dtype, device=self.device)
-            degree.index_add_(0, looped.rows().long(), looped.weight)
-        scale = degree.clamp(min=0).rsqrt()
-        scale = torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
+        scale = looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
+
+    def inverse_root_degrees(self) -> Tensor:
+        """``D^-1/2`` of the rows ``[N]``, by weight if edges have one; 0 for a row without."""
+        if self.weight is None:
+            degree = self.degrees().to(torch.float32)
+        else:
+            degree = torch.zeros(self.num_rows, dtype=self.weight.dtype, device=self.device)
+            degree.index_add_(0, self.rows().long(), self.weight)
+        scale = degree.clamp(min=0).rsqrt()
+        return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 
     def mean(self) -> Adjacency:
         """The mean over rows: the unweighted row sum divided by the degree."""

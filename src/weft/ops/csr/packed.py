@@ -1,7 +1,7 @@
 """Pack an adjacency into a flat list of tensors, as custom operators take it.
 
 Custom operators take tensors, not objects, so that they can be traced under fake tensors and batched by
-``vmap``. A packed CSR (``walk`` in operator schemas, ``back`` for the transpose) is
+``vmap``. A packed CSR (``csr`` in operator schemas, ``back`` for the transpose) is
 ``[indptr, indices, perm, rows, *work list]``; ``perm`` and ``rows`` are empty if they are not known or not
 needed, and only a GPU has a work list.
 """
@@ -72,7 +72,7 @@ def pack_csr_by_length(adj: Adjacency) -> list[Tensor]:
 
 
 def unpack_csr(tensors: list[Tensor]) -> PackedCSR:
-    """The inverse of :func:`pack`."""
+    """The inverse of :func:`pack_csr`."""
     work = WorkList(*tensors[HEADER:]) if len(tensors) > HEADER else None
     return PackedCSR(*tensors[:HEADER], work)
 

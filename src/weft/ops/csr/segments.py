@@ -11,16 +11,16 @@ from torch import Tensor
 from weft.ops.csr.packed import PackedCSR
 
 
-def segment_sum(values: Tensor, walk: PackedCSR) -> Tensor:
+def segment_sum(values: Tensor, csr: PackedCSR) -> Tensor:
     """Sum over the in-edges of every row; empty rows give 0."""
-    out = values.new_zeros(*values.shape[:-2], walk.num_rows, values.shape[-1])
-    return out.index_add(-2, walk.rows(), values)
+    out = values.new_zeros(*values.shape[:-2], csr.num_rows, values.shape[-1])
+    return out.index_add(-2, csr.rows(), values)
 
 
-def segment_max(values: Tensor, walk: PackedCSR) -> Tensor:
+def segment_max(values: Tensor, csr: PackedCSR) -> Tensor:
     """Maximum over the in-edges of every row; empty rows give -inf."""
-    out = values.new_full((*values.shape[:-2], walk.num_rows, values.shape[-1]), -torch.inf)
-    return scatter_extreme(out, walk.rows(), values, "amax")
+    out = values.new_full((*values.shape[:-2], csr.num_rows, values.shape[-1]), -torch.inf)
+    return scatter_extreme(out, csr.rows(), values, "amax")
 
 
 def scatter_extreme(out: Tensor, rows: Tensor, values: Tensor, reduce: str) -> Tensor:
@@ -28,15 +28,15 @@ def scatter_extreme(out: Tensor, rows: Tensor, values: Tensor, reduce: str) -> T
     return out.scatter_reduce(-2, rows[:, None].expand(values.shape), values, reduce)
 
 
-def segment_softmax(scores: Tensor, walk: PackedCSR) -> Tensor:
+def segment_softmax(scores: Tensor, csr: PackedCSR) -> Tensor:
     """Softmax over the in-edges of every row, ``[..., E, H]``."""
-    rows = walk.rows()
-    shifted = (scores - segment_max(scores, walk).index_select(-2, rows)).exp()
-    return shifted / segment_sum(shifted, walk).index_select(-2, rows)
+    rows = csr.rows()
+    shifted = (scores - segment_max(scores, csr).index_select(-2, rows)).exp()
+    return shifted / segment_sum(shifted, csr).index_select(-2, rows)
 
 
-def segment_log_sum_exp(scores: Tensor, walk: PackedCSR) -> Tensor:
+def segment_log_sum_exp(scores: Tensor, csr: PackedCSR) -> Tensor:
     """Log of the softmax's denominator for every row ``[..., N, H]``; -inf for empty rows."""
-    top = segment_max(scores, walk)
+    top = segment_max(scores, csr)
     top = torch.where(torch.isinf(top), 0.0, top)
-    return top + segment_sum((scores - top.index_select(-2, walk.rows())).exp(), walk).log()
+    return top + segment_sum((scores - top.index_select(-2, csr.rows())).exp(), csr).log()

@@ -16,9 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.core.settings.fanout import most_picks
 from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.hop import HopSample, check_fanout, check_slots
-from weft.ops.sampling.sample_triton import SampleLaunch, launch_sample
+from weft.ops.sampling.relations import RelationFanouts
+from weft.ops.sampling.relations_triton import launch_sample_relations
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample
 
 EMPTY = 2**31 - 1
 
@@ -148,29 +151,39 @@ def sample_hops_triton(
     indptr: Tensor,
     indices: Tensor,
     seeds: Tensor,
-    fanouts: list[int],
+    fanouts: list[int | tuple[int, ...]],
     clock: Tensor,
     compactor: Compactor,
     *,
     replace: bool = False,
     edges: bool = False,
+    cached: CachedLists | None = None,
     launch: SampleLaunch | None = None,
+    relations: RelationFanouts | None = None,
 ) -> list[DeviceHop]:
     """All hops of a batch, seeds outwards; hop h samples for every node found before it. Nothing is read back.
 
-    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1.
+    ``seeds [S]`` int32, ``clock [3]`` int64 on the device; fan-outs are at least 1. ``cached``: neighbour lists on the
+    device in front of ``indices`` in host memory. A hop with a fan-out per relation needs ``relations``.
     """
     for fanout in fanouts:
-        check_fanout(fanout, replace)
+        check_fanout(most_picks(fanout), replace)
     compactor.begin(seeds)
     nodes, num_rows = seeds, torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
     hops = []
     for number, fanout in enumerate(fanouts):
-        room = compactor.capacity(seeds.numel(), fanouts[: number + 1])
+        room = compactor.capacity(seeds.numel(), [most_picks(k) for k in fanouts[: number + 1]])
         offset = nodes.numel()  # every local id is below it
-        check_slots(nodes.numel(), fanout)
-        options = {"replace": replace, "edges": edges, "launch": launch, "table": compactor.table}
-        sample = launch_sample(indptr, indices, nodes, num_rows, fanout, clock, number, table_offset=offset, **options)
+        marks = {"table": compactor.table, "table_offset": offset}
+        if isinstance(fanout, int):
+            check_slots(nodes.numel(), fanout)
+            options = {"replace": replace, "edges": edges, "launch": launch, "cached": cached, **marks}
+            sample = launch_sample(indptr, indices, nodes, num_rows, fanout, clock, number, **options)
+        else:
+            assert relations is not None, "a fan-out per relation needs rows per relation"
+            slots = relations.slots(fanout, seeds.numel(), nodes.numel())
+            given = (nodes, num_rows, relations.on_device[fanout], max(fanout), clock, number)
+            sample = launch_sample_relations(relations.rows, *given, slots=slots, **marks)
         larger = torch.empty(room, dtype=torch.int32, device=seeds.device)
         larger[: nodes.numel()] = nodes
         local, num_nodes = compactor.assign(sample, offset, larger, num_rows)

@@ -78,7 +78,8 @@ class CpuSampler:
     """Samples hops of one batch after another from a CSR; use one per thread.
 
     ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``weight [E]`` float32, all on the CPU (mapped files too).
-    ``threads`` > 1 samples the rows of a hop in parallel; the result is the same.
+    ``threads`` > 1 samples the rows of a hop in parallel; the result is the same. ``relations`` > 0: ``indptr`` has a
+    row per (node, relation), and a hop may have a fan-out for each relation.
     """
 
     def __init__(
@@ -89,11 +90,15 @@ class CpuSampler:
         replace: bool = False,
         weight: Tensor | None = None,
         threads: int = 1,
+        relations: int = 0,
     ) -> None:
         if weight is not None and (weight.dtype != torch.float32 or not weight.is_contiguous()):
             raise InputError(f"edge weights must be contiguous float32, not {weight.dtype}; convert them once")
         self.indptr, self.indices, self.weight = indptr.contiguous(), indices.contiguous(), weight
-        self.num_nodes, self.replace, self.threads = indptr.numel() - 1, replace, threads
+        self._by_relation, self.relations = self.indptr, relations
+        if relations:
+            self.indptr = self.indptr[::relations].contiguous()
+        self.num_nodes, self.replace, self.threads = self.indptr.numel() - 1, replace, threads
         self._like = torch.empty(1, dtype=indptr.dtype).numpy()
         self._table = np.zeros(max(self.num_nodes, 1), np.int64)  # untouched pages take no memory
         self._stamp, self._count, self._clock = 0, 0, np.zeros(3, np.int64)
@@ -132,6 +137,27 @@ class CpuSampler:
         sample = HopSample(torch.from_numpy(out_indptr[: num_rows + 1]), local, torch.from_numpy(edges[:count]))
         return sample, Relabelled(self.nodes, local)
 
+    def hop_of_relations(self, fanouts: tuple[int, ...], hop: int, first: int = 0) -> tuple[HopSample, Relabelled]:
+        """As :meth:`hop`, with a fan-out per relation (0: none, -1: all); one thread."""
+        rows, num_rows = self._nodes[first : self._count], self._count - first
+        total = self._most_edges(rows, num_rows, FULL)
+        most = total if min(fanouts) < 0 else min(total, num_rows * sum(fanouts))
+        out_indptr = self.pool.take(num_rows + 1, np.int32)
+        sources, edges = self.pool.take(most, np.int32), self.pool.take(most, np.int64)
+        nodes, counts = self._room_for(self._count + min(most, self.num_nodes)), np.array(fanouts, np.int64)
+        size = next_power_of_2(2 * max(*fanouts, 1))
+        scratch = self.pool.take(size, np.int32)
+        self._count = _kernels().hop_relations(
+            self._by_relation.data_ptr(), self._like, self.indices.data_ptr(), _address(rows), num_rows,
+            _address(counts), self.relations, _address(self._clock), hop,
+            _address(out_indptr), _address(sources), _address(edges), _address(scratch), size - 1,
+            _address(nodes), self._count, _address(self._table), self._stamp,
+        )  # fmt: skip
+        self._nodes, count = nodes, int(out_indptr[num_rows])
+        local = torch.from_numpy(sources[:count])
+        sample = HopSample(torch.from_numpy(out_indptr[: num_rows + 1]), local, torch.from_numpy(edges[:count]))
+        return sample, Relabelled(self.nodes, local)
+
     def _most_edges(self, rows: np.ndarray, num_rows: int, fanout: int) -> int:
         if fanout != FULL:
             check_slots(num_rows, fanout)
@@ -153,12 +179,13 @@ class CpuSampler:
 
     def _launch(self, rows, num_rows, fanout, hop, out_indptr, sources, edges, nodes) -> int:
         """Run the kernels of one hop; the number of nodes then known."""
-        weight = 0 if self.weight is None else self.weight.data_ptr()
+        weighted = self.weight is not None and fanout != FULL  # all neighbours need no odds
+        weight = self.weight.data_ptr() if weighted else 0
         shares = 1 if self.threads == 1 else max(1, min(4 * self.threads, num_rows // ROWS_OF_A_SHARE))
         size = next_power_of_2(2 * max(fanout, 1))
         scratch = self.pool.take(shares * size, np.int32)
         graph = (self.indptr.data_ptr(), self._like)
-        weights = (weight, self.weight is not None)
+        weights = (weight, weighted)
         work = (_address(rows), num_rows, fanout, self.replace)
         made = (_address(out_indptr), _address(sources), _address(edges))
         labels = (_address(nodes), self._count, _address(self._table), self._stamp)

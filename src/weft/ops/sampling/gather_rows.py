@@ -37,10 +37,10 @@ def check_gather(x: Tensor, out: Tensor | None, count: int) -> None:
         raise InputError(f"out must be contiguous {x.dtype} [{count}, {x.shape[1]}], not {out.dtype} {list(out.shape)}")
 
 
-def gather_rows_cpu(x: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor:
+def gather_rows_cpu(x: Tensor, ids: Tensor, out: Tensor | None = None, shares: int | None = None) -> Tensor:
     """The rows ``ids [M]`` (int32 or int64) of ``x [N, F]`` on the CPU, on as many threads as torch uses.
 
-    ``x`` may be a mapped file, ``out`` pinned memory. Ids are not checked.
+    ``x`` may be a mapped file, ``out`` pinned memory. Ids are not checked. ``shares=1`` stays in the calling thread.
     """
     check_gather(x, out, ids.numel())
     out = x.new_empty(ids.numel(), x.shape[1]) if out is None else out
@@ -48,7 +48,7 @@ def gather_rows_cpu(x: Tensor, ids: Tensor, out: Tensor | None = None) -> Tensor
     row_bytes = x.shape[1] * size
     if out.numel():
         like = torch.empty(1, dtype=ids.dtype).numpy()
-        shares = max(1, min(64, out.numel() * size // BYTES_OF_A_SHARE))
+        shares = shares or max(1, min(64, out.numel() * size // BYTES_OF_A_SHARE))
         given = (out.data_ptr(), x.data_ptr(), row_bytes, x.stride(0) * size, ids.data_ptr(), like, ids.numel())
         run_shares(_kernels().gather_share, given, shares)
     return out

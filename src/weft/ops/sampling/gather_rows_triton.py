@@ -21,6 +21,7 @@ from weft.ops.launch.triton_lang import jit_any_size, tl, triton
 from weft.ops.sampling.gather_rows import check_gather
 
 LINE_BYTES = 128
+BESIDE = 96  # programs of a gather over PCIe beside other work: 32 KiB in flight each, on a part of the device
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -29,21 +30,28 @@ class GatherLaunch:
     """Rows of a tile, words of a tile, warps, and whether loads begin at cache lines.
 
     ``aligned`` shifts the words of each row so that groups of threads read whole 128-byte lines of the table: a request
-    over PCIe is then a line and not parts of two.
+    over PCIe is then a line and not parts of two. ``programs``: how many share the tiles (0: one per tile).
     """
 
     block_rows: int
     block_words: int
     num_warps: int = 4
     aligned: bool = False
+    programs: int = 0
 
 
-def choose_gather_launch(words: int, word_bytes: int, pinned: bool, tile: int = 4096) -> GatherLaunch:
-    """Tiles of ``tile`` words: 32 per thread, so that every thread has several wide loads in flight."""
+def choose_gather_launch(
+    words: int, word_bytes: int, pinned: bool, tile: int = 4096, beside: bool = False
+) -> GatherLaunch:
+    """Tiles of ``tile`` words: 32 per thread, so that every thread has several wide loads in flight.
+
+    ``beside``: other kernels run at the same time; :data:`BESIDE` programs have enough bytes in flight for PCIe.
+    """
     line = LINE_BYTES // word_bytes
     aligned = pinned and words >= line and words + line - 1 <= 1024
     width = min(next_power_of_2(words + (line - 1 if aligned else 0)), 1024)
-    return GatherLaunch(max(1, tile // width), width, aligned=aligned)
+    programs = BESIDE if pinned and beside else 0
+    return GatherLaunch(max(1, tile // width), width, aligned=aligned, programs=programs)
 
 
 @jit_any_size("count", "num_ids", "base")
@@ -53,30 +61,33 @@ def _gather_kernel(
 ):  # fmt: skip
     """``base`` is where the table begins in its cache line, in words; LINE = 0 leaves rows where they are.
 
-    CACHED reads a row from ``cache`` if ``slots`` has a place for it there, and counts it in ``hits``.
+    CACHED reads a row from ``cache`` if ``slots`` has a place for it there, and counts it in ``hits``. Programs take
+    tiles in turn, so that a few of them, which leave the device to others, can do all the work.
     """
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = place < (tl.minimum(tl.load(count).to(tl.int32), num_ids) if COUNTED else num_ids)
-    row = tl.load(ids + place, mask=there, other=0).to(tl.int64)
-    word = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    if LINE > 0:
-        word -= ((row * STEP + base) & (LINE - 1)).to(tl.int32)[:, None]
-        mask = there[:, None] & (word >= 0) & (word < WORDS)
-    else:
-        mask = there[:, None] & (word < WORDS)
-    far = mask
-    if CACHED:
-        slot = tl.load(slots + row, mask=there, other=-1).to(tl.int64)
-        hit = (slot >= 0)[:, None]
-        far = mask & (slot < 0)[:, None]
-        near = tl.load(cache + slot[:, None] * WORDS + word, mask=mask & hit, other=0)
-        if tl.program_id(1) == 0:
-            tl.atomic_add(hits, tl.sum((slot >= 0).to(tl.int64), 0), sem="relaxed")
-    # Every row is read once: keep it out of the way of what the caches hold.
-    value = tl.load(table + row[:, None] * STEP + word, mask=far, other=0, eviction_policy="evict_first")
-    if CACHED:
-        value = tl.where(hit, near, value)
-    tl.store(out + place.to(tl.int64)[:, None] * WORDS + word, value, mask=mask)
+    last = tl.minimum(tl.load(count).to(tl.int32), num_ids) if COUNTED else num_ids
+    for first in range(tl.program_id(0) * ROWS, last, tl.num_programs(0) * ROWS):
+        place = first + tl.arange(0, ROWS)
+        there = place < last
+        row = tl.load(ids + place, mask=there, other=0).to(tl.int64)
+        word = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+        if LINE > 0:
+            word -= ((row * STEP + base) & (LINE - 1)).to(tl.int32)[:, None]
+            mask = there[:, None] & (word >= 0) & (word < WORDS)
+        else:
+            mask = there[:, None] & (word < WORDS)
+        far = mask
+        if CACHED:
+            slot = tl.load(slots + row, mask=there, other=-1).to(tl.int64)
+            hit = (slot >= 0)[:, None]
+            far = mask & (slot < 0)[:, None]
+            near = tl.load(cache + slot[:, None] * WORDS + word, mask=mask & hit, other=0)
+            if tl.program_id(1) == 0:
+                tl.atomic_add(hits, tl.sum((slot >= 0).to(tl.int64), 0), sem="relaxed")
+        # Every row is read once: keep it out of the way of what the caches hold.
+        value = tl.load(table + row[:, None] * STEP + word, mask=far, other=0, eviction_policy="evict_first")
+        if CACHED:
+            value = tl.where(hit, near, value)
+        tl.store(out + place.to(tl.int64)[:, None] * WORDS + word, value, mask=mask)
 
 
 def _word(x: Tensor) -> torch.dtype:
@@ -93,17 +104,19 @@ def _launch_gather(
     launch: GatherLaunch | None,
     count: Tensor | None = None,
     cached: tuple[Tensor, Tensor, Tensor] | None = None,
+    beside: bool = False,
 ) -> Tensor:
     """Gather into ``out``; ``cached`` is ``(cache, slots, hits)``."""
     if out.numel() == 0:
         return out
     word = _word(x)
     table, target, words = x.view(word), out.view(word), out.shape[1] * out.element_size() // word.itemsize
-    launch = launch or choose_gather_launch(words, word.itemsize, pinned=not x.is_cuda)
+    launch = launch or choose_gather_launch(words, word.itemsize, pinned=not x.is_cuda, beside=beside)
     line, base = (LINE_BYTES if launch.aligned else 0) // word.itemsize, x.data_ptr() % LINE_BYTES // word.itemsize
     cache, slots, hits = (target, ids, ids) if cached is None else (cached[0].view(word), *cached[1:])
     width = words + max(line - 1, 0)
-    grid = (triton.cdiv(ids.numel(), launch.block_rows), triton.cdiv(width, launch.block_words))
+    tiles = triton.cdiv(ids.numel(), launch.block_rows)
+    grid = (min(tiles, launch.programs or tiles), triton.cdiv(width, launch.block_words))
     _gather_kernel[grid](
         target, table, ids, ids if count is None else count, ids.numel(), base, cache, slots, hits, table.stride(0),
         words, launch.block_rows, launch.block_words, line, count is not None, cached is not None,
@@ -124,26 +137,37 @@ def gather_rows_triton(
     *,
     count: Tensor | None = None,
     launch: GatherLaunch | None = None,
+    beside: bool = False,
 ) -> Tensor:
     """The rows ``ids [M]`` of ``x [N, F]``, which lies on the device of ``ids`` or in pinned host memory.
 
-    ``count [1]`` on the device: only the first so many ids exist, rows beyond are not written.
+    ``count [1]`` on the device: only the first so many ids exist, rows beyond are not written. ``beside``: other work
+    runs on the device at the same time.
     """
     check_gather(x, out, ids.numel())
     _check_reachable(x, ids)
     out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
-    return _launch_gather(x, ids, out, launch, count)
+    return _launch_gather(x, ids, out, launch, count, beside=beside)
 
 
 def gather_cached_triton(
-    x: Tensor, cache: Tensor, slots: Tensor, ids: Tensor, hits: Tensor, *, launch: GatherLaunch | None = None
+    x: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    ids: Tensor,
+    hits: Tensor,
+    out: Tensor | None = None,
+    *,
+    count: Tensor | None = None,
+    launch: GatherLaunch | None = None,
+    beside: bool = False,
 ) -> Tensor:
     """The rows ``ids [M]`` of ``x [N, F]`` (pinned host memory), read from ``cache [R, F]`` on the device if it has them.
 
     ``slots [N]`` int32 holds the row of each node in the cache or -1; ``hits [1]`` int64 on the device is increased by
-    the number of rows that it had.
+    the number of rows that it had. ``out``, ``count`` and ``beside`` as for :func:`gather_rows_triton`.
     """
-    check_gather(x, None, ids.numel())
+    check_gather(x, out, ids.numel())
     _check_reachable(x, ids)
-    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device)
-    return _launch_gather(x, ids, out, launch, cached=(cache, slots, hits))
+    out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
+    return _launch_gather(x, ids, out, launch, count, cached=(cache, slots, hits), beside=beside)

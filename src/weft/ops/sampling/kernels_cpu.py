@@ -293,6 +293,39 @@ def hop_fused(
 
 
 @kernel
+def hop_relations(
+    indptr, like, indices, rows, num_rows, fanouts, relations, clock, hop,
+    out_indptr, sources, edges, scratch, mask, nodes, count, table, stamp,
+):  # fmt: skip
+    """Sample and relabel one hop with a fan-out per relation; ``indptr`` has a row per (node, relation)."""
+    indptr, indices, fanouts = pointer(indptr, like), int32s(indices), int64s(fanouts)
+    rows, out_indptr, sources, edges = int32s(rows), int32s(out_indptr), int32s(sources), int64s(edges)
+    scratch, nodes, table = int32s(scratch), int32s(nodes), int64s(table)
+    mixed, end = splitmix(hop_key(int64s(clock), hop)), np.int64(0)
+    out_indptr[0] = 0
+    for row in range(num_rows):
+        if row + AHEAD < num_rows:
+            prefetch(indptr, np.int64(rows[row + AHEAD]) * relations)
+        for relation in range(relations):
+            node = np.int64(rows[row]) * relations + relation
+            start = np.int64(indptr[node])
+            degree, fanout = np.int64(indptr[node + 1]) - start, fanouts[relation]
+            picked, picks = _pick_count(degree, fanout, False), shift(edges, end)
+            if picked == degree:
+                for slot in range(picked):
+                    picks[slot] = slot
+            elif picked > 0:
+                _floyd(picks, degree, fanout, node_stream(mixed, node), scratch, mask)
+            for slot in range(picked):
+                picks[slot] += start
+                prefetch(indices, picks[slot])
+            end += picked
+        out_indptr[row + 1] = np.int32(end)
+    _read_sources(sources, edges, np.int64(0), end, indices)
+    return _relabel(sources, np.int64(0), end, nodes, count, table, stamp)
+
+
+@kernel
 def hop_offsets(indptr, like, weight, weighted, rows, num_rows, fanout, replace, out_indptr):
     """Where the picks of every row begin."""
     indptr, weight = pointer(indptr, like), float32s(weight)

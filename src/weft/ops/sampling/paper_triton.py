@@ -46,7 +46,7 @@ class PaperLaunch:
 
 
 @triton.jit
-def _staged_row(
+def staged_row(
     key, node, start, degree, begin, indices, sources, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One row: slots live in registers and are written once."""
@@ -86,9 +86,11 @@ def _partition_kernel(
             node, start, degree = row_bounds(indptr, rows, row, place < size)
             begin = tl.load(out_indptr + row)
             if HIGH:
-                _staged_row(key, node, start, degree, begin, indices, sources, K, KP, BLOCK)
+                staged_row(key, node, start, degree, begin, indices, sources, K, KP, BLOCK)
             else:
-                reservoir_in_global_memory(key, node, start, degree, begin, indices, sources, K, KP, BLOCK)
+                reservoir_in_global_memory(
+                    key, node, start, degree, begin, indices, sources, sources, K, KP, BLOCK, False
+                )  # fmt: skip
 
 
 def sort_by_degree(indptr: Tensor, seeds: Tensor, threshold: int) -> tuple[Tensor, Tensor]:
@@ -97,6 +99,20 @@ def sort_by_degree(indptr: Tensor, seeds: Tensor, threshold: int) -> tuple[Tenso
     degree = indptr[place + 1] - indptr[place]
     ordered, order = torch.sort(degree.to(torch.int32), descending=True, stable=True)
     return order, (ordered >= threshold).sum(dtype=torch.int32).reshape(1)
+
+
+def run_partitions(
+    indptr: Tensor, indices: Tensor, seeds: Tensor, order: Tensor, num_high: Tensor, clock: Tensor, hop: int,
+    out_indptr: Tensor, sources: Tensor, fanout: int, launch: PaperLaunch,
+) -> None:  # fmt: skip
+    """Sample the rows in ``order [S]``, of which the first ``num_high [1]`` reach the threshold, into ``sources``."""
+    count, group = seeds.numel(), launch.rows_per_program * launch.warps_per_block
+    grid = (triton.cdiv(count, group) * launch.warps_per_block,)
+    for high, block in ((True, launch.block_edges), (False, launch.block_edges_low)):
+        _partition_kernel[grid](
+            indptr, indices, seeds, order, count, num_high, clock, hop, out_indptr, sources, launch.block_threshold,
+            fanout, next_power_of_2(fanout), block, launch.rows_per_program, launch.warps_per_block, high, num_warps=1,
+        )  # fmt: skip
 
 
 def sample_paper_triton(
@@ -119,11 +135,5 @@ def sample_paper_triton(
     if count == 0:
         return HopSample(out_indptr, sources)
     order, num_high = sort_by_degree(indptr, seeds, launch.degree_threshold)
-    group = launch.rows_per_program * launch.warps_per_block
-    grid = (triton.cdiv(count, group) * launch.warps_per_block,)
-    for high, block in ((True, launch.block_edges), (False, launch.block_edges_low)):
-        _partition_kernel[grid](
-            indptr, indices, seeds, order, count, num_high, clock, hop, out_indptr, sources, launch.block_threshold,
-            fanout, next_power_of_2(fanout), block, launch.rows_per_program, launch.warps_per_block, high, num_warps=1,
-        )  # fmt: skip
+    run_partitions(indptr, indices, seeds, order, num_high, clock, hop, out_indptr, sources, fanout, launch)
     return HopSample(out_indptr, sources)

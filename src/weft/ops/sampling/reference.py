@@ -26,35 +26,37 @@ def sample_torch(
     *,
     replace: bool = False,
     weight: Tensor | None = None,
+    first: int = 0,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of every seed.
 
     ``indptr [N+1]`` int32 or int64, ``indices [E]`` int32, ``seeds [S]``, ``clock [3]`` = (seed, epoch, batch),
-    ``weight [E]`` not negative (neighbours of weight 0 are never picked). ``replace`` draws ``fanout`` neighbours
-    independently; a fan-out of -1 takes all of them.
+    ``weight [E]`` not negative (neighbours of weight 0 are never drawn). ``replace`` draws ``fanout`` neighbours
+    independently; a fan-out of -1 takes all of them once, whatever their weights. ``first``: the node that row 0 is, if
+    these are some rows of a larger matrix: draws go by nodes.
     """
     check_fanout(fanout, replace, weight is not None)
     seeds = seeds.long()
     start, degree = indptr[seeds].long(), (indptr[seeds + 1] - indptr[seeds]).long()
-    streams = node_streams(hop_key(clock, hop), seeds)
+    streams = node_streams(hop_key(clock, hop), seeds + first)
     if fanout == FULL:
-        edges, counts = _all_edges(start, degree)[1], degree
+        edges, counts = all_edges(start, degree)[1], degree
     elif weight is not None:
         edges, counts = _lightest_keys(start, degree, fanout, streams, weight)
     else:
         offsets, taken = (_with_replacement if replace else _floyd)(degree, fanout, streams)
         edges, counts = (start[:, None] + offsets)[taken], taken.sum(1)
-    return HopSample(_offsets(counts), indices[edges], edges)
+    return HopSample(offsets_of(counts), indices[edges], edges)
 
 
-def _offsets(counts: Tensor) -> Tensor:
+def offsets_of(counts: Tensor) -> Tensor:
     """``indptr [S+1]`` int32 of rows with so many entries."""
     indptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=counts.device)
     indptr[1:] = counts.cumsum(0)
     return indptr
 
 
-def _all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
+def all_edges(start: Tensor, degree: Tensor) -> tuple[Tensor, Tensor]:
     """``(row, edge)`` of all in-edges of the rows, both int64."""
     row = torch.repeat_interleave(torch.arange(degree.numel(), device=degree.device), degree)
     first = degree.cumsum(0) - degree
@@ -87,7 +89,7 @@ def _lightest_keys(
     The smallest key belongs to neighbour i with probability ``weight_i / sum``, and the next smallest likewise among
     the rest: sampling without replacement with probabilities proportional to the weights.
     """
-    row, edge = _all_edges(start, degree)
+    row, edge = all_edges(start, degree)
     weights = weight[edge].to(torch.float64)
     keys = draw_exponential(streams[row], edge - start[row]) / weights
     keys = torch.where(weights > 0, keys, torch.inf)
@@ -119,7 +121,7 @@ def sample_reservoir_torch(
         chosen[claimed] = neighbour
     taken = columns < degree[:, None]
     edges = (start[:, None] + chosen)[taken]
-    return HopSample(_offsets(taken.sum(1)), indices[edges], edges)
+    return HopSample(offsets_of(taken.sum(1)), indices[edges], edges)
 
 
 def relabel_torch(seeds: Tensor, sources: Tensor) -> Relabelled:

@@ -5,6 +5,10 @@ slot below K claims it with an atomic maximum on the result in global memory. Co
 whatever their degrees. A program here is one warp. The draws are Weft's counter-based ones, so the result equals
 :func:`weft.ops.sampling.reference.sample_reservoir_torch` bit for bit.
 
+:data:`AS_DGL` is the layout of DGL 0.8, which the paper compares with: 16 rows per warp one after another, 32 edges at
+a time, slots of 64 bits (``edges=True``). The default launch is leaner than that: fewer rows in a row, two edges per
+thread, 32-bit slots.
+
 Shapes: N nodes, E edges, S rows, K fan-out, P = S * K slots.
 """
 
@@ -30,6 +34,9 @@ class ReservoirLaunch:
     rows_per_program: int = 4
 
 
+AS_DGL = ReservoirLaunch(block_edges=32, rows_per_program=16)
+
+
 @triton.jit
 def row_bounds(indptr, rows, row, there):
     """``(node, start, degree)`` of a row; a row that does not exist has degree 0."""
@@ -41,12 +48,17 @@ def row_bounds(indptr, rows, row, there):
 
 @triton.jit
 def reservoir_in_global_memory(
-    key, node, start, degree, begin, indices, sources, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr
-):
-    """One row: slots live in ``sources`` and are claimed there; picks replace them at the end."""
+    key, node, start, degree, begin, indices, sources, edges,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, EDGES: tl.constexpr,
+):  # fmt: skip
+    """One row: slots live in the result (in ``edges`` if these are requested) and are claimed there."""
     slot = tl.arange(0, KP)
     filled = slot < tl.minimum(degree, K)
-    tl.store(sources + begin + slot, slot, mask=filled)
+    if EDGES:
+        slots = edges + begin
+    else:
+        slots = sources + begin
+    tl.store(slots + slot, slot, mask=filled)
     if degree > K:
         tl.debug_barrier()
         stream = node_streams(key, node)
@@ -54,17 +66,19 @@ def reservoir_in_global_memory(
             neighbour = first + tl.arange(0, BLOCK)
             draw = draw_below(stream, neighbour, neighbour + 1)
             claims = (neighbour < degree) & (draw < K)
-            tl.atomic_max(sources + begin + draw, neighbour, mask=claims, sem="relaxed")
+            tl.atomic_max(slots + draw, neighbour.to(slots.dtype.element_ty), mask=claims, sem="relaxed")
         tl.debug_barrier()
-    chosen = tl.load(sources + begin + slot, mask=filled, other=0, volatile=True)
+    edge = start + tl.load(slots + slot, mask=filled, other=0, volatile=True)
     tl.debug_barrier()
-    tl.store(sources + begin + slot, tl.load(indices + start + chosen, mask=filled, other=0), mask=filled)
+    tl.store(sources + begin + slot, tl.load(indices + edge, mask=filled, other=0), mask=filled)
+    if EDGES:
+        tl.store(edges + begin + slot, edge, mask=filled)
 
 
 @jit_any_size("num_rows", "hop")
 def _reservoir_kernel(
-    indptr, indices, rows, num_rows, clock, hop, out_indptr, sources,
-    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, TASKS: tl.constexpr,
+    indptr, indices, rows, num_rows, clock, hop, out_indptr, sources, edges,
+    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, TASKS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     key = hop_key(clock, hop)
     for task in range(TASKS):
@@ -72,7 +86,9 @@ def _reservoir_kernel(
         if row < num_rows:
             node, start, degree = row_bounds(indptr, rows, row, row < num_rows)
             begin = tl.load(out_indptr + row)
-            reservoir_in_global_memory(key, node, start, degree, begin, indices, sources, K, KP, BLOCK)
+            reservoir_in_global_memory(
+                key, node, start, degree, begin, indices, sources, edges, K, KP, BLOCK, EDGES
+            )  # fmt: skip
 
 
 def sample_reservoir_triton(
@@ -83,6 +99,7 @@ def sample_reservoir_triton(
     clock: Tensor,
     hop: int = 0,
     *,
+    edges: bool = False,
     launch: ReservoirLaunch | None = None,
 ) -> HopSample:
     """Sample ``min(fanout, degree)`` in-neighbours of ``seeds [S]`` int32; sizes stay on the device."""
@@ -92,10 +109,11 @@ def sample_reservoir_triton(
     everyone = torch.full((1,), seeds.numel(), dtype=torch.int32, device=seeds.device)
     out_indptr = count_picks(indptr, seeds, everyone, fanout, replace=False)
     sources = torch.empty(seeds.numel() * fanout, dtype=torch.int32, device=seeds.device)
+    where = torch.empty(sources.numel() if edges else 1, dtype=torch.int64, device=seeds.device)
     if seeds.numel():
         grid = (triton.cdiv(seeds.numel(), launch.rows_per_program),)
         _reservoir_kernel[grid](
-            indptr, indices, seeds, seeds.numel(), clock, hop, out_indptr, sources,
-            fanout, next_power_of_2(fanout), launch.block_edges, launch.rows_per_program, num_warps=1,
+            indptr, indices, seeds, seeds.numel(), clock, hop, out_indptr, sources, where,
+            fanout, next_power_of_2(fanout), launch.block_edges, launch.rows_per_program, edges, num_warps=1,
         )  # fmt: skip
-    return HopSample(out_indptr, sources)
+    return HopSample(out_indptr, sources, where if edges else None)

@@ -27,6 +27,24 @@ LARGEST_FANOUT = 1024  # picks of a row that fit into registers; beyond, the ref
 
 
 @dataclass(frozen=True)
+class CachedLists:
+    """Neighbour lists of some nodes on the device, in front of a graph in host memory.
+
+    ``indices [C]`` int32: the lists one after another; ``starts [N]`` int32: where that of a node begins, -1 where there
+    is none; ``read [2]`` int64 counts lists that were read, and those that were here.
+    """
+
+    indices: Tensor
+    starts: Tensor
+    read: Tensor
+
+    @property
+    def bytes(self) -> int:
+        """Of the device."""
+        return sum(t.numel() * t.element_size() for t in (self.indices, self.starts))
+
+
+@dataclass(frozen=True)
 class SampleLaunch:
     """Rows per program and warps of the sampling kernel."""
 
@@ -86,10 +104,14 @@ def _pick(streams, degree, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexp
 @jit_any_size("num_rows", "capacity", "hop", "table_offset")
 def _sample_kernel(
     indptr, indices, rows, num_rows, capacity, clock, hop, out_indptr, sources, edges, table, table_offset,
-    K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, REPLACE: tl.constexpr, EDGES: tl.constexpr,
-    MARK: tl.constexpr,
+    near, near_start, read, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, REPLACE: tl.constexpr,
+    EDGES: tl.constexpr, MARK: tl.constexpr, CACHED: tl.constexpr,
 ):  # fmt: skip
-    """Pick and write; MARK also records in ``table`` the first slot at which every neighbour appears."""
+    """Pick and write; MARK also records in ``table`` the first slot at which every neighbour appears.
+
+    CACHED reads the neighbours of a node from ``near`` if ``near_start`` has a place for them there, and counts rows and
+    those in ``read``.
+    """
     count = tl.minimum(tl.load(num_rows).to(tl.int32), capacity)
     if tl.program_id(0) * BLOCK >= count:
         return
@@ -104,7 +126,16 @@ def _sample_kernel(
     picks = tl.where(degree > 0, K, 0) if REPLACE else tl.minimum(degree, K)
     valid = there[None, :] & (slot < picks[None, :])
     edge = start[None, :] + offset
-    source = tl.load(indices + edge, mask=valid, other=0)
+    if CACHED:
+        held = tl.load(near_start + node, mask=there, other=-1).to(tl.int64)
+        here = (held >= 0)[None, :]
+        source = tl.load(indices + edge, mask=valid & (held < 0)[None, :], other=0)
+        kept = tl.load(near + held[None, :] + offset, mask=valid & here, other=0)
+        source = tl.where(here, kept, source)
+        tl.atomic_add(read, tl.sum(there.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(read + 1, tl.sum((held >= 0).to(tl.int64), 0), sem="relaxed")
+    else:
+        source = tl.load(indices + edge, mask=valid, other=0)
     place = begin[None, :] + slot
     tl.store(sources + place, source, mask=valid)
     if EDGES:
@@ -137,9 +168,13 @@ def launch_sample(
     edges: bool = False,
     table: Tensor | None = None,
     table_offset: int = 0,
+    cached: CachedLists | None = None,
     launch: SampleLaunch | None = None,
 ) -> HopSample:
-    """Sample the first ``num_rows [1]`` of ``rows [S]``; ``table [N]`` int32 takes the first slot of each neighbour."""
+    """Sample the first ``num_rows [1]`` of ``rows [S]``; ``table [N]`` int32 takes the first slot of each neighbour.
+
+    ``cached``: neighbour lists that are read from the device, where ``indices`` is in host memory.
+    """
     check_slots(rows.numel(), fanout)
     launch = launch or choose_launch(fanout)
     out_indptr = count_picks(indptr, rows, num_rows, fanout, replace)
@@ -150,7 +185,8 @@ def launch_sample(
         _sample_kernel[grid](
             indptr, indices, rows, num_rows, rows.numel(), clock, hop, out_indptr, sources, where,
             out_indptr if table is None else table, table_offset,
-            fanout, next_power_of_2(fanout), launch.block_rows, replace, edges, table is not None,
+            *((indices, rows, clock) if cached is None else (cached.indices, cached.starts, cached.read)),
+            fanout, next_power_of_2(fanout), launch.block_rows, replace, edges, table is not None, cached is not None,
             num_warps=launch.num_warps,
         )  # fmt: skip
     return HopSample(out_indptr, sources, where if edges else None)

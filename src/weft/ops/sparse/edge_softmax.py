@@ -21,21 +21,21 @@ from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
 
 
-def edge_softmax_torch(scores: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax_torch(scores: Tensor, csr: PackedCSR) -> Tensor:
     """Reference."""
-    return segment_softmax(scores.to(accumulate_dtype(scores.dtype)), walk).to(scores.dtype)
+    return segment_softmax(scores.to(accumulate_dtype(scores.dtype)), csr).to(scores.dtype)
 
 
-def edge_softmax_backward_torch(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax_backward_torch(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
     """Reference: ``out * (grad - sum over the row of out * grad)``."""
     acc = accumulate_dtype(out.dtype)
     product = out.to(acc) * grad.to(acc)
-    return (product - out.to(acc) * segment_sum(product, walk).index_select(-2, walk.rows())).to(out.dtype)
+    return (product - out.to(acc) * segment_sum(product, csr).index_select(-2, csr.rows())).to(out.dtype)
 
 
-@custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] walk) -> Tensor")
-def _edge_softmax_op(scores, walk):
-    opened = unpack_csr(walk)
+@custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] csr) -> Tensor")
+def _edge_softmax_op(scores, csr):
+    opened = unpack_csr(csr)
     if use_triton(scores):
         return edge_softmax_triton(scores, opened)
     if cpu.serves(scores):
@@ -46,10 +46,10 @@ def _edge_softmax_op(scores, walk):
 @custom_op(
     "weft::edge_softmax_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor out, Tensor[] walk) -> Tensor",
+    schema="(Tensor grad, Tensor out, Tensor[] csr) -> Tensor",
 )
-def _edge_softmax_backward_op(grad, out, walk):
-    opened = unpack_csr(walk)
+def _edge_softmax_backward_op(grad, out, csr):
+    opened = unpack_csr(csr)
     if use_triton(out):
         return edge_softmax_backward_triton(grad, out, opened)
     if cpu.serves(grad, out):
@@ -58,38 +58,38 @@ def _edge_softmax_backward_op(grad, out, walk):
 
 
 @_edge_softmax_op.register_fake
-def _edge_softmax_fake(scores, walk):
+def _edge_softmax_fake(scores, csr):
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
 @_edge_softmax_backward_op.register_fake
-def _edge_softmax_backward_fake(grad, out, walk):
+def _edge_softmax_backward_fake(grad, out, csr):
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def _setup(ctx, inputs, output):
-    _, ctx.walk = inputs
+    _, ctx.csr = inputs
     ctx.save_for_backward(output)
 
 
 def _backward(ctx, grad):
     (out,) = ctx.saved_tensors
-    return _edge_softmax_backward_op(grad, out, ctx.walk), [None] * len(ctx.walk)
+    return _edge_softmax_backward_op(grad, out, ctx.csr), [None] * len(ctx.csr)
 
 
 _edge_softmax_op.register_autograd(_backward, setup_context=_setup)
 
 
 @_edge_softmax_op.register_vmap
-def _vmap(info, in_dims, scores, walk):
-    return _edge_softmax_op(scores.movedim(in_dims[0], 0), walk), 0
+def _vmap(info, in_dims, scores, csr):
+    return _edge_softmax_op(scores.movedim(in_dims[0], 0), csr), 0
 
 
 @_edge_softmax_backward_op.register_vmap
-def _backward_vmap(info, in_dims, grad, out, walk):
+def _backward_vmap(info, in_dims, grad, out, csr):
     grad = grad.movedim(in_dims[0], 0) if in_dims[0] is not None else grad.expand(info.batch_size, *grad.shape)
     out = out.movedim(in_dims[1], 0) if in_dims[1] is not None else out.expand(info.batch_size, *out.shape)
-    return _edge_softmax_backward_op(grad, out, walk), 0
+    return _edge_softmax_backward_op(grad, out, csr), 0
 
 
 @supplied_by_adjacency

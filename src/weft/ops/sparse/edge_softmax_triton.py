@@ -72,9 +72,9 @@ def _normalise_kernel(
     tl.store(out + task * stride_values + at, result.to(out.dtype.element_ty), mask=inside)
 
 
-def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
+def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, csr: PackedCSR) -> tuple[Tensor, Tensor]:
     """Maximum and sum of exponentials (or sum of products with ``other``) of every row ``[T, N, H]``."""
-    work = walk.work
+    work = csr.work
     assert work is not None
     tasks, _, heads = scores_TEH.shape
     acc = accumulate_dtype(scores_TEH.dtype)
@@ -93,16 +93,16 @@ def _row_stats_triton(scores_TEH: Tensor, other_TEH: Tensor | None, walk: Packed
                 BR=block_rows, BE=block_edges, BH=next_power_of_2(heads), num_warps=4,
             )  # fmt: skip
         pieces.append((maximum, total))
-    return _merge_stats(pieces, walk, softmax=other_TEH is None)
+    return _merge_stats(pieces, csr, softmax=other_TEH is None)
 
 
-def _merge_stats(pieces, walk: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]:
+def _merge_stats(pieces, csr: PackedCSR, softmax: bool) -> tuple[Tensor, Tensor]:
     """Scatter the items' results to their rows; those of a hub are merged in a fixed order."""
-    work = walk.work
+    work = csr.work
     (heavy_max, heavy_sum), (light_max, light_sum) = pieces
     tasks, _, heads = heavy_sum.shape
     partials = work.hub_of_partial.numel()
-    maximum = heavy_sum.new_empty(tasks, walk.num_rows, heads)
+    maximum = heavy_sum.new_empty(tasks, csr.num_rows, heads)
     total = torch.empty_like(maximum)
     if softmax:
         maximum[:, work.light_row.long()] = light_max
@@ -129,15 +129,15 @@ def _sum_runs(values: Tensor, offsets: Tensor) -> Tensor:
     ).movedim(0, 1)
 
 
-def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: PackedCSR) -> Tensor:
+def _edge_softmax_triton(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
     lead, (num_edges, heads) = scores.shape[:-2], scores.shape[-2:]
     tasks = lead.numel()
     scores_TEH = scores.reshape(tasks, num_edges, heads).contiguous()
     other_TEH = None if other is None else other.reshape(tasks, num_edges, heads).contiguous()
     out = torch.empty_like(scores_TEH)
     if out.numel():
-        maximum, total = _row_stats_triton(scores_TEH, other_TEH, walk)
-        rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
+        maximum, total = _row_stats_triton(scores_TEH, other_TEH, csr)
+        rows = csr.row_of_edge if csr.row_of_edge.numel() else csr.rows()
         acc = triton_acc(scores.dtype)
         _normalise_kernel[(-(-num_edges * heads // 1024), out.shape[0])](
             scores_TEH, scores_TEH if other_TEH is None else other_TEH, rows, maximum, total, out,
@@ -147,11 +147,11 @@ def _edge_softmax_triton(scores: Tensor, other: Tensor | None, walk: PackedCSR) 
     return out.reshape(*lead, num_edges, heads)
 
 
-def edge_softmax_triton(scores: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax_triton(scores: Tensor, csr: PackedCSR) -> Tensor:
     """Launch the forward over ``scores [..., E, H]``."""
-    return _edge_softmax_triton(scores, None, walk)
+    return _edge_softmax_triton(scores, None, csr)
 
 
-def edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
+def edge_softmax_backward_triton(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
     """Launch the backward."""
-    return _edge_softmax_triton(out, grad, walk)
+    return _edge_softmax_triton(out, grad, csr)

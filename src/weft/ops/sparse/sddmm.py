@@ -20,22 +20,22 @@ from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 
 
-def sddmm_torch(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
+def sddmm_torch(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     """Reference: gather both ends of every edge, multiply, sum."""
     acc = accumulate_dtype(a.dtype)
-    left = a.index_select(-2, walk.rows()).to(acc)
-    right = b.index_select(-2, walk.indices.long()).to(acc)
+    left = a.index_select(-2, csr.rows()).to(acc)
+    right = b.index_select(-2, csr.indices.long()).to(acc)
     return (left * right).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
 
 
 @custom_op(
     "weft::sddmm",
     mutates_args=(),
-    schema="(Tensor a, Tensor b, int heads, Tensor[] walk, Tensor[] back) -> Tensor",
+    schema="(Tensor a, Tensor b, int heads, Tensor[] csr, Tensor[] back) -> Tensor",
 )
-def edge_dot(a, b, heads, walk, back):
+def edge_dot(a, b, heads, csr, back):
     """The operator under :func:`sddmm`, on packed CSRs."""
-    opened = unpack_csr(walk)
+    opened = unpack_csr(csr)
     if use_triton(a):
         return sddmm_triton(a, b, heads, opened)
     if cpu.serves(a, b):
@@ -44,32 +44,32 @@ def edge_dot(a, b, heads, walk, back):
 
 
 @edge_dot.register_fake
-def _sddmm_fake(a, b, heads, walk, back):
-    return a.new_empty(*a.shape[:-2], walk[1].shape[0], heads)
+def _sddmm_fake(a, b, heads, csr, back):
+    return a.new_empty(*a.shape[:-2], csr[1].shape[0], heads)
 
 
 def _sddmm_setup(ctx, inputs, output):
-    a, b, ctx.heads, ctx.walk, ctx.back = inputs
+    a, b, ctx.heads, ctx.csr, ctx.back = inputs
     ctx.save_for_backward(a, b)
 
 
 def _sddmm_backward(ctx, grad):
     """d a = weighted spmm of b over the in-edges, d b = weighted spmm of a over the out-edges, head by head."""
     a, b = ctx.saved_tensors
-    walk, back = ctx.walk, ctx.back
+    csr, back = ctx.csr, ctx.back
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
-        grad_a = _per_head_spmm(b, grad, ctx.heads, walk, back)
+        grad_a = _per_head_spmm(b, grad, ctx.heads, csr, back)
     if ctx.needs_input_grad[1]:
         grad_back = grad.index_select(-2, unpack_csr(back).perm)
-        grad_b = _per_head_spmm(a, grad_back, ctx.heads, back, walk)
-    return grad_a, grad_b, None, [None] * len(walk), [None] * len(back)
+        grad_b = _per_head_spmm(a, grad_back, ctx.heads, back, csr)
+    return grad_a, grad_b, None, [None] * len(csr), [None] * len(back)
 
 
-def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, walk: list[Tensor], back: list[Tensor]) -> Tensor:
+def _per_head_spmm(x: Tensor, weight: Tensor, heads: int, csr: list[Tensor], back: list[Tensor]) -> Tensor:
     """spmm of ``x [..., M, H*D]`` with one weight per head ``[..., E, H]``: heads become tasks."""
     x_heads = x.unflatten(-1, (heads, -1)).movedim(-2, 0)
-    out = torch.ops.weft.spmm(x_heads, weight.movedim(-1, 0), None, None, walk, back, None)
+    out = torch.ops.weft.spmm(x_heads, weight.movedim(-1, 0), None, None, csr, back, None)
     return out.movedim(0, -2).flatten(-2)
 
 
@@ -77,10 +77,10 @@ edge_dot.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
 
 
 @edge_dot.register_vmap
-def _sddmm_vmap(info, in_dims, a, b, heads, walk, back):
+def _sddmm_vmap(info, in_dims, a, b, heads, csr, back):
     a = a.movedim(in_dims[0], 0) if in_dims[0] is not None else a.expand(info.batch_size, *a.shape)
     b = b.movedim(in_dims[1], 0) if in_dims[1] is not None else b.expand(info.batch_size, *b.shape)
-    return edge_dot(a, b, heads, walk, back), 0
+    return edge_dot(a, b, heads, csr, back), 0
 
 
 @supplied_by_adjacency

@@ -35,20 +35,20 @@ def _sddmm_kernel(
     tl.store(out + (task * num_edges + edge) * heads + head, dots.to(out.dtype.element_ty), mask=inside)
 
 
-def sddmm_triton(a: Tensor, b: Tensor, heads: int, walk: PackedCSR) -> Tensor:
+def sddmm_triton(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     """Launch over ``a [..., N, H*D]`` and ``b [..., M, H*D]``."""
     lead, width = a.shape[:-2], a.shape[-1]
     a_TNF = a.reshape(lead.numel(), *a.shape[-2:]).contiguous()
     b_TMF = b.reshape(lead.numel(), *b.shape[-2:]).contiguous()
     tasks = a_TNF.shape[0]
-    out = a.new_empty(tasks, walk.num_edges, heads)
+    out = a.new_empty(tasks, csr.num_edges, heads)
     if out.numel():
         D = width // heads
         block_d = min(next_power_of_2(D), 128)
         block_e = max(16, 2048 // block_d)
-        rows = walk.row_of_edge if walk.row_of_edge.numel() else walk.rows()
-        _sddmm_kernel[(-(-walk.num_edges // block_e), heads, tasks)](
-            a_TNF, b_TMF, rows, walk.indices, out, walk.num_edges, a_TNF.shape[1], b_TMF.shape[1],
+        rows = csr.row_of_edge if csr.row_of_edge.numel() else csr.rows()
+        _sddmm_kernel[(-(-csr.num_edges // block_e), heads, tasks)](
+            a_TNF, b_TMF, rows, csr.indices, out, csr.num_edges, a_TNF.shape[1], b_TMF.shape[1],
             heads=heads, D=D, ACC=triton_acc(a.dtype), BE=block_e, BD=block_d, num_warps=4,
         )  # fmt: skip
-    return out.reshape(*lead, walk.num_edges, heads)
+    return out.reshape(*lead, csr.num_edges, heads)

@@ -22,18 +22,18 @@ from weft.ops.sparse.spmm_triton import spmm_triton
 
 
 def spmm_torch(
-    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, csr: PackedCSR
 ) -> Tensor:
     """Reference: gather every edge's row, scale it, add it to its destination."""
-    messages = _messages(x, weight, col_scale, walk)
-    out = messages.new_zeros(*x.shape[:-2], walk.num_rows, x.shape[-1])
-    out = out.index_add(-2, walk.rows(), messages)
+    messages = _messages(x, weight, col_scale, csr)
+    out = messages.new_zeros(*x.shape[:-2], csr.num_rows, x.shape[-1])
+    out = out.index_add(-2, csr.rows(), messages)
     return (out if row_scale is None else out * row_scale[:, None]).to(x.dtype)
 
 
-def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, walk: PackedCSR) -> Tensor:
+def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, csr: PackedCSR) -> Tensor:
     """``[..., E, F]`` in the accumulation type."""
-    cols = walk.indices.long()
+    cols = csr.indices.long()
     messages = x.index_select(-2, cols).to(accumulate_dtype(x.dtype))
     if col_scale is not None:
         messages = messages * col_scale[cols][:, None]
@@ -44,12 +44,12 @@ def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, walk: 
     "weft::spmm",
     mutates_args=(),
     schema=(
-        "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] walk, Tensor[] back,"
+        "(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, Tensor[] back,"
         " Tensor? weight_back) -> Tensor"
     ),
 )
-def _spmm_op(x, weight, row_scale, col_scale, walk, back, weight_back):
-    opened = unpack_csr(walk)
+def _spmm_op(x, weight, row_scale, col_scale, csr, back, weight_back):
+    opened = unpack_csr(csr)
     if use_triton(x):
         return spmm_triton(x, weight, row_scale, col_scale, opened)
     if cpu.serves(x, weight):
@@ -58,34 +58,34 @@ def _spmm_op(x, weight, row_scale, col_scale, walk, back, weight_back):
 
 
 @_spmm_op.register_fake
-def _spmm_fake(x, weight, row_scale, col_scale, walk, back, weight_back):
-    return x.new_empty(*x.shape[:-2], walk[0].shape[0] - 1, x.shape[-1])
+def _spmm_fake(x, weight, row_scale, col_scale, csr, back, weight_back):
+    return x.new_empty(*x.shape[:-2], csr[0].shape[0] - 1, x.shape[-1])
 
 
 def _spmm_setup(ctx, inputs, output):
-    x, weight, row_scale, col_scale, walk, back, weight_back = inputs
-    ctx.walk, ctx.back, ctx.wants_weight = walk, back, ctx.needs_input_grad[1]
+    x, weight, row_scale, col_scale, csr, back, weight_back = inputs
+    ctx.csr, ctx.back, ctx.wants_weight = csr, back, ctx.needs_input_grad[1]
     ctx.save_for_backward(x if ctx.wants_weight else None, weight, row_scale, col_scale, weight_back)
 
 
 def _spmm_backward(ctx, grad):
     x, weight, row_scale, col_scale, weight_back = ctx.saved_tensors
-    walk, back = ctx.walk, ctx.back
+    csr, back = ctx.csr, ctx.back
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
         if weight is not None and weight_back is None:
             weight_back = weight.index_select(-1, unpack_csr(back).perm)
-        grad_x = _spmm_op(grad, weight_back, col_scale, row_scale, back, walk, weight)
+        grad_x = _spmm_op(grad, weight_back, col_scale, row_scale, back, csr, weight)
     if ctx.wants_weight:
-        grad_weight = _grad_weight(grad, x, weight, row_scale, col_scale, walk, back)
-    return grad_x, grad_weight, None, None, [None] * len(walk), [None] * len(back), None
+        grad_weight = _grad_weight(grad, x, weight, row_scale, col_scale, csr, back)
+    return grad_x, grad_weight, None, None, [None] * len(csr), [None] * len(back), None
 
 
-def _grad_weight(grad, x, weight, row_scale, col_scale, walk, back):
+def _grad_weight(grad, x, weight, row_scale, col_scale, csr, back):
     """d weight[e] = <row_scale[i] grad[i], col_scale[j] x[j]>, summed over tasks that share the weight."""
     left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
     right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
-    dots = edge_dot(left, right, 1, walk, back).squeeze(-1)
+    dots = edge_dot(left, right, 1, csr, back).squeeze(-1)
     return dots.sum_to_size(weight.shape).to(weight.dtype)
 
 
@@ -93,7 +93,7 @@ _spmm_op.register_autograd(_spmm_backward, setup_context=_spmm_setup)
 
 
 @_spmm_op.register_vmap
-def _spmm_vmap(info, in_dims, x, weight, row_scale, col_scale, walk, back, weight_back):
+def _spmm_vmap(info, in_dims, x, weight, row_scale, col_scale, csr, back, weight_back):
     """T tasks over one graph are one call on ``[T, ..., M, F]``."""
     x_dim, weight_dim, weight_back_dim = in_dims[0], in_dims[1], in_dims[6]
     x = x.movedim(x_dim, 0) if x_dim is not None else x.expand(info.batch_size, *x.shape)
@@ -101,7 +101,7 @@ def _spmm_vmap(info, in_dims, x, weight, row_scale, col_scale, walk, back, weigh
         weight = _under_tasks(weight.movedim(weight_dim, 0), x)
     if weight_back_dim is not None:
         weight_back = _under_tasks(weight_back.movedim(weight_back_dim, 0), x)
-    return _spmm_op(x, weight, row_scale, col_scale, walk, back, weight_back), 0
+    return _spmm_op(x, weight, row_scale, col_scale, csr, back, weight_back), 0
 
 
 def _under_tasks(weight: Tensor, x: Tensor) -> Tensor:
@@ -133,5 +133,5 @@ def spmm(adj: Adjacency, x: Tensor, weight: Tensor | None = None, reduce: str = 
     weight_back = adj.transposed().weight if weight is None and back else None
     weight = adj.weight if weight is None else weight
     needs_rows = torch.is_grad_enabled() and weight is not None and weight.requires_grad
-    walk = pack_csr(adj, rows=needs_rows)
-    return _spmm_op(x, weight, adj.row_scale, adj.col_scale, walk, back, weight_back)
+    csr = pack_csr(adj, rows=needs_rows)
+    return _spmm_op(x, weight, adj.row_scale, adj.col_scale, csr, back, weight_back)

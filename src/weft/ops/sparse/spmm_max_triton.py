@@ -184,14 +184,14 @@ def _tile(num_features: int) -> tuple[int, int]:
     return max(1, 1024 // block), block
 
 
-def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[Tensor, Tensor]:
+def spmm_max_triton(x: Tensor, weight: Tensor | None, csr: PackedCSR) -> tuple[Tensor, Tensor]:
     """``(out [..., N, F], winner [..., N, F])``; winner is an edge, or -1 for rows without one."""
-    work = walk.work
+    work = csr.work
     x_T = flatten_tasks(x, 2)
     tasks, M, F = x_T.shape
-    N = walk.num_rows
+    N = csr.num_rows
     out = x.new_empty(tasks, N, F)
-    winners = torch.empty_like(out, dtype=walk.indptr.dtype)
+    winners = torch.empty_like(out, dtype=csr.indptr.dtype)
     if out.numel():
         lanes, block = _tile(F)
         partials = work.hub_of_partial.numel()
@@ -200,7 +200,7 @@ def spmm_max_triton(x: Tensor, weight: Tensor | None, walk: PackedCSR) -> tuple[
         num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
         acc = triton_acc(x.dtype)
         _forward_kernel[(num_heavy + -(-num_light // lanes), -(-F // block), tasks)](
-            x_T, x_T if weight is None else weight.contiguous(), walk.indices,
+            x_T, x_T if weight is None else weight.contiguous(), csr.indices,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
             out, winners, part, part_winner, num_heavy, num_light, partials, M, N,
             F=F, HAS_W=weight is not None, ACC=acc, L=lanes, BF=block, num_warps=4,

@@ -183,35 +183,35 @@ def spmm_triton(
     weight: Tensor | None,
     row_scale: Tensor | None,
     col_scale: Tensor | None,
-    walk: PackedCSR,
+    csr: PackedCSR,
     launch: SpmmLaunch | None = None,
 ) -> Tensor:
     """Launch the kernels over ``x [..., M, F]``; leading dimensions become tasks."""
-    work = walk.work
+    work = csr.work
     assert work is not None
     lead, (num_cols, num_features) = x.shape[:-2], x.shape[-2:]
     x_TMF = x.reshape(lead.numel(), num_cols, num_features).contiguous()
     tasks = x_TMF.shape[0]
-    out_TNF = x.new_empty(tasks, walk.num_rows, num_features)
+    out_TNF = x.new_empty(tasks, csr.num_rows, num_features)
     if out_TNF.numel() == 0:
-        return out_TNF.reshape(*lead, walk.num_rows, num_features)
-    degree = walk.num_edges / max(walk.num_rows, 1)
+        return out_TNF.reshape(*lead, csr.num_rows, num_features)
+    degree = csr.num_edges / max(csr.num_rows, 1)
     launch = launch or choose_launch(num_cols, num_features, x.element_size(), degree, limits_of(x.device))
     acc = triton_acc(x.dtype)
     num_partial = work.hub_of_partial.numel()
     partial = x.new_empty(tasks, max(num_partial, 1), num_features, dtype=accumulate_dtype(x.dtype))
     per_task_weight = weight is not None and weight.dim() > 1
     if weight is not None:
-        weight = (weight.expand(*lead, walk.num_edges) if per_task_weight else weight).contiguous()
+        weight = (weight.expand(*lead, csr.num_edges) if per_task_weight else weight).contiguous()
     num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
     feature_tiles = -(-num_features // launch.block_features)
     grid = (num_heavy + -(-num_light // launch.block_rows), feature_tiles, tasks)
     _spmm_kernel[grid](
         x_TMF, weight if weight is not None else x_TMF,
         row_scale if row_scale is not None else x_TMF, col_scale if col_scale is not None else x_TMF,
-        walk.indices, work.heavy_start, work.heavy_len, work.heavy_row,
+        csr.indices, work.heavy_start, work.heavy_len, work.heavy_row,
         work.light_start, work.light_len, work.light_row, out_TNF, partial,
-        num_heavy, num_light, num_partial, num_cols, walk.num_rows, walk.num_edges if per_task_weight else 0,
+        num_heavy, num_light, num_partial, num_cols, csr.num_rows, csr.num_edges if per_task_weight else 0,
         F=num_features, HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
         BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features, UNROLL=launch.unroll,
         num_warps=launch.num_warps,
@@ -219,7 +219,7 @@ def spmm_triton(
     if num_partial:
         _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
             partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
-            num_partial, walk.num_rows,
+            num_partial, csr.num_rows,
             F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
         )  # fmt: skip
-    return out_TNF.reshape(*lead, walk.num_rows, num_features)
+    return out_TNF.reshape(*lead, csr.num_rows, num_features)

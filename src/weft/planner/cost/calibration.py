@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from operator import mul
 from typing import Any
 
+from weft.core.division import PhaseTimes
+
 FAMILIES = ("spmm", "attention", "scatter", "matmul", "pointwise", "launch")
+MAX_PROFILES = 100  # kinds of sampled batches
 MAX_OBSERVATIONS = 400  # the newest ones stay in a calibration file
 OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
 LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
@@ -37,15 +41,24 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The factor of every family (1 where nothing is known) and the runs they were fitted to."""
+    """The factor of every family (1 where nothing is known) and the runs they were fitted to.
+
+    ``phases``: phase times of sampled batches by what they are of, as profiled; the newest last.
+    """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     observations: tuple[Observation, ...] = ()
+    phases: Mapping[str, PhaseTimes] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
         """Whether it was fitted to anything."""
         return bool(self.observations)
+
+    def with_phases(self, key: str, times: PhaseTimes) -> Calibration:
+        """With the phase times of one more kind of batch; of too many the oldest are forgotten."""
+        kept = {name: one for name, one in self.phases.items() if name != key} | {key: times}
+        return replace(self, phases=dict(list(kept.items())[-MAX_PROFILES:]))
 
     def factor(self, name: str) -> float:
         """By how much the operators of a family take longer than predicted."""
@@ -54,16 +67,19 @@ class Calibration:
     def with_observations(self, new: Iterable[Observation]) -> Calibration:
         """Fitted anew with more runs; of too many the oldest are forgotten."""
         usable = [one for one in (*self.observations, *new) if one.usable][-MAX_OBSERVATIONS:]
-        return Calibration(fit(usable), tuple(usable))
+        return Calibration(fit(usable), tuple(usable), self.phases)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {"factors": dict(self.factors), "observations": [asdict(one) for one in self.observations]}
+        phases = {key: times.to_dict() for key, times in self.phases.items()}
+        observations = [asdict(one) for one in self.observations]
+        return {"factors": dict(self.factors), "observations": observations, "phases": phases}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
         """The inverse of :meth:`to_dict`; the factors are fitted anew."""
-        return cls().with_observations(
+        phases = {key: PhaseTimes.from_dict(one) for key, one in data.get("phases", {}).items()}
+        return cls(phases=phases).with_observations(
             Observation(dict(one["families"]), float(one["measured"]), str(one.get("label", "")))
             for one in data.get("observations", ())
         )
@@ -87,20 +103,20 @@ def _newton_step(observations: Sequence[Observation], present: Sequence[str], lo
     """One weighted Gauss-Newton step on the log ratios."""
     size = len(logs)
     held = [LOOSE] + [TIGHT] * (size - 1)
-    matrix = [[held[i] if i == j else 0.0 for j in range(size)] for i in range(size)]
-    right = [-held[i] * logs[i] for i in range(size)]
+    factors = [math.exp(logs[0] + own) for own in logs[1:]]
+    rows, residuals = [], []
     for one in observations:
-        parts = [
-            math.exp(logs[0] + own) * one.families.get(name, 0.0) for name, own in zip(present, logs[1:], strict=True)
-        ]
+        parts = [factor * one.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
         total = sum(parts)
         residual = math.log(one.measured / total)
-        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12))
-        slope = [1.0] + [part / total for part in parts]
-        for i in range(size):
-            right[i] += weight * slope[i] * residual
-            for j in range(size):
-                matrix[i][j] += weight * slope[i] * slope[j]
+        root = math.sqrt(min(1.0, OUTLIER / max(abs(residual), 1e-12)))  # of the weight, on both sides of a product
+        rows.append([root, *(root * part / total for part in parts)])
+        residuals.append(root * residual)
+    columns = list(zip(*rows, strict=True))
+    matrix = [[sum(map(mul, one, two)) for two in columns] for one in columns]
+    right = [sum(map(mul, column, residuals)) - held[i] * logs[i] for i, column in enumerate(columns)]
+    for i in range(size):
+        matrix[i][i] += held[i]
     return solve(matrix, right)
 
 

@@ -39,13 +39,17 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, 
 
 @dataclass(frozen=True)
 class RunMode:
-    """How the step will be run, as far as its time depends on it; ``steps``: how often per epoch."""
+    """How the step will be run, as far as its time depends on it.
+
+    ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it.
+    """
 
     precision: str = "fp32"
     replay: bool = True
     threads: int | None = None
     eval_every: int = 1
     steps: int = 1
+    chunks: int = 1
 
 
 def family(op: Operator) -> str:
@@ -97,7 +101,7 @@ class OperatorSeconds:
         mode: RunMode,
     ) -> None:
         self._clock = _Clock(program, machine, calibration or Calibration(), stats, mode)
-        self._evaluated, self._steps = 1.0 / mode.eval_every, float(mode.steps)
+        self._evaluated, self._steps = mode.chunks / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
         self.waiting = self._clock.waiting
@@ -134,8 +138,8 @@ class _Clock:
         self.resources = self._resources()
 
     def _run(self) -> None:
-        """Walk the operators; evaluations count for the share of epochs that have one."""
-        evaluated = 1.0 / self.mode.eval_every
+        """Go through the operators; evaluations count for the share of epochs that have one."""
+        evaluated = self.mode.chunks / self.mode.eval_every
         has_evaluation = any(op.phase == "evaluation" for op in self.program.operators)
         for op in self.program.operators:
             self._add(op, op.phase, evaluated if op.phase == "evaluation" else float(self.mode.steps))

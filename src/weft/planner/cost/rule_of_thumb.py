@@ -80,25 +80,35 @@ def widths(task: Task, stats: GraphStats, hidden: int | None = None) -> list[int
     return [stats.num_features, *[inner] * (layers - 1), max(stats.num_classes, 1)]
 
 
-def walked(stats: GraphStats) -> int:
+def edges_and_loops(stats: GraphStats) -> int:
     """Edges that one pass over the graph visits, including a self loop per node."""
     return stats.num_edges + stats.num_nodes
 
 
+def dense_values(stats: GraphStats) -> int:
+    """Values of the features if all are stored, as many as the first aggregation has."""
+    return stats.num_nodes * stats.num_features
+
+
 def feature_values(stats: GraphStats) -> int:
     """Values of the features that are stored."""
-    return stats.num_nodes * stats.num_features if stats.feature_nnz is None else stats.feature_nnz
+    return dense_values(stats) if stats.feature_nnz is None else stats.feature_nnz
+
+
+def hidden_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of the hidden rows of all nodes, which a sparse product gathers from."""
+    return stats.num_nodes * task.hidden * BYTES[task.precision]
 
 
 def gathered_bytes(tasks: Sequence[Task], stats: GraphStats) -> float:
     """Bytes of hidden rows that the sparse products of an epoch gather, forward and backward."""
     layers = sum(task.layers * task.hidden * BYTES[task.precision] for task in tasks)
-    return 2.0 * layers * walked(stats)
+    return 2.0 * layers * edges_and_loops(stats)
 
 
 def forward_multiply_adds(tasks: Sequence[Task], stats: GraphStats) -> int:
     """Multiply-adds of a forward pass: sparse products of every layer, and the first product with the features."""
-    return sum(task.hidden * (task.layers * walked(stats) + feature_values(stats)) for task in tasks)
+    return sum(task.hidden * (task.layers * edges_and_loops(stats) + feature_values(stats)) for task in tasks)
 
 
 def _traits(task: Task) -> ModelTraits:
@@ -109,38 +119,54 @@ def _traits(task: Task) -> ModelTraits:
 def work(task: Task, stats: GraphStats, hidden: int | None = None) -> Work:
     """The work of one epoch of ``task``; ``hidden`` replaces its width (padding)."""
     traits = _traits(task)
-    size, nodes, edges = BYTES[task.precision], stats.num_nodes, walked(stats)
+    size, rows, edges = BYTES[task.precision], aggregated_rows(task, stats), edges_and_loops(stats)
     moved = flops = 0.0
     steps = list(pairwise(widths(task, stats, hidden)))
     for place, (size_in, size_out) in enumerate(steps):
-        values = nodes * size_in if place else feature_values(stats)
-        walks = traits.walks if place else traits.walks / 2  # nothing flows back into the features
-        moved += size * (walks * edges * min(size_in, size_out) + 3 * values + ROWS_TOUCHED * nodes * size_out)
-        flops += 3.0 * traits.linear_maps * values * size_out
+        values = rows * size_in if place or traits.relational else feature_values(stats)
+        passes = traits.sparse_passes if place else traits.sparse_passes / 2  # nothing flows back into the features
+        moved += size * (passes * edges * min(size_in, size_out) + 3 * values + ROWS_TOUCHED * rows * size_out)
+        flops += 3.0 * traits.linear_maps * values * size_out / (task.blocks or 1 if traits.relational else 1)
     return Work(moved, flops, traits.launches * len(steps) + LAUNCHES_AROUND)
 
 
 def parameters(task: Task, stats: GraphStats, hidden: int | None = None) -> int:
     """P, roughly."""
-    maps = _traits(task).linear_maps
-    return sum(maps * (a * b + b) for a, b in pairwise(widths(task, stats, hidden)))
+    maps = _linear_maps(task, stats)
+    return sum(int(maps * (a * b + b)) for a, b in pairwise(widths(task, stats, hidden)))
+
+
+def _linear_maps(task: Task, stats: GraphStats) -> float:
+    """Matrices of a layer: of a relational one its own, and the bases, or one (or its blocks) per relation."""
+    traits = _traits(task)
+    if not traits.relational:
+        return traits.linear_maps
+    return 1 + (task.bases if task.bases else stats.num_relations / (task.blocks or 1))
+
+
+def aggregated_rows(task: Task, stats: GraphStats) -> int:
+    """Rows that a layer aggregates to: one per node, or one per node and relation."""
+    return stats.num_nodes + (stats.relation_rows if _traits(task).relational else 0)
 
 
 def graph_bytes(stats: GraphStats, size: int = 4) -> float:
     """Structure, its normalised and transposed forms, and the features."""
     values = feature_values(stats) * (1 if stats.feature_nnz is None else 2)  # sparse ones have columns beside them
     forms = 2 if stats.symmetric else 4
-    return 4.0 * forms * walked(stats) + size * values
+    return 4.0 * forms * edges_and_loops(stats) + size * values
 
 
 def memory(tasks: list[Task], stats: GraphStats, device: str = "cpu") -> float:
     """Bytes of a group by rule of thumb: the graph once, weights and saved activations of every member; some spare."""
     size = BYTES[tasks[0].precision]
-    constant = stats.num_nodes * stats.num_features * size if stats.feature_nnz is None else 0
+    most = max(aggregated_rows(task, stats) for task in tasks)
+    constant = most * stats.num_features * size if stats.feature_nnz is None else 0
     total = graph_bytes(stats, size) + constant  # the first aggregation, kept
+    if most > stats.num_nodes:
+        total += 4.0 * (4 * stats.num_edges + 6 * stats.relation_rows)  # relations, and edges in the order of relations
     for task in tasks:
         rows = sum(widths(task, stats)[1:]) + 2 * max(widths(task, stats)[1:])
-        total += 4.0 * 6 * parameters(task, stats) + _kept(task, device) * stats.num_nodes * rows
+        total += 4.0 * 6 * parameters(task, stats) + _kept(task, device) * aggregated_rows(task, stats) * rows
     return SPARE * total + (LIBRARIES if device == "cuda" else 0)
 
 
@@ -155,7 +181,7 @@ def attention_bytes(tasks: list[Task], stats: GraphStats) -> float:
     for task in tasks:
         if task.traits is not None and task.traits.has_heads:
             heads = [*[task.heads] * (task.layers - 1), task.out_heads]
-            total += 4.0 * walked(stats) * (sum(heads) + 2 * max(heads))
+            total += 4.0 * edges_and_loops(stats) * (sum(heads) + 2 * max(heads))
             total += 4.0 * SAVED_HEADS * stats.num_nodes * max(stats.num_classes, 1) * task.out_heads
     return total
 

@@ -138,14 +138,18 @@ def estimate_sharding(
     parameters: int = 0,
     first_once: bool = False,
     fixed_bytes: int = 0,
+    halo: int | None = None,
+    remote_edges: float | None = None,
 ) -> ShardingEstimate:
     """One epoch of ``tasks`` on one graph over ``ranks``; ``cost``: of the same on one device.
 
-    ``parameters``: of all tasks. ``fixed_bytes``: what every rank takes besides tensors (CUDA, libraries).
+    ``parameters``: of all tasks. ``fixed_bytes``: what every rank takes besides tensors (CUDA, libraries). ``halo`` and
+    ``remote_edges``: remote nodes of a rank and share of the edges, if they were counted; else they are expected ones.
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
-    halo = remote_nodes(stats, ranks)
+    halo = remote_nodes(stats, ranks) if halo is None else halo
+    remote = 1.0 - 1.0 / ranks if remote_edges is None else remote_edges
     forward, backward, largest = 0, 0, 0
     exchanges = 0
     for task in tasks:
@@ -157,12 +161,12 @@ def estimate_sharding(
     link_seconds = moved / link.bytes_per_second + waits
     launches = min(cost.families.get("launch", 0.0), cost.epoch_seconds)
     compute = (cost.epoch_seconds - launches) / ranks
-    local = compute / ranks
+    local = compute * (1.0 - remote)
     hidden = min(moved / link.bytes_per_second, local)
     return ShardingEstimate(
         ranks,
         link.name,
-        1.0 - 1.0 / ranks,
+        remote,
         halo,
         fixed_bytes + _bytes(cost, stats, ranks, halo, largest),
         moved,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import BYTES, Rates, work
+from weft.planner.cost.rule_of_thumb import Rates, hidden_bytes, work
 from weft.planner.grouping.stack_size_table import Throughput
 
 LAUNCH_SHARE = 0.01  # launches below this share of a step: more tasks no longer hide anything
@@ -46,7 +46,7 @@ def _by_rule(task: Task, stats: GraphStats, device: str, rates: Rates) -> tuple[
     if size == MAX_MEMBERS:
         reason = f"no group has more than {MAX_MEMBERS} members"
     if device == "cpu":
-        row = max(stats.num_nodes * task.hidden * BYTES[task.precision], 1)
+        row = max(hidden_bytes(task, stats), 1)
         cached = max(rates.cache // row, 1)
         if cached < size:
             size, reason = cached, f"the rows of {cached} tasks fill the cache (by rule, not measured)"

@@ -11,23 +11,16 @@ from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import BYTES, forward_multiply_adds, gathered_bytes
+from weft.planner.cost.row_clusters import seconds_saved, seconds_to_find
+from weft.planner.cost.rule_of_thumb import dense_values, forward_multiply_adds, hidden_bytes
 
 # Multiply-adds of a forward pass from which on more than one thread pays. Below it two threads gained nothing (GCN
 # and GAT on 3 graphs, fastest of repeated runs), and on a busy machine they wait for each other: a training on the
 # embedded graph took 20 times as long beside one other process.
 WORK_FOR_THREADS = 1 << 25
 
-# Rows by cluster, measured on an H200 (benchmarks.suites.spmm, benchmarks.suites.multi_kernels): of the time of
-# sparse products
-# nothing is gained on the pubmed shape and for one task on arxiv's, 10 % for 4 tasks and 12 % for 16, 30 to 35 % on
-# products, whose rows do not stay in the L2. Finding clusters takes 15 ms for 2.5 M edges and 0.19 s for 124 M, and
-# some seconds the first time on a machine, when a kernel is compiled for it.
 MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes per node
 MEMBERS_TO_CLUSTER = 4
-GAIN_IN_CACHE, GAIN_BEYOND = 0.1, 0.3  # of the seconds of sparse products
-GATHERED = 7e12  # bytes per second, from the L2
-CLUSTER_SECONDS, CLUSTER_SECONDS_AN_EDGE = 0.1, 1.5e-9
 REPAID = 2.0  # how far the seconds won must exceed those spent
 USUAL_L2 = 50 << 20
 
@@ -48,7 +41,9 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
         return False, f"first layer per step: input_dropout={task.input_dropout:g} changes the input"
     if stats.sparse_features:
         return False, "first layer per step: the features are sparse, and their aggregate would be dense"
-    megabytes = stats.num_nodes * stats.num_features * 4 / 1e6
+    relational = traits is not None and traits.relational
+    values = stats.relation_rows * stats.num_features if relational else dense_values(stats)
+    megabytes = values * 4 / 1e6
     if traits is None:
         return True, "first layer once if the model offers first_aggregate: the features do not change"
     return True, f"first layer's aggregation computed once ({megabytes:,.1f} MB kept): the features do not change"
@@ -77,13 +72,12 @@ def _clustered(tasks: Sequence[Task], stats: GraphStats, cache: int) -> tuple[bo
         return False, f"the rows that {stats.num_edges:,} edges gather stay in the cache in any order"
     if stats.num_nodes > MOST_CLUSTERED:
         return False, f"clusters of {stats.num_nodes:,} nodes would take too much memory to find"
-    widest = max(stats.num_nodes * task.hidden * BYTES[task.precision] for task in tasks)
+    widest = max(hidden_bytes(task, stats) for task in tasks)
     sizes = f"{widest / 1e6:,.0f} MB in a cache of {cache / 1e6:,.0f} MB"
     if widest <= cache and len(tasks) < MEMBERS_TO_CLUSTER:
         return False, f"hidden rows of all nodes stay in the cache in any order ({sizes})"
-    seconds = gathered_bytes(tasks, stats) / GATHERED
-    won = epochs * seconds * (GAIN_BEYOND if widest > cache else GAIN_IN_CACHE)
-    if won < REPAID * (CLUSTER_SECONDS + CLUSTER_SECONDS_AN_EDGE * stats.num_edges):
+    won = seconds_saved(tasks, stats, epochs, beyond_cache=widest > cache)
+    if won < REPAID * seconds_to_find(stats):
         return False, f"{epochs:,} epochs would save {won:.2g} s by clusters, less than finding them takes"
     if widest > cache:
         return True, f"hidden rows of all nodes do not stay in the cache ({sizes}), those that a cluster gathers do"
@@ -102,7 +96,7 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
 
 def features_reason(stats: GraphStats) -> str:
     """Whether the features stay sparse, in words."""
-    cells = max(stats.num_nodes * stats.num_features, 1)
+    cells = max(dense_values(stats), 1)
     if stats.feature_nnz is None:
         return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
     share = stats.feature_nnz / cells

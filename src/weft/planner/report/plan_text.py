@@ -26,9 +26,14 @@ KINDS = {
     "gradient": "gradients",
     "temporary": "temporaries",
     "constant": "constants",
+    "batch": "batch",
+    "queue": "queue of batches",
+    "sampling": "sampling",
+    "cache": "cache",
     "workspace": "workspaces",
     "rounding": "rounding",
     "setup": "set-up beyond the step",
+    "prepared": "prepared batches",
 }
 FAMILY_WORDS = {
     "spmm": "aggregation",

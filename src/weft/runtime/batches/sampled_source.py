@@ -1,86 +1,86 @@
-"""Sampled: batches of sampled neighbourhoods, made by overlapping stages, and exact evaluation layer by layer.
+"""Sampled: batches of sampled neighbourhoods, made by overlapping stages or on the GPU, and exact evaluation.
 
 Shapes: N nodes, S seeds of a batch, M nodes of a batch, T members, H features of a layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import SpecError
+from weft.core.placement import EVALUATION_EDGES, Placement
+from weft.core.plan import Plan
+from weft.core.settings.fanout import Hop, most_picks
 from weft.core.task import Task
 from weft.flow.batch import MiniBatch, Subgraph
+from weft.flow.cache_policy import CacheChoice
+from weft.flow.device import exact_device
 from weft.flow.feature_store import FeatureStore
 from weft.flow.padded import PaddedAdjacency
 from weft.flow.pipeline import Pipeline
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.sampler import NeighbourSampler, is_plain, resolved
 from weft.flow.seeds import SeedBatch, SeedOrder
 from weft.flow.training_stages import training_stages
+from weft.graph.data.graph import Graph
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.csr.self_loops import has_loops
 from weft.ops.reduce import ONE_RANK
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
-from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sampling.sample_triton import LARGEST_FANOUT
+from weft.runtime.batches.caches import Presampled, choose_cache, policy_called
+from weft.runtime.batches.device_batch import DeviceBatch, Fetched
+from weft.runtime.batches.layerwise import LayerWise
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
-EVALUATION_ROWS = 1 << 16  # nodes per chunk of a layer, in evaluation without the whole graph on the device
-WHOLE_BYTES = 1 << 32  # activations of one layer up to which a graph on the device is evaluated as a whole
+MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
+WHOLE_BYTES = 1 << 32  # features up to which a graph on the device is evaluated as a whole, where no plan says
+EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How to sample: neighbours per hop from the seeds outwards, seeds per batch, and the seed of all draws.
 
-    ``captured``: sample, gather and train as one CUDA graph if all of it is on the GPU.
+    ``captured``: sample, gather and train as CUDA graphs where the GPU reaches everything.
     ``depth``: finished batches that wait per stage, 1 for none at all (synchronous). ``workers``: threads that sample
-    on a CPU. ``device``: where batches are trained on (None: where the graph is).
+    on a CPU. ``device``: where batches are trained on (None: as requested). ``placement``: what a plan says of where
+    things lie, and ``policy`` a cache policy of the user's own.
     """
 
-    fanout: tuple[int, ...]
+    fanout: tuple[Hop, ...]
     batch: int
     seed: int = 0
     depth: int = 2
     workers: int = 1
     captured: bool = True
     device: torch.device | None = None
+    placement: Placement | None = None
+    policy: Any = None
 
     def __call__(self, request: SourceRequest) -> Sampled:
         """The source of a stack."""
         return Sampled(request, self)
 
 
-def source_for(task: Task) -> MakeSource:
-    """The source of batches of ``task``, and of the tasks that share its group."""
+def source_for(task: Task, plan: Plan | None = None, policy: Any = None) -> MakeSource:
+    """The source of batches of ``task``, and of the tasks that share its group, as ``plan`` says."""
     if not task.sampled:
         return FullGraph
     if task.traits is None and task.fanout is None:
         raise SpecError(
             f"task {task.label!r}: a model of your own needs fanout, the neighbours per hop, such as [15, 10]"
         )
-    return Sampling(task.fanouts, task.batch, task.batch_seed)
-
-
-@dataclass(frozen=True)
-class DeviceBatch(Batch):
-    """Seeds and a clock, from which the step itself samples, gathers and builds the batch on the GPU.
-
-    So one CUDA graph does all of it: a replay reads ``seeds [S]`` int32 and ``clock [3]`` int64 again.
-    """
-
-    seeds: Tensor | None = None
-    clock: Tensor | None = None
-    make: Callable[[DeviceBatch], Batch] | None = None
-
-    def prepared(self) -> Batch:
-        """Sample, gather and build."""
-        assert self.make is not None
-        return self.make(self)
+    about: dict[str, Any] = {}
+    if plan is not None:
+        depth = max((stage.depth for stage in plan.stages), default=1)
+        about = {"placement": plan.places, "depth": depth, "policy": policy}
+    return Sampling(task.fanouts, task.batch, task.batch_seed, **about)
 
 
 class Sampled:
@@ -90,20 +90,16 @@ class Sampled:
 
     def __init__(self, request: SourceRequest, sampling: Sampling) -> None:
         graph, x = request.graph, request.x
-        self._x = x if isinstance(x, Tensor) else x.to_dense()  # batches gather rows of it
+        self._x = x if isinstance(x, Tensor) else _dense_rows(x, graph)  # batches gather rows of it
         self._graph, self._sampling = graph, sampling
-        self._device = sampling.device or graph.device
+        self._fanouts = resolved(sampling.fanout, graph)
+        self._apart = any(not isinstance(fanout, int) for fanout in self._fanouts)
+        self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
-        about = {"seed": sampling.seed, "threads": 1, "device": self._device}
-        self._sampler = NeighbourSampler(
-            graph,
-            sampling.fanout,
-            degrees="sampled" if request.subgraph else "full",
-            subgraph=request.subgraph,
-            **about,
-        )
-        self.store = FeatureStore(self._x, self._device)
+        held = self._choose_cache(request.subgraph)
+        self._sampler = self._make_sampler(request.subgraph, held.topology)
+        self.store = FeatureStore(self._x, self._device, cached=held.features)
         stages = training_stages(self._sampler, self.store, None, self._device, sampling.workers)
         # A GPU that samples and gathers works ahead of the host by itself; threads of stages would only take the
         # interpreter from each other (H200, products shape: 61 ms per step with them, 16 without).
@@ -111,15 +107,65 @@ class Sampled:
         self.pipeline = Pipeline(stages, sampling.depth if overlaps else 1)
         self._splits = {name: getattr(graph, name) for name in SPLITS}
         self._captured = sampling.captured and request.padding and not request.subgraph and self._can_capture()
-        self._features: Tensor | None = None  # of a captured batch, in a fixed place
+        self.overlaps = self._captured and sampling.placement is not None and sampling.placement.overlap
+        self._buffers: dict[int, Tensor] = {}  # features of captured batches, in fixed places
+        self._layers = self._layer_wise()
+
+    def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
+        degrees = "sampled" if subgraph or self._apart else "full"
+        about = {"seed": self._sampling.seed, "threads": 1, "subgraph": subgraph, "degrees": degrees}
+        return NeighbourSampler(
+            self._graph, self._fanouts, device=self._sampling_device(subgraph), cached=cached, **about
+        )
+
+    def _sampling_device(self, subgraph: bool) -> torch.device:
+        """The device that samples: the one that trains, if it reaches the edges."""
+        adj = self._graph.adj
+        plain = is_plain(self._fanouts) and not subgraph and not self._apart
+        if self._device.type == "cuda" and adj.device.type == "cpu" and not (adj.indices.is_pinned() and plain):
+            return adj.device
+        return self._device
+
+    def _choose_cache(self, subgraph: bool) -> CacheChoice:
+        placement = self._sampling.placement
+        if placement is None or not placement.cached:
+            return CacheChoice()
+        batches = Presampled(partial(self._make_sampler, subgraph), self._order)
+        policy = policy_called(placement.policy, self._sampling.policy, batches, placement)
+        return choose_cache(placement, policy, self._graph, self._x)
+
+    def _layer_wise(self) -> LayerWise | None:
+        """Evaluation layer by layer, if the plan says so; else where the graph is not on the device as a whole."""
+        placement = self._sampling.placement
+        if placement is not None and placement.evaluation == "layers":
+            return LayerWise(self._graph, self._x, self._device, placement.chunk_edges)
+        here = self._graph.device == self._device and self._x.device == self._device
+        if here and (placement is not None or self._x.numel() * self._x.element_size() <= WHOLE_BYTES):
+            return None
+        return LayerWise(self._graph, self._x, self._device, EVALUATION_EDGES)
 
     def _can_capture(self) -> bool:
-        """Whether sampling and training can be one CUDA graph: all of it on the GPU, and no self loops to find."""
-        graph, kept = self._graph, self._x.device.type == "cuda" or self._x.is_pinned()
-        if self._device.type != "cuda" or graph.device != self._device or not kept or graph.adj.weight is not None:
+        """Whether sampling and training can be CUDA graphs: the GPU reaches everything, and no self loops to find."""
+        adj = self._graph.adj
+        if self._device.type != "cuda" or self._sampler.device != self._device or self.store.tier == "host":
             return False
-        usual = all(1 <= k <= LARGEST_FANOUT for k in self._sampling.fanout)
-        return usual and not has_loops(graph.adj.rows(), graph.adj.indices)
+        return is_plain(self._fanouts) and adj.weight is None and not _has_loops(adj)
+
+    def reads(self) -> dict[str, float]:
+        """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""
+        found: dict[str, float] = {}
+        placement = self._sampling.placement
+        if placement is not None and placement.features == "cached":
+            counts = self.store.counts
+            found |= {"rows_read": counts.hits + counts.misses, "feature_hit_rate": counts.hit_rate}
+        if self._sampler.cached is not None:
+            lists, hits = self._sampler.cached.read.tolist()
+            found |= {"lists_read": lists, "list_hit_rate": hits / max(lists, 1)}
+        return found
+
+    def counters(self) -> list[Tensor]:
+        """Where the device counts reads: what a trial run of a captured step must restore."""
+        return self.store.counters + ([] if self._sampler.cached is None else [self._sampler.cached.read])
 
     # ---- training ------------------------------------------------------------------------------------
 
@@ -134,19 +180,18 @@ class Sampled:
     def example(self) -> Batch:
         """The first batch of the first epoch."""
         seeds = next(iter(self._order.epoch(0)))
-        sampled = self._sampler.sample(seeds.seeds, 0, 0)
-        sampled = sampled.with_data(self.store.read(sampled.input_nodes)).to(self._device)
+        (sampled,) = Pipeline(self.pipeline.stages, 1).run([seeds])
         return self._batch(sampled)
 
     def _batch(self, sampled: MiniBatch | Subgraph) -> Batch:
         if isinstance(sampled, MiniBatch):
             blocks, labelled = tuple(block.adjacency() for block in sampled.blocks), sampled.seeds
         else:
-            blocks, labelled = _local_adjacency(sampled), sampled.nodes
+            blocks, labelled = local_adjacency(sampled), sampled.nodes
         count = sampled.seeds.numel()
         rows = torch.arange(count, device=self._device)
         share = torch.full((1,), count / self._order.seeds.numel(), device=self._device)
-        y = self._graph.y.index_select(0, labelled.to(self._graph.device).long()).to(self._device)
+        y = self._graph.y.index_select(0, labelled.to(self._graph.y.device).long()).to(self._device)
         return Batch(sampled.x, blocks, y, rows, share)
 
     def _device_batch(self, seeds: SeedBatch) -> DeviceBatch:
@@ -155,88 +200,93 @@ class Sampled:
         clock = make_clock(self._sampling.seed, seeds.epoch, seeds.batch).to(self._device, non_blocking=True)
         rows, none = torch.arange(ids.numel(), device=self._device), self._graph.y[:0]
         about = {"shape": ("sampled", ids.numel()), "varies": ("seeds", "clock", "share")}
-        return DeviceBatch(
-            self._x[:0], self._graph.adj, none, rows, share, seeds=ids, clock=clock, make=self._make, **about
-        )
+        made = {"seeds": ids, "clock": clock, "fetch": self._fetch, "build": self._build}
+        return DeviceBatch(self._x[:0], self._graph.adj, none, rows, share, **about, **made)
 
-    def _make(self, batch: DeviceBatch) -> Batch:
-        """The padded batch: nothing of it is read back by the host."""
+    def _fetch(self, batch: DeviceBatch, place: int) -> Fetched:
+        """Sample and gather; nothing of it is read back by the host."""
+        assert batch.seeds is not None
+        assert batch.clock is not None
         hops = self._sampler.sample_padded(batch.seeds, batch.clock)
         last = hops[-1]
-        if self._features is None or self._features.shape[0] < last.nodes.numel():
-            # Rows beyond the existing ones are never read, but must be numbers: their gradients are zeros.
-            self._features = torch.zeros(last.nodes.numel(), self._x.shape[1], dtype=self._x.dtype, device=self._device)
-        features = self._features[: last.nodes.numel()]
-        x = gather_rows_triton(self._x, last.nodes, features, count=last.num_nodes)
-        y = self._graph.y.index_select(0, batch.seeds.long())
-        blocks = tuple(self._padded(hop) for hop in reversed(hops))
-        return Batch(x, blocks, y, batch.rows, batch.share)
+        features = self._buffer(place)[: last.nodes.numel()]
+        x = self.store.read_padded(last.nodes, last.num_nodes, features, beside=self.overlaps)
+        return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
 
-    def _padded(self, hop: DeviceHop) -> PaddedAdjacency:
-        nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
-        scale, degree = self._sampler.full_degrees
-        full = scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
-        return PaddedAdjacency(hop.indptr, hop.indices, nodes.numel(), full=full)
+    def _buffer(self, place: int) -> Tensor:
+        """Memory for the features of the largest batch, which CUDA graphs keep the address of.
+
+        Rows beyond the existing ones are never read, but must be numbers: their gradients are zeros.
+        """
+        if place not in self._buffers:
+            rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
+            for fanout in self._fanouts:
+                rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
+            self._buffers[place] = torch.zeros(rows, self._x.shape[1], dtype=self._x.dtype, device=self._device)
+        return self._buffers[place]
+
+    def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:
+        blocks = tuple(self._padded(hop) for hop in reversed(fetched.hops))
+        return Batch(fetched.x, blocks, fetched.y, batch.rows, batch.share)
+
+    def _padded(self, hop: DeviceHop) -> Adjacency:
+        def full() -> tuple[Tensor, Tensor]:
+            nodes = hop.nodes.clamp(0, self._graph.num_nodes - 1).long()  # beyond the existing ones they hold anything
+            scale, degree = self._sampler.full_degrees
+            return scale.index_select(0, nodes), degree.index_select(0, nodes[: hop.indptr.numel() - 1])
+
+        block = PaddedAdjacency(hop.indptr, hop.indices, hop.nodes.numel(), full=None if self._apart else full)
+        relation = self._sampler.relation_at(hop.edges)
+        return block if relation is None else block.related(relation, self._graph.num_relations)
 
     # ---- evaluation ----------------------------------------------------------------------------------
 
     def logits(self, infer: Infer, layers: int | None) -> Tensor:
-        """Exact logits ``[T, N, C]`` of all nodes: full neighbourhoods, nothing sampled."""
-        if layers is None or self._fits_whole():
+        """Exact logits ``[T, K, C]``: full neighbourhoods, nothing sampled; of all nodes, or of those of the splits."""
+        if self._layers is None:
             return infer(self._whole())
-        found = self._layer(infer, 0, None)
-        for place in range(1, layers):
-            found = self._layer(infer, place, found)
-        return found
-
-    def _fits_whole(self) -> bool:
-        here = self._graph.device == self._device and self._x.device == self._device
-        return here and self._x.numel() * self._x.element_size() <= WHOLE_BYTES
+        if layers is not None:
+            return self._layers.logits(infer, layers)
+        return infer(self._whole()).index_select(-2, self._layers.results.ids.long().to(self._device))
 
     def _whole(self) -> Batch:
         graph = self._graph
         share = torch.ones(1, device=self._device)
-        return Batch(self._x.to(self._device), graph.adj, graph.y, graph.train, share)
-
-    def _layer(self, infer: Infer, place: int, below: Tensor | None) -> Tensor:
-        """One layer of all nodes ``[T, N, H]``, chunk by chunk; ``below``: the layer before it, None for the input."""
-        sampler = self._full_sampler()
-        out = None
-        for first in range(0, self._graph.num_nodes, EVALUATION_ROWS):
-            last = min(first + EVALUATION_ROWS, self._graph.num_nodes)
-            ids = torch.arange(first, last, dtype=torch.int32, device=self._graph.device)
-            block = sampler.sample(ids).to(self._device)
-            found = infer(self._chunk(block, place, below))
-            if out is None:
-                out = found.new_empty(found.shape[0], self._graph.num_nodes, found.shape[-1])
-            out[:, first:last] = found
-        assert out is not None
-        return out
-
-    def _chunk(self, block: MiniBatch, place: int, below: Tensor | None) -> Batch:
-        nodes = block.input_nodes
-        if below is None:
-            x = self.store.read(nodes)
-        else:
-            x = below.index_select(1, nodes.to(below.device).long()).to(self._device)
-        rows = torch.arange(block.seeds.numel(), device=self._device)
-        y = self._graph.y[:0].to(self._device)
-        adjacency = block.blocks[0].adjacency()
-        return Batch(x, adjacency, y, rows, torch.ones(1, device=self._device), layer=place)
-
-    def _full_sampler(self) -> NeighbourSampler:
-        return NeighbourSampler(self._graph, [-1], degrees="full", device=self._graph.device)
+        return Batch(self._x.to(self._device), graph.adj.to(self._device), graph.y, graph.train, share)
 
     def rows(self, split: str) -> Tensor:
-        """The ids of the split's nodes."""
-        return self._splits[split].to(self._device)
+        """Where the split's nodes are in what :meth:`logits` gives."""
+        ids = self._splits[split]
+        return ids.to(self._device) if self._layers is None else self._layers.rows(ids)
 
     def labels(self) -> Tensor:
-        """Of all nodes."""
-        return self._graph.y.to(self._device)
+        """Of the rows of :meth:`logits`."""
+        return self._graph.y.to(self._device) if self._layers is None else self._layers.labels()
 
 
-def _local_adjacency(local: Subgraph) -> Adjacency:
+def _dense_rows(x: SparseFeatures, graph: Graph) -> Tensor:
+    if x.shape[0] * x.shape[1] > MOST_DENSE:
+        raise SpecError(
+            f"graph {graph.name!r}: sampled batches have dense features, and {x.shape[0]:,} x {x.shape[1]:,} of them "
+            "are too many; give the nodes narrower features, or train on the whole graph with mode='full'"
+        )
+    return x.to_dense()
+
+
+def _has_loops(adj: Adjacency) -> bool:
+    """Whether any edge leads back to its source; the edges are read in chunks."""
+    rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
+    for first in range(0, adj.num_rows, rows):
+        last = min(first + rows, adj.num_rows)
+        begin, end = int(adj.indptr[first]), int(adj.indptr[last])
+        count = adj.indptr[first : last + 1].diff().long()
+        ids = torch.arange(first, last, device=adj.device, dtype=torch.int32)
+        if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == adj.indices[begin:end]).any()):
+            return True
+    return False
+
+
+def local_adjacency(local: Subgraph) -> Adjacency:
     """The sampled edges as a square matrix over the batch's nodes, rows in the order of ``nodes``."""
     src, dst = local.edge_index
     order = torch.sort(dst, stable=True).indices
@@ -244,4 +294,5 @@ def _local_adjacency(local: Subgraph) -> Adjacency:
     indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
     torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
     weight = None if local.weight is None else local.weight[order]
-    return Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    adj = Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
+    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)

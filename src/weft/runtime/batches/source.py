@@ -33,7 +33,8 @@ class Batch:
 
     ``x [M, F]`` dense or sparse; ``blocks``: one adjacency for all layers, or one per layer; ``y [N]`` (or ``[N, C]``)
     labels of the rows of the logits; ``rows [B]``: those of them that the loss is over; ``share [1]``: B divided by the
-    rows of all batches of an epoch; ``first``: the model's first aggregation of ``x``, where it is constant.
+    rows of all batches of an epoch, over ranks: by those of the batch on all ranks, of which there are ``of_epoch [1]``
+    of the epoch's; ``first``: the model's first aggregation of ``x``, where it is constant.
     ``layer``: the one layer to run, with ``x [T, M, F]`` per member from the second on (None: the whole model).
     ``shape``: batches of equal shape can replay one CUDA graph of the step (None: never captured); ``varies``: the
     fields in which they differ.
@@ -48,6 +49,7 @@ class Batch:
     layer: int | None = None
     shape: Hashable = None
     varies: tuple[str, ...] = ("rows", "share")
+    of_epoch: Tensor | None = None
 
     @cached_property
     def edge_index(self) -> Tensor:
@@ -65,6 +67,12 @@ class Batch:
         """Weights of the edges ``[E]``, in the same order."""
         return self._only_block().weight
 
+    @property
+    def edge_type(self) -> Tensor | None:
+        """Relations of the edges ``[E]`` int64, in the same order; None without relations."""
+        relation = self._only_block().relation
+        return None if relation is None else relation.long()
+
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):
             return self.blocks
@@ -74,6 +82,14 @@ class Batch:
 
     def prepared(self) -> Batch:
         """The batch as a step takes it; one that is made on the device (sampled, gathered) is made here."""
+        return self.built(self.fetched(0))
+
+    def fetched(self, place: int) -> Any:
+        """Sample and gather on the device, into buffers number ``place``; nothing where the batch is there already."""
+        return None
+
+    def built(self, fetched: Any) -> Batch:
+        """The batch as a step takes it, of what :meth:`fetched` gave; everything derived from it is derived anew."""
         return self
 
     def tensors(self) -> list[Tensor]:
@@ -109,7 +125,8 @@ class SourceRequest:
     """The source that a stack requests: batches of ``graph`` with features ``x`` and first aggregation ``first``.
 
     ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
-    batches may have rows that stand for no node; not where a norm is over all rows.
+    batches may have rows that stand for no node; not where a norm is over all rows. ``device``: where it trains (None:
+    where the graph is).
     """
 
     graph: Graph
@@ -117,19 +134,28 @@ class SourceRequest:
     first: Tensor | None = None
     subgraph: bool = False
     padding: bool = False
+    device: torch.device | None = None
 
 
 class Source(Protocol):
     """Where the batches of a stack come from.
 
     ``constant``: every step of every epoch has the same batch, :meth:`batches` yields it again and again, and so a
-    whole epoch with its evaluation can be captured. ``rows``: where the nodes of the splits are in what
+    whole epoch with its evaluation can be captured. ``overlaps``: the next batch is to be made on the device while the
+    current one trains (:mod:`weft.runtime.overlapped_steps`). ``rows``: where the nodes of the splits are in what
     :meth:`logits` gives, ``{"train": ..., "val": ..., "test": ...}``. ``reduce``: how rows on other ranks count in.
     """
 
     steps_per_epoch: int
     constant: bool
+    overlaps: bool
     reduce: Reduce
+
+    def reads(self) -> dict[str, float]:
+        """What was read of features and edges, and which shares caches had; empty without caches."""
+
+    def counters(self) -> list[Tensor]:
+        """What making a batch on the device writes besides the batch: a trial run of a captured step restores it."""
 
     def batches(self, epoch: int, first: int = 0) -> Iterable[Batch]:
         """The batches of ``epoch`` from step ``first`` on."""
@@ -153,7 +179,21 @@ class Source(Protocol):
 MakeSource = Callable[[SourceRequest], Source]
 
 
-class FullGraph:
+class OneByOne:
+    """Of sources whose batches are there when they are handed out: nothing is made meanwhile, and nothing counted."""
+
+    overlaps = False
+
+    def reads(self) -> dict[str, float]:
+        """Nothing: there is no cache."""
+        return {}
+
+    def counters(self) -> list[Tensor]:
+        """None."""
+        return []
+
+
+class FullGraph(OneByOne):
     """The whole graph, every time: one step per epoch, one constant batch."""
 
     steps_per_epoch, constant, reduce = 1, True, ONE_RANK

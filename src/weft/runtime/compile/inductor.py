@@ -52,6 +52,8 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
     try:
         with _as_it_was(stack):
             batch = _constant_batch(stack)
+            if stack.members.hidden_state is not None:
+                raise InputError(stack.members.hidden_state)
             train = _of_any_batch(_compiled(stack, partial(stack.gradients, batch=batch), near))
             logits = _without_gradients(partial(stack.logits, batch=batch))
             infer = _of_any_batch(_compiled(stack, logits, near)) if evaluated else stack.infer
@@ -80,7 +82,7 @@ def _compiled(stack: Stack, function: Function, near: float) -> Function:
     with _as_it_was(stack), HostReads() as questions:
         expected = function(flat)  # also builds the forms of the adjacency and work lists
     remembered = ModuleStateCheck(stack.members.model)
-    with _as_it_was(stack), ForbidHostReads():
+    with _as_it_was(stack), ForbidHostReads(), stack.as_function():
         traced = _traced(function, flat)
     remembered.check(traced, questions.asked, stack.state.tensors().values())
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in traced.graph.nodes):

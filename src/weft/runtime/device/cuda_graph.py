@@ -29,6 +29,7 @@ class Replay:
 
     ``changed`` are the tensors that ``fn`` writes: the warm-up runs before the capture are undone on them.
     ``reason`` says why the capture failed, and is None if it did not; after a failure ``fn`` is called eagerly.
+    ``stream``: where it is warmed up and captured, the one for all captures unless given.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Replay:
         record: bool,
         pool: Any = None,
         warmup: int = WARMUP,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
-        self._fn = fn
+        self._fn, self._stream = fn, stream
         self._graph: torch.cuda.CUDAGraph | None = None
         self.reason: str | None = None
         if record:
@@ -69,7 +71,7 @@ class Replay:
     def _record_alone(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
         saved = [tensor.clone() for tensor in changed]
         random = torch.cuda.get_rng_state()
-        stream, side = torch.cuda.current_stream(), recording_stream()
+        stream, side = torch.cuda.current_stream(), self._stream or recording_stream()
         # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
         torch.cuda.empty_cache()
         try:
@@ -113,6 +115,13 @@ class Replay:
                 with _waiting_is_an_error():
                     self._fn()
         torch.cuda.current_stream().wait_stream(side)
+
+
+@contextmanager
+def no_capture() -> Iterator[None]:
+    """No thread of this process captures a CUDA graph inside: allocations of another thread would break a capture."""
+    with _ONE_AT_A_TIME:
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 SIDE_STREAMS = 4
+FIRST = -1  # priority of a stream whose kernels go before those of others
 
 
 def recording_stream(device: torch.device | None = None) -> torch.cuda.Stream:
@@ -23,6 +24,21 @@ def side_streams(count: int, device: torch.device | None = None) -> list[torch.c
     """``count`` streams for work inside of a step that may overlap: :data:`SIDE_STREAMS` of them, in turn."""
     side = _streams(_index(device))[1:]
     return [side[place % SIDE_STREAMS] for place in range(count)]
+
+
+def fetching_stream(device: torch.device | None = None) -> torch.cuda.Stream:
+    """The stream on which the next batch is sampled and fetched while the current one trains."""
+    return _apart(_index(device))[0]
+
+
+def urgent_stream(device: torch.device | None = None) -> torch.cuda.Stream:
+    """The stream for capturing what other streams work beside: its kernels keep their priority in a replay."""
+    return _apart(_index(device))[1]
+
+
+@cache
+def _apart(index: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    return torch.cuda.Stream(index), torch.cuda.Stream(index, priority=FIRST)
 
 
 @cache

@@ -5,9 +5,11 @@ Weft's layers do not need this (their randomness is counted, see :mod:`weft.ops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +36,23 @@ def restore_generators(saved: Mapping[str, Tensor], device: torch.device) -> Non
         torch.set_rng_state(saved["random.cpu"])
     if "random.cuda" in saved and device.type == "cuda":
         torch.cuda.set_rng_state(saved["random.cuda"], device)
+
+
+@contextmanager
+def same_draws(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Restore torch's, Python's and NumPy's generators at the end; gives whether the latter two have moved."""
+    torch_states, python, numpy = generator_states(device), random.getstate(), np.random.get_state(legacy=False)
+
+    def moved() -> bool:
+        now = np.random.get_state(legacy=False)
+        return random.getstate() != python or str(now) != str(numpy) or now["state"]["pos"] != numpy["state"]["pos"]
+
+    try:
+        yield moved
+    finally:
+        restore_generators(torch_states, device)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class OwnGenerator:

@@ -11,19 +11,22 @@ CLOCK, RATE = "clock", "rate"
 
 
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor], str, str]]:
-    """Table, key and full name of every buffer that training may change.
+    """Table, key and full name of every buffer that training may change; one that has several names goes by the first.
 
     A module with a clock has no other buffers than those that a runner binds (its dropout rate).
     """
+    first: dict[int, str] = {}
     for prefix, module in model.named_modules():
         for key, buffer in module._buffers.items():
             if buffer is not None and CLOCK not in module._buffers:
-                yield module._buffers, key, f"{prefix}.{key}" if prefix else key
+                name = f"{prefix}.{key}" if prefix else key
+                yield module._buffers, key, first.setdefault(id(buffer), name)
 
 
 def take_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the model's buffers by name, in a layout of their own; clocks are not among them."""
-    return {name: table[key].detach().clone().contiguous() for table, key, name in _places(model)}
+    found = {name: table[key] for table, key, name in _places(model)}
+    return {name: buffer.detach().clone().contiguous() for name, buffer in found.items()}
 
 
 def drawing_modules(model: nn.Module) -> list[nn.Module]:

@@ -5,23 +5,29 @@ Shapes: T members, P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from weft.core.errors import TrainingError
 from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
+from weft.runtime.step.backward import gradient
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
+from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.counted_dropout import CountedDropout
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
+
+Loss = Callable[[Tensor, Batch], Tensor]
+Watch = Callable[[int, Tensor], None]
 
 
 class Forward:
@@ -43,10 +49,12 @@ class Forward:
         dtype: torch.dtype = torch.float32,
         reduce: Reduce = ONE_RANK,
     ) -> None:
-        self._layout, self.call, self._dtype, self._reduce = layout, call, dtype, reduce
+        self.model, self._layout, self.call, self._dtype, self._reduce = model, layout, call, dtype, reduce
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
+        self._watch: Watch | None = None
+        self._leaves: list[Tensor] = []
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -64,7 +72,7 @@ class Forward:
                 None
             ]  # a view: taking row 0 would have a backward of its own
         self._set_mode(training)
-        weights = self._layout.copies(flat.to(self._dtype))
+        weights = self._watched(self._layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers
         if batch.layer:  # from the second layer on every member has features of its own
             return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
@@ -73,10 +81,33 @@ class Forward:
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
         self._set_mode(training)
-        self._slots.bind(self._views(flat))
+        self._slots.bind(self._watched(self._views(flat)))
         logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
         self._buffers.collect(self._row)
         return logits
+
+    def gradients(self, flat: Tensor, batch: Batch, loss: Loss, slopes: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses ``[T]`` at the weights ``flat [T, P]``, and the gradients ``[T, P]`` of their sum.
+
+        Each loss has a slope of 1 in the sum: a member whose loss is NaN does not affect the others. The ones are given
+        as ``slopes``, so neither the sum nor its gradient is computed.
+        """
+        leaf = flat.detach().requires_grad_()
+        losses = loss(self(leaf, training=True, batch=batch), batch)
+        return losses.detach(), gradient(losses, leaf, slopes)
+
+    def copied(
+        self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
+    ) -> tuple[nn.Module, list[str]]:
+        """A copy of the model with weights of its own, and the names of what could not be copied.
+
+        ``state`` is attached again.
+        """
+        self.materialise(flat, rates, buffers)
+        try:
+            return copy_module(self.model)
+        finally:
+            self.attach(state, self._rates)
 
     def materialise(self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         """Give the model tensors of its own instead of views of a state; :meth:`attach` before training goes on."""
@@ -86,6 +117,27 @@ class Forward:
 
     def _views(self, flat: Tensor) -> list[Tensor]:
         return self._layout.views(flat.to(self._dtype))
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[list[Tensor]]:
+        """Inside, a call makes leaves of the parameters, which it puts into the list that this yields.
+
+        ``watch(place, gradient)`` is called for each as soon as its gradient is complete. Views of one buffer would
+        have theirs at the end of the backward pass: autograd runs what was recorded first last, but leaves at once.
+        """
+        self._watch, self._leaves = watch, []
+        try:
+            yield self._leaves
+        finally:
+            self._watch = None
+
+    def _watched(self, weights: list[Tensor]) -> list[Tensor]:
+        if self._watch is None:
+            return weights
+        self._leaves += [weight.detach().requires_grad_() for weight in weights]
+        for place, leaf in enumerate(self._leaves):
+            leaf.register_hook(partial(self._watch, place))
+        return self._leaves
 
     def _called(self, clock: Tensor, batch: Batch) -> Tensor:
         """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
@@ -108,6 +160,104 @@ class Forward:
         logits = self._called(clock, batch)
         self._buffers.collect(buffers)
         return logits
+
+
+class LeafForward(Forward):
+    """A user's module of one member as a plain loop of torch has it: its parameters stay the objects that they are.
+
+    They are views of the flat buffer, so that the update is still one operation. Hooks on parameters, parameters that
+    a module keeps in a list or a closure, ``weight.data = ...``, ``max_norm`` and reentrant checkpoints then do what
+    they do in torch. Which parameters had no gradient in the last step is in :attr:`without_gradient`.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, call: Callable[[Batch], Tensor], reduce: Reduce = ONE_RANK
+    ) -> None:
+        super().__init__(model, layout, call, torch.float32, reduce)
+        by_name = dict(model.named_parameters())
+        self._parameters = [by_name[name] for name in layout.names]
+        self.without_gradient: tuple[str, ...] | None = None
+
+    def attach(self, state: State, rates: Sequence[Tensor]) -> None:
+        """As :meth:`Forward.attach`; the parameters become views of the state's weights."""
+        super().attach(state, rates)
+        self._slots.bind(self._parameters)
+        self._point(state.flat[0])
+
+    def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
+        """The model's logits ``[N, C]`` for the weights ``flat [P]``."""
+        self._set_mode(training)
+        self._point(flat)
+        logits = self._called(self._clock, replace(batch, x=batch.x[0]) if batch.layer else batch)
+        self._take_replaced()
+        self._buffers.collect(self._row)
+        return logits
+
+    def gradients(self, flat: Tensor, batch: Batch, loss: Loss, slopes: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`Forward.gradients`, by a backward pass into the parameters."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        losses = loss(self(flat, training=True, batch=batch), batch)
+        losses.backward(slopes)
+        found = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None  # a captured step would hold them beside the flat gradient
+        self._check_same_gradients(found)
+        return losses.detach(), self._layout.flat_of(
+            [torch.zeros_like(p) if g is None else g for p, g in zip(self._parameters, found, strict=True)]
+        )[None]
+
+    def copied(
+        self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
+    ) -> tuple[nn.Module, list[str]]:
+        """As :meth:`Forward.copied`; whatever else holds a parameter has the copy's own."""
+        self._point(flat.clone())
+        self._bind(
+            torch.empty(0, dtype=torch.int64),
+            [rate.clone() for rate in rates],
+            {name: value.clone() for name, value in buffers.items()},
+        )
+        try:
+            return copy_module(self.model)
+        finally:
+            self.attach(state, self._rates)
+
+    @contextmanager
+    def as_function(self) -> Iterator[Forward]:
+        """The same model as a function of its weights, as a trace needs it."""
+        plain = Forward(self.model, self._layout, self.call, self._dtype, self._reduce)
+        plain.attach(self._state, self._rates)
+        try:
+            yield plain
+        finally:
+            self.attach(self._state, self._rates)
+
+    def _point(self, flat: Tensor) -> None:
+        """Make the parameters views of ``flat [P]``."""
+        self._own = self._layout.views(flat.detach())
+        for parameter, view in zip(self._parameters, self._own, strict=True):
+            parameter.data = view
+
+    def _take_replaced(self) -> None:
+        """Take over what the module assigned to a parameter's ``data``."""
+        for parameter, view in zip(self._parameters, self._own, strict=True):
+            if parameter.data_ptr() != view.data_ptr() or parameter.stride() != view.stride():
+                view.copy_(parameter.data)
+                parameter.data = view
+
+    def _check_same_gradients(self, found: Sequence[Tensor | None]) -> None:
+        """A :class:`TrainingError` if other parameters are without a gradient than in the last step.
+
+        Torch's optimizers skip a parameter without a gradient; here one table of numbers serves all parameters.
+        """
+        without = tuple(name for name, g in zip(self._layout.names, found, strict=True) if g is None)
+        if self.without_gradient is not None and without != self.without_gradient:
+            changed = sorted(set(without) ^ set(self.without_gradient))
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(changed)} had a gradient in some steps and none in "
+                "others; torch would skip such an update, which Weft's optimizers cannot"
+            )
+        self.without_gradient = without
 
 
 def mode_switch(model: nn.Module) -> Callable[[bool], object]:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
+from weft.flow.device import exact_device
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
+from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 
 
@@ -53,8 +55,8 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if len(names) < 2 or _is_star(model, names[1]):
         return lambda batch: model(batch.x)
     if names[1] == "edge_index":
-        weighted = "edge_weight" in names
-        return lambda batch: _call_with_edges(model, batch, weighted)
+        wanted = [name for name in ("edge_weight", "edge_type") if name in names]
+        return lambda batch: _call_with_edges(model, batch, wanted)
     if "layer" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
     if "first" in names:
@@ -62,10 +64,10 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: model(batch.x, batch.blocks)
 
 
-def _call_with_edges(model: nn.Module, batch: Batch, weighted: bool) -> Tensor:
-    if weighted and batch.edge_weight is not None:
-        return model(batch.x, batch.edge_index, edge_weight=batch.edge_weight)
-    return model(batch.x, batch.edge_index)
+def _call_with_edges(model: nn.Module, batch: Batch, wanted: list[str]) -> Tensor:
+    """With those of ``edge_weight`` and ``edge_type`` that the model takes and the graph has."""
+    found = {name: getattr(batch, name) for name in wanted}
+    return model(batch.x, batch.edge_index, **{name: value for name, value in found.items() if value is not None})
 
 
 def takes_edge_index(model: nn.Module) -> bool:
@@ -112,11 +114,19 @@ def _is_star(model: nn.Module, name: str) -> bool:
 class Inputs:
     """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
-    ``make_source(request)`` makes the source of batches; the whole graph, unless given.
+    ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
+    the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
     """
 
-    def __init__(self, graph: Graph, make_source: MakeSource = FullGraph) -> None:
-        self.graph, self._make_source = graph, make_source
+    def __init__(
+        self,
+        graph: Graph,
+        make_source: MakeSource = FullGraph,
+        device: torch.device | None = None,
+        place: str = "gpu",
+    ) -> None:
+        self.graph, self._make_source, self._place = graph, make_source, place
+        self.device = graph.device if device is None else exact_device(device)
         self._sources: dict[tuple[int, int, bool, bool], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
@@ -124,17 +134,21 @@ class Inputs:
     def features(self, norm: str | None, dtype: torch.dtype, dense: bool = False) -> Features:
         """Divided by their sums (``norm="row"``) or not, in ``dtype``, with their zeros if ``dense``."""
         key = (norm, dtype, dense)
+        if key not in self._features and self.graph.x.device.type == "meta" and self._place != "gpu":
+            # Of a dry run: they lie elsewhere, whatever they are, and take nothing here.
+            self._features[key] = torch.empty((1, 1), dtype=dtype, device="meta").expand(self.graph.x.shape)
         if key not in self._features:
             x = row_normalised(self.graph.x) if norm == "row" else self.graph.x
             x = cast_features(x, dtype)
-            self._features[key] = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
+            x = x.to_dense() if dense and isinstance(x, SparseFeatures) else x
+            self._features[key] = place_features(x, self._place, self.device) if isinstance(x, Tensor) else x
         return self._features[key]
 
     def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False, padding: bool = False) -> Source:
         """The source of batches with the features ``x``; stacks with equal inputs share it, and so its batches."""
         key = (id(x), id(first), subgraph, padding)
         if key not in self._sources:
-            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding))
+            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding, self.device))
         return self._sources[key]
 
     def held(self) -> tuple[Any, ...]:
@@ -147,5 +161,15 @@ class Inputs:
             return first_aggregate(model, x, self.graph.adj)
         key = (name, id(x))
         if key not in self._firsts:
-            self._firsts[key] = first_aggregate(model, x, self.graph.adj)
+            self._firsts[key] = self._first(model, x, name)
         return self._firsts[key]
+
+    def _first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
+        """One that runs before this one have left with a graph that is kept, else a new one."""
+        kept = self.graph.kept
+        if kept is None or x is not self.graph.x:
+            return first_aggregate(model, x, self.graph.adj)
+        if name not in kept:
+            kept[name] = first_aggregate(model, x, self.graph.adj)
+        found: Tensor | None = kept[name]
+        return found

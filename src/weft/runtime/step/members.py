@@ -7,7 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +19,25 @@ from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError, WeftError
 from weft.core.settings.value_names import identity
 from weft.core.task import Task
+from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
-from weft.runtime.batches.source import Batch, Features, Source
+from weft.runtime.batches.source import Features, Source
 from weft.runtime.device.precision import DTYPES
-from weft.runtime.step.buffers import CLOCK, RATE, detach_clock, drawing_modules, take_buffers
-from weft.runtime.step.forward import Forward
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
+from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
-from weft.runtime.step.parameters import Layout, Slots, layout_of
+from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
+from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
+from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.python_state import restore_state, saved_state
 
 
 class CannotStack(Exception):
@@ -59,19 +64,26 @@ class Members:
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
         self._model = models[widest]
-        if len(models) > 1 and self._task.traits is None:
-            _check_attributes(models)  # before one of them is set up to run for all
+        self._is_users = self._task.traits is None
+        self.hidden_state: str | None = None  # why a captured step would not be what the module does
+        self.without_gradient: tuple[str, ...] = ()
+        self._changing: tuple[str, ...] = ()
+        self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
+        if self._is_users:
+            self._check_users(models)  # before one of them is set up to run for all
         rates = self._take_rates(models)
+        self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
         self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
         _set_reduce(self._model, self.source.reduce)
+        self._check_norms()
         self.layout = self._checked_layout(tasks, models)
         wide = take_buffers(self._model)
         paddings = [self._padding(task, model, wide) for task, model in zip(tasks, models, strict=True)]
         self._initial = self._stacked(models, paddings, wide)
-        dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        self.forward = Forward(self._model, self.layout, bind(self._model), dtype, reduce)
+        self.forward = self._forward(self._model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
+        self.notes += _empty_relations(self._task, self._graph)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -89,6 +101,12 @@ class Members:
         return layers_of(self._model)
 
     @property
+    def in_first_layer(self) -> list[bool]:
+        """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
+        prefix = first_layer_prefix(self._model)
+        return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
+
+    @property
     def _sparse(self) -> bool:
         return isinstance(self._graph.x, SparseFeatures)
 
@@ -98,21 +116,49 @@ class Members:
         del self._initial
         return flat, buffers
 
+    def _forward(self, model: nn.Module, alone: bool) -> Forward:
+        """``model`` as a function of weights; a user's module alone trains with its own parameters."""
+        dtype, reduce = DTYPES[self._task.precision], self.source.reduce
+        plain = dtype == torch.float32 and reduce.ranks == 1 and self._inputs.device.type != "meta"
+        if self._is_users and alone and plain:
+            return LeafForward(model, self.layout, bind(model), reduce)
+        return Forward(model, self.layout, bind(model), dtype, reduce)
+
     def attach(self, state: State) -> None:
         """Bind the clocks and buffers of ``state``, and all members' dropout rates, to the model."""
         self.forward.attach(state, [torch.stack(column) for column in zip(*(s.rates for s in self.slots), strict=True)])
+
+    def python_state(self) -> dict[str, Tensor]:
+        """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
+        return {} if self.hidden_state is None else saved_state(self._model, self._changing)
+
+    def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`python_state`."""
+        if self.hidden_state is not None:
+            restore_state(self._model, saved)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``."""
         self.slots = [self.slots[row] for row in rows]
 
+    def _check_norms(self) -> None:
+        """A batch that ranks share has some nodes on several of them: a norm over rows would count those twice."""
+        shared = self.source.reduce.ranks > 1 and not self.source.constant
+        if shared and any(isinstance(module, BatchNorm) for module in self._model.modules()):
+            raise SpecError(
+                f"task {self._task.label!r}: a batch norm does not go with sampled training over ranks, which share "
+                "the nodes of a batch; use norm='layer', or one rank"
+            )
+
     # ---- building ------------------------------------------------------------------------------------
 
     def _build(self, task: Task) -> nn.Module:
-        device = self._graph.device
+        device = self._inputs.device
         # A dry run needs no values, and drawing those of many members takes longer than the rest.
         with device if device.type == "meta" and task.traits is not None else nullcontext():
-            return build_model(task, self._graph.num_features, self._graph.num_classes).to(device)
+            graph = self._graph
+            _check_relations(task, graph)
+            return build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to(device)
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, are initialised."""
@@ -124,6 +170,41 @@ class Members:
                 self._note_dense(error)
                 self._call_lazy(model, task, dense=True)
         return model
+
+    def _check_users(self, models: list[nn.Module]) -> None:
+        """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
+        task = self._task
+        for name, parameter in models[0].named_parameters():
+            if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise SpecError(
+                    f"task {task.label!r}: parameter {name} of model {task.model_name} is {kind}; Weft keeps weights "
+                    "in float32: call .float() on the model, and choose the arithmetic by precision="
+                )
+        if len(models) > 1:
+            _check_attributes(models)
+            _check_hooks(models)
+
+    def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:
+        """A module to try for every member: its own, and a copy of the one that runs for all."""
+        if not self._is_users or self._inputs.device.type == "meta":
+            return []
+        return [self._another(model) if row == widest else model for row, model in enumerate(models)]
+
+    def _another(self, model: nn.Module) -> nn.Module:
+        """The module of the widest task again: built anew, or a copy of the object that the task was given."""
+        if isinstance(self._task.model, nn.Module):
+            return self._copied(model)
+        with same_draws(self._inputs.device):
+            return self._build_whole(self._task)
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        try:
+            return copy_module(model)[0]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise self._cannot_copy(f"{type(error).__name__}: {error}") from error
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), _model_errors(task, self._graph.name):
@@ -166,7 +247,7 @@ class Members:
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
-        return Padding(widths_of(task, self._task.hidden), narrow, wide, buffers, self._graph.device)
+        return Padding(widths_of(task, self._task.hidden), narrow, wide, buffers, self._inputs.device)
 
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]
@@ -200,77 +281,139 @@ class Members:
         padding = task.traits is not None and not over_rows
         return self._inputs.source(x, first, subgraph=not takes_blocks(self._model), padding=padding)
 
-    def try_out(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
-        """Call the model once, so that errors show before training; a user's model also for all members at once."""
+    def try_out(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
+        """Call the model before training, so that errors show; a user's one also as a plain loop would call it."""
+        users = self._is_users and not state.flat.is_meta
+        with same_draws(self._inputs.device) if users else nullcontext():
+            self._try_features(state)
+            if users:
+                self._try_alone(state, loss_of)
+            elif self._is_users and state.members > 1:
+                self._together(state, loss_of(range(state.members)))
+        if users:
+            self._try_copy(state)
+        self._trials = []
+
+    def _try_features(self, state: State) -> None:
         try:
             self._alone(state, 0)
         except SpecError as error:
             self._note_dense(error)
             self.source = self._source(dense=True)
             self._alone(state, 0)
-        if self._task.traits is None:
-            if state.members > 1:
-                self._try_together(state, loss)
-            self._try_copy(state)
 
     def _alone(self, state: State, row: int) -> Tensor:
-        """Logits ``[N, C]`` of one member without the others, in evaluation mode."""
-        task, batch = self.slots[row].task, self.source.example()
+        """Logits ``[N, C]`` of one member without the others, in evaluation mode; a user's on a copy of its own."""
+        task, batch, rates = self.slots[row].task, self.source.example(), [rate[None] for rate in self.slots[row].rates]
         with torch.no_grad(), _model_errors(task, self._graph.name):
-            self.forward.attach(state.select([row]), [rate[None] for rate in self.slots[row].rates])
-            try:
-                logits = self.forward.one(state.flat[row], training=False, batch=batch)
-            finally:
-                self.attach(state)
+            if self._is_users and not state.flat.is_meta:
+                model = self._copied(self._trials[row])
+                _set_reduce(model, self.source.reduce)
+                forward = Forward(model, self.layout, bind(model), DTYPES[task.precision], self.source.reduce)
+                forward.attach(state.select([row]), rates)
+                logits = forward.one(state.flat[row], training=False, batch=batch)
+            else:
+                self.forward.attach(state.select([row]), rates)
+                try:
+                    logits = self.forward.one(state.flat[row], training=False, batch=batch)
+                finally:
+                    self.attach(state)
         check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes)
         return logits
 
-    def _try_together(self, state: State, loss: Callable[[Tensor, Batch], Tensor]) -> None:
-        """:class:`CannotStack` if a user's module fails for all members at once, or gives other results."""
-        before = {name: buffer.clone() for name, buffer in state.buffers.items()}
+    def _try_alone(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
+        """Try every member alone, and all together if there are several, and compare the gradients."""
+        trials = []
+        for row in range(state.members):
+            trials.append(self._trial(state, row, loss_of([row])))
+            if row == 0:
+                self._learn(trials[0], state.members)
+        if state.members > 1:
+            self._compare(trials, *self._together(state, loss_of(range(state.members))))
+
+    def _trial(self, state: State, row: int, loss: Loss) -> Trial:
+        model = self._trials[row]
+        _set_reduce(model, self.source.reduce)
+        untouched, _ = copy_module(model)
+        forward, own = self._forward(model, alone=True), state.select([row])
+        forward.attach(own, [rate[None] for rate in self.slots[row].rates])
+        batch = self.source.example()
+        if not isinstance(forward, LeafForward):
+            check_used_through_modules(forward, own, batch, loss)
+        return try_alone(forward, own, batch, loss, untouched)
+
+    def _learn(self, trial: Trial, members: int) -> None:
+        """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
+        if trial.hidden_state is not None and members > 1:
+            raise CannotStack(f"{self._task.model_name} cannot be one of several: {trial.hidden_state}")
+        self.hidden_state, self._changing = trial.hidden_state, trial.attributes
+        self.without_gradient = trial.without_gradient
+        if trial.without_gradient:
+            self.layout = self.layout.without_decay(trial.without_gradient)
+
+    def _together(self, state: State, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses, gradients and logits of all members; :class:`CannotStack` if a module fails for all at once."""
+        before, batch = state.snapshot(), self.source.example()
         try:
-            leaf, batch = state.flat.detach().requires_grad_(), self.source.example()
-            torch.autograd.grad(loss(self.forward(leaf, training=True, batch=batch), batch).sum(), leaf)
-            _copy_into(state.buffers, before)
+            slopes = torch.ones(state.members, device=state.flat.device)
+            losses, grad = self.forward.gradients(state.flat, batch, loss, slopes)
+            state.restore(before)
             with torch.no_grad():
-                together = self.forward(state.flat, training=False, batch=batch)
+                return losses, grad, self.forward(state.flat, training=False, batch=batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotStack(f"{self._task.model_name} does not run for several at once: {reason}") from error
         finally:
-            _copy_into(state.buffers, before)
-        if not state.flat.is_meta:
-            self._compare(state, together)
+            state.restore(before)
 
     def _try_copy(self, state: State) -> None:
-        """Copy a user's module as at the end of training, so that a failing copy is known before training."""
-        if state.flat.is_meta:
-            return
-        task, buffers = self._task, {name: buffer[0] for name, buffer in state.buffers.items()}
+        """Copy a user's module as at the end of training, so that a failing copy is known before training.
+
+        The copy is given other weights: one whose results do not follow them still holds the module's own somewhere.
+        """
+        task, row = self._task, self.slots[0]
+        flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
-            self.model_of(self.slots[0], state.flat[0], buffers, state)
+            model = self.model_of(row, flat, buffers, state)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
-                f"given back: {type(error).__name__}: {error}"
-            ) from error
+            raise self._cannot_copy(f"{type(error).__name__}: {error}") from error
+        if self.hidden_state is not None or DTYPES[task.precision] != torch.float32 or state.members > 1:
+            return
+        batch = self.source.example()
+        with torch.no_grad(), same_draws(self._inputs.device):
+            before = state.snapshot()
+            state.flat[0] = flat
+            expected = self.forward.one(state.flat[0], training=False, batch=batch)
+            state.restore(before)
+            self._rebuilds = apart(bind(model)(batch), expected) > NEAR["tf32"]
+        if self._rebuilds and isinstance(task.model, nn.Module):
+            raise self._cannot_copy("a function that it keeps holds its parameters")
+
+    def _cannot_copy(self, why: str) -> SpecError:
+        task = self._task
+        return SpecError(
+            f"task {task.label!r}: model {task.model_name} cannot be copied, so its best weights could not be "
+            f"given back: {why}"
+        )
 
     def _note_left_out(self, names: Sequence[str]) -> None:
         if names:
             note = f"left out of the trained model, since they cannot be copied: {', '.join(names)}"
             self.notes += [note] if note not in self.notes else []
 
-    def _compare(self, state: State, together: Tensor) -> None:
-        """:class:`CannotStack` unless the first and the last member have the logits that they have alone."""
-        near = {"rtol": 2e-2, "atol": 2e-2} if self._task.precision == "bf16" else {"rtol": 1e-3, "atol": 1e-4}
-        for row in (0, state.members - 1):
-            same = torch.allclose(together[row].float(), self._alone(state, row).float(), **near, equal_nan=True)
-            if self.source.reduce.sum(state.flat.new_tensor(float(not same))):  # all ranks decide alike
-                raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
+    def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Tensor) -> None:
+        """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
+        near = NEAR[self._task.precision]
+        same = all(
+            compare(trial, losses[row : row + 1], grad[row], logits[row], self.layout, near)
+            for row, trial in enumerate(trials)
+        )
+        if self.source.reduce.sum(losses.new_tensor(float(not same))):  # all ranks decide alike
+            raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
 
     # ---- giving back ---------------------------------------------------------------------------------
 
@@ -291,25 +434,42 @@ class Members:
 
     def model_of(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
         """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
-        device = self._graph.device
+        device = self._inputs.device
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
         if slot.task.traits is not None:
             model = self._build(slot.task)
+        elif self._rebuilds:
+            with same_draws(device):
+                model = self._build_whole(slot.task)
         else:
-            self.forward.materialise(flat.to(device), slot.rates, {n: value.to(device) for n, value in buffers.items()})
-            try:
-                model, left_out = copy_module(self._model)
-            finally:
-                self.attach(state)
+            own = {name: value.to(device) for name, value in buffers.items()}
+            model, left_out = self.forward.copied(flat.to(device), slot.rates, own, state)
             self._note_left_out(left_out)
             return _without_clock(model, slot.rates).eval()
-        Slots(model, self.layout.names).bind([nn.Parameter(named[name].clone()) for name in self.layout.names])
-        for prefix, module in model.named_modules():
-            for key in module._buffers:
-                name = f"{prefix}.{key}" if prefix else key
-                if name in buffers:
-                    module._buffers[key] = named[name].clone()
+        for name, parameter in model.named_parameters():
+            if name in named:
+                parameter.data = named[name].clone()
+        BufferSlots(model).bind({name: named[name].clone() for name in buffers})
         return model.eval()
+
+
+def _check_relations(task: Task, graph: Graph) -> None:
+    if task.traits is not None and task.traits.relational and not graph.num_relations:
+        raise SpecError(
+            f"task {task.label!r}: {task.model} needs relations, and the edges of graph {graph.name!r} have none; "
+            "give the graph relation=, one number per edge, or choose another model"
+        )
+
+
+def _empty_relations(task: Task, graph: Graph) -> list[str]:
+    """A remark on relations without edges, if the model has weights for them."""
+    if task.traits is None or not task.traits.relational:
+        return []
+    empty = [str(relation) for relation, edges in enumerate(graph.stats().relation_edges) if not edges]
+    if not empty:
+        return []
+    shown = ", ".join(empty[:8]) + (f" and {len(empty) - 8} more" if len(empty) > 8 else "")
+    return [f"no edge of graph {graph.name!r} has relation {shown}: what {task.model} keeps for it does not train"]
 
 
 def aggregation_key(task: Task) -> Hashable:
@@ -349,11 +509,6 @@ def _set_reduce(model: nn.Module, reduce: Reduce) -> None:
             )
 
 
-def _copy_into(buffers: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    for name, buffer in buffers.items():
-        buffer.copy_(values[name])
-
-
 def _check_frozen(models: list[nn.Module]) -> None:
     """Frozen parameters are shared by all members, so they must be equal."""
     frozen = [{name: p for name, p in model.named_parameters() if not p.requires_grad} for model in models]
@@ -364,20 +519,16 @@ def _check_frozen(models: list[nn.Module]) -> None:
 
 def _check_attributes(models: list[nn.Module]) -> None:
     """Attributes of a user's modules are shared by all members, so they must be equal."""
-    for first, *others in zip(*(model.modules() for model in models), strict=False):
-        if CLOCK in first._buffers:  # their clocks and rates are per member
-            continue
-        for key, value in vars(first).items():
-            if any(not _same(value, vars(other).get(key)) for other in others):
-                raise CannotStack(f"their modules differ in {key!r}, which is neither a parameter nor a buffer")
+    for other in models[1:]:
+        name = unequal(models[0], other)
+        if name is not None:
+            raise CannotStack(f"their modules differ in {name!r}, which is neither a parameter nor a buffer")
 
 
-def _same(mine: Any, other: Any) -> bool:
-    """Whether two numbers or tensors are equal; True for other types."""
-    if isinstance(mine, Tensor) and isinstance(other, Tensor):
-        plain = mine.layout is torch.strided and not mine.is_meta and mine.device == other.device
-        return mine is other or not plain or (mine.shape == other.shape and torch.equal(mine, other))
-    return not isinstance(mine, (bool, int, float, str)) or mine == other or mine != mine
+def _check_hooks(models: list[nn.Module]) -> None:
+    for name, parameter in models[0].named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CannotStack(f"{name} has a hook on its gradient")
 
 
 class _model_errors:

@@ -5,8 +5,8 @@ Shapes: P parameters in all; a leading ``...`` is for tasks that share a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -23,10 +23,15 @@ class Layout:
     shapes: tuple[torch.Size, ...]
     decayed: tuple[bool, ...]
 
+    kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 unless given
+
     @property
     def sizes(self) -> list[int]:
-        """Elements of each parameter."""
-        return [prod(shape) for shape in self.shapes]
+        """Numbers of each parameter: a complex one has two per element."""
+        return [prod(shape) * (2 if self._is_complex(place) else 1) for place, shape in enumerate(self.shapes)]
+
+    def _is_complex(self, place: int) -> bool:
+        return bool(self.kinds) and self.kinds[place].is_complex
 
     @property
     def total(self) -> int:
@@ -39,23 +44,39 @@ class Layout:
         One split, because its backward is one concatenation; slices would each make a P-long gradient.
         """
         lead = flat.shape[:-1]
-        parts = flat.split(self.sizes, dim=-1)
-        return [part.view((*lead, *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
+        return self._shaped(flat.split(self.sizes, dim=-1), lead)
 
     def copies(self, flat: Tensor) -> list[Tensor]:
         """Each parameter ``[T, *shape]`` of ``flat [T, P]``, contiguous: all of them copied in one pass."""
-        parts = split_rows(flat, self.sizes)
-        return [part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return self._shaped(split_rows(flat, self.sizes), (flat.shape[0],))
+
+    def _shaped(self, parts: Sequence[Tensor], lead: Sequence[int]) -> list[Tensor]:
+        return [
+            torch.view_as_complex(part.view((*lead, *shape, 2)))
+            if self._is_complex(place)
+            else part.view((*lead, *shape))
+            for place, (part, shape) in enumerate(zip(parts, self.shapes, strict=True))
+        ]
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat buffer ``[P]`` that holds ``tensors``."""
         if not self.names:
             return torch.zeros(0)
-        return torch.cat([tensors[name].detach().reshape(-1).to(torch.float32) for name in self.names])
+        return self.flat_of([tensors[name].detach() for name in self.names])
+
+    def flat_of(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The flat buffer ``[P]`` of ``tensors`` in the order of ``names``."""
+        real = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in tensors]
+        return torch.cat([one.reshape(-1).to(torch.float32) for one in real])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """The views of ``flat [P]`` by name."""
         return dict(zip(self.names, self.views(flat), strict=True))
+
+    def without_decay(self, names: Collection[str]) -> Layout:
+        """The same without weight decay of ``names``."""
+        decayed = (old and name not in names for name, old in zip(self.names, self.decayed, strict=True))
+        return replace(self, decayed=tuple(decayed))
 
     def decay_mask(self) -> Tensor | None:
         """``[P]`` 1 where weight decay applies and 0 elsewhere; None if it applies everywhere."""
@@ -73,6 +94,7 @@ def layout_of(model: nn.Module, decay: str) -> Layout:
         names=tuple(trained),
         shapes=tuple(p.shape for p in trained.values()),
         decayed=tuple(name.startswith(prefix) for name in trained),
+        kinds=tuple(p.dtype for p in trained.values()) if any(p.is_complex() for p in trained.values()) else (),
     )
 
 

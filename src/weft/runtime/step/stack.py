@@ -12,7 +12,9 @@ Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of hist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,18 +22,18 @@ from torch import Tensor
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
 from weft.runtime.batches.source import Batch, Source
-from weft.runtime.step.backward import gradient
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
+from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.objectives import objective_of_stack
+from weft.runtime.step.objectives import Objective, objective_of_stack
 from weft.runtime.step.optimizers import Optimizer
 from weft.runtime.step.state import State
 
 
 class Stack:
-    """T tasks in training on the device of ``inputs.graph``.
+    """T tasks in training on ``inputs.device``.
 
     ``first_once``: compute the first layer's aggregation of the features before training, if the model offers it.
     ``length``: rows of history and of the table of rates, at least the most epochs of a member. ``notes`` holds
@@ -40,7 +42,7 @@ class Stack:
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, *, first_once: bool = False, length: int = 0) -> None:
         check_alike(tasks, inputs.graph.multilabel)
-        self.graph, self.device = inputs.graph, inputs.graph.device
+        self.graph, self.device = inputs.graph, inputs.device
         self._length = max([length, *(task.epochs for task in tasks)])
         self.metric = metric_name(tasks[0], self.graph.multilabel)
         objective = objective_of_stack(tasks, self.graph.multilabel, self.device)
@@ -52,7 +54,9 @@ class Stack:
         moments = 1 if tasks[0].optimizer == "sgd" else 2
         seeds, epochs = [task.seed for task in tasks], [task.epochs for task in tasks]
         self._wire(State.new(flat, buffers, moments, seeds, epochs, len(self.columns), self._length))
-        self.members.try_out(self.state, self._loss)
+        self.members.try_out(self.state, self._loss_of)
+        if any(self.members.without_gradient):
+            self._wire(self.state)  # no decay where torch would skip the update
 
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
@@ -94,9 +98,17 @@ class Stack:
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
+        return self._loss_by(self.objective, logits, batch)
+
+    def _loss_of(self, rows: Sequence[int]) -> Loss:
+        """The loss of some members alone."""
+        tasks = [self.tasks[row] for row in rows]
+        return partial(self._loss_by, objective_of_stack(tasks, self.graph.multilabel, self.device))
+
+    def _loss_by(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
         if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
             return logits.index_select(-2, batch.rows).sum((-2, -1))
-        losses = self.objective.loss(logits, batch.y, batch.rows)
+        losses = objective.loss(logits, batch.y, batch.rows)
         return losses if self.source.reduce.ranks == 1 else losses * batch.share
 
     # ---- one epoch -----------------------------------------------------------------------------------
@@ -112,8 +124,7 @@ class Stack:
     def train_on(self, batch: Batch) -> None:
         """One of several steps of an epoch: train, and count the step and its part of the epoch's loss."""
         losses = self.train_step(batch)
-        one_rank = self.source.reduce.ranks == 1  # else the losses are this batch's part already
-        self.state.epoch_loss.add_(losses * batch.share if one_rank else losses)
+        self.state.epoch_loss.add_(losses * (batch.share if batch.of_epoch is None else batch.of_epoch))
         self.state.steps.add_(1)
 
     def end_epoch(self, evaluated: bool) -> None:
@@ -141,20 +152,40 @@ class Stack:
         return losses
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated.
+        """Losses ``[T]`` at the weights ``flat [T, P]`` and their gradients ``[T, P]``; batch norms are updated."""
+        if self.source.reduce.ranks > 1:
+            return self._gradients_over_ranks(flat, batch)
+        return self.forward.gradients(flat, batch, self._loss, self._ones)
 
-        The sum of the losses is differentiated, in which each has a slope of 1: a member whose loss is NaN does not
-        affect the others. The ones are given as grad_outputs, so neither the sum nor its gradient is computed.
-        """
-        leaf = flat.detach().requires_grad_()
-        losses = self._loss(self.forward(leaf, training=True, batch=batch), batch)
-        grad = gradient(losses, leaf, self._ones)
-        reduce = self.source.reduce
-        return reduce.sum(losses.detach()), reduce.sum(grad)
+    def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
+        from weft.dist.early_gradients import EarlyGradients
+
+        early = EarlyGradients(
+            self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, self.source.reduce
+        )
+        with self.forward.watched(early.take) as leaves:
+            losses = self._loss(self.forward(flat.detach(), training=True, batch=batch), batch)
+        grads = torch.autograd.grad(losses, leaves, self._ones, allow_unused=True)
+        found = [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in zip(grads, leaves, strict=True)]
+        return early.finish(losses.detach(), found)
 
     def logits(self, flat: Tensor, batch: Batch) -> Tensor:
         """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
         return self.forward(flat, training=False, batch=batch)
+
+    @contextmanager
+    def as_function(self) -> Iterator[None]:
+        """Inside, the model is a function of the weights it is given, as a trace needs it."""
+        if not isinstance(self.forward, LeafForward):
+            yield
+            return
+        own = self.forward
+        with own.as_function() as self.forward:
+            try:
+                yield
+            finally:
+                self.forward = own
 
     # ---- leaving -------------------------------------------------------------------------------------
 

@@ -16,10 +16,11 @@ from weft.runtime.user_modules.importing import import_callable, in_words
 from weft.runtime.user_modules.settings import arguments, signature_of
 
 
-def build_model(task: Task, in_features: int, out_features: int) -> nn.Module:
+def build_model(task: Task, in_features: int, out_features: int, num_relations: int = 0) -> nn.Module:
     """The model of ``task`` with fresh weights from its seed; a module given as an object keeps its own."""
     if task.traits is not None:
-        model: nn.Module = weft_nn.build(task.model, in_features, out_features, **model_options(task))
+        options = model_options(task) | ({"num_relations": num_relations} if task.traits.relational else {})
+        model: nn.Module = weft_nn.build(task.model, in_features, out_features, **options)
         weft_nn.reset_parameters(model, task.seed)
     elif isinstance(task.model, nn.Module):
         model = _copied(task)

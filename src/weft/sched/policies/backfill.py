@@ -30,7 +30,8 @@ class Backfill:
     ``age_seconds``: waiting that raises a lane by one priority level. ``depth``: how many waiting tasks a decision
     considers, which bounds its cost whatever the queue's length. ``join_at_least``: a group takes that many members if
     there are so many; beyond, only while they do not fill the device (a task of a stack costs the same from 8 on).
-    ``max_members``: of a group.
+    ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
+    groups of lower priority that would run for longer than that.
     """
 
     safety: float = SAFETY_THRESHOLD
@@ -38,6 +39,7 @@ class Backfill:
     depth: int = 32
     join_at_least: int = 8
     max_members: int = 256
+    preempt_seconds: float = 5.0
     model: Interference = field(default_factory=Interference)
 
     def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
@@ -52,7 +54,8 @@ class _Pass:
     def __init__(
         self, policy: Backfill, queue: TaskQueue, running: Sequence[RunningGroup], machine: MachineState
     ) -> None:
-        self.policy, self.queue, self.machine = policy, queue, machine
+        self.policy, self.queue, self.machine, self.running = policy, queue, machine, running
+        self.preempt: tuple[str, ...] = ()
         self.refuse = refusals(queue, machine, policy.safety)
         self.plans = [DevicePlan.of(d, running, machine.now, policy.model) for d in machine.devices]
         self.graphs = {(group.device, group.graph) for group in running if group.graph}
@@ -63,6 +66,7 @@ class _Pass:
 
     def decide(self) -> Decision:
         if not any(plan.has_worker(inference=True) for plan in self.plans):
+            self._make_way_for_first()
             return self._decision(NO_WORKER)
         critical = self._critical_task()
         for task in self.order:
@@ -83,7 +87,7 @@ class _Pass:
             self._consider(task, why, critical=True)
 
     def _decision(self, rest: str) -> Decision:
-        return Decision(tuple(self.starts), self.wait, self.refuse, rest=rest)
+        return Decision(tuple(self.starts), self.wait, self.refuse, self.preempt, rest)
 
     def _any_worker(self, task: QueuedTask) -> bool:
         return any(plan.has_worker(task.kind == "inference") for plan in self.plans)
@@ -101,6 +105,7 @@ class _Pass:
                 return
             reasons.append(reason or f"would only slow down what runs on {plan.device.name}")
         self.wait[task.id] = reasons[0]
+        self._make_way(task, alone)
         self._reserve(alone)
 
     def _devices(self, task: QueuedTask) -> list[DevicePlan]:
@@ -148,6 +153,26 @@ class _Pass:
             self.plans[place].reserve(group.bytes, time)
             self.reserved = True
 
+    def _make_way_for_first(self) -> None:
+        first = next((task for task in self.order if task.id not in self.refuse), None)
+        if first is not None:
+            draft = GroupDraft(self.policy.safety, self.policy.model)
+            draft.add(first)
+            self._make_way(first, draft.footprint(self.machine.now))
+
+    def _make_way(self, task: QueuedTask, group: Footprint) -> None:
+        """Preempt groups of lower priority, if ``task`` lacks a worker or memory that they have."""
+        if self.preempt or self.starts or any(one.leaving for one in self.running):
+            return
+        for plan in self._devices(task):
+            lower = [one for one in self.running if one.device == plan.device.name and one.priority < task.priority]
+            long = [one for one in lower if one.ends - self.machine.now > self.policy.preempt_seconds]
+            chosen = _fewest(sorted(long, key=lambda one: (one.priority, -one.bytes)), plan, group)
+            if chosen:
+                self.preempt = tuple(one.id for one in chosen)
+                self.wait[task.id] = f"waits for {len(chosen)} groups of lower priority to save a checkpoint"
+                return
+
     def _critical_task(self) -> QueuedTask | None:
         """The longest task, if it must start now for the queue to end early.
 
@@ -166,3 +191,14 @@ class _Pass:
 
     def _busy_for(self, plan: DevicePlan) -> float:
         return max((one.ends - self.machine.now for one in plan.occupants), default=0.0)
+
+
+def _fewest(candidates: Sequence[RunningGroup], plan: DevicePlan, group: Footprint) -> list[RunningGroup]:
+    """The first of ``candidates`` that leave a worker and memory for ``group``; none if all of them do not."""
+    free, workers, chosen = plan.free, plan.device.workers - len(plan.occupants), []
+    for one in candidates:
+        if group.bytes <= free and workers > 0:
+            break
+        free, workers = free + one.bytes, workers + 1
+        chosen.append(one)
+    return chosen if group.bytes <= free and workers > 0 else []

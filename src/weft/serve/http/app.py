@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.core.errors import InputError, WeftError
 from weft.core.version import __version__
+from weft.serve.http.group_commit import GroupCommit
 from weft.serve.http.json_limits import MOST_BYTES, BadRequestError, read_json
 from weft.serve.http.metrics import CONTENT_TYPE, metrics_text
 from weft.serve.http.queue_service import QueueService
@@ -32,6 +35,7 @@ from weft.serve.supervisor import Supervisor
 
 T = TypeVar("T")
 POLL_SECONDS, KEEP_ALIVE_SECONDS = 0.25, 15.0
+SHORT_BYTES = 1 << 14  # a body up to which parsing it takes less time than another thread to do it
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
@@ -85,7 +89,7 @@ def make_app(options: ServeOptions, supervisor: Supervisor, tokens: Tokens) -> F
     )
     app.state.service = service
     _add_errors(app)
-    _add_gate(app, tokens, answers)
+    app.add_middleware(_Gate, tokens=tokens, answers=answers)
     _add_changes(app, service)
     _add_reading(app, service, answers)
     _add_pages(app)
@@ -126,16 +130,28 @@ def _add_errors(app: FastAPI) -> None:
         return _error(error.status_code, str(error.detail))
 
 
-def _add_gate(app: FastAPI, tokens: Tokens, answers: Counter[int]) -> None:
-    @app.middleware("http")
-    async def gate(request: Request, proceed: Callable[[Request], Awaitable[Response]]) -> Response:
-        refusal = _refusal(request, tokens)
-        response = refusal if refusal is not None else await proceed(request)
-        answers[response.status_code] += 1
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["X-Frame-Options"] = "DENY"
-        response.headers.setdefault("Cache-Control", "no-store")
-        return response
+class _Gate:
+    """Lets in whom ``tokens`` knows, counts the answers, and adds headers to all of them."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, answers: Counter[int]) -> None:
+        self._app, self._tokens, self._answers = app, tokens, answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answers[message["status"]] += 1
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["X-Frame-Options"] = "DENY"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = _refusal(Request(scope), self._tokens)
+        await (self._app if refusal is None else refusal)(scope, receive, answered)
 
 
 def _refusal(request: Request, tokens: Tokens) -> Response | None:
@@ -167,6 +183,8 @@ async def _body(request: Request) -> Any:
         found += chunk
         if len(found) > MOST_BYTES:
             raise BadRequestError(f"the body is larger than {MOST_BYTES:,} bytes", 413)
+    if len(found) < SHORT_BYTES:
+        return read_json(bytes(found))
     return await asyncio.get_running_loop().run_in_executor(None, read_json, bytes(found))
 
 
@@ -183,6 +201,7 @@ async def _in(pool: Any, call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _add_changes(app: FastAPI, service: QueueService) -> None:
+    commits = GroupCommit(service.writes, service.submit_together)
     accepts = {"requestBody": {"required": True, "content": {"application/json": {"schema": SUBMISSION}}}}
 
     @app.post("/api/tasks", status_code=201, summary="Submit tasks", openapi_extra=accepts)
@@ -190,7 +209,7 @@ def _add_changes(app: FastAPI, service: QueueService) -> None:
         body = await _body(request)
         if user == OPERATOR and isinstance(body, dict) and isinstance(body.get("user"), str):
             user = body["user"][:100]
-        return {"tasks": await _in(service.writes, service.submit, body, user)}
+        return {"tasks": await commits.put((body, user))}
 
     @app.post("/api/tasks/{task}/cancel", summary="Cancel a task")
     async def cancel(task: str, user: str = Depends(_user)) -> dict[str, Any]:
@@ -260,7 +279,7 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
 
 
 async def _json(pool: Any, call: Callable[..., Any], *arguments: Any) -> Response:
-    """Answer with plain data; the encoder of FastAPI would walk through 10,000 tasks once more."""
+    """Answer with plain data; the encoder of FastAPI would go through 10,000 tasks once more."""
 
     def encoded() -> bytes:
         return json.dumps(call(*arguments), allow_nan=False).encode()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from weft.core.errors import WeftError
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.http.submissions import Registry, read_submissions
 from weft.serve.http.tokens import OPERATOR
 from weft.serve.options import ServeOptions
-from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.queue_db import QueueDB, Submission
 from weft.serve.queue.task_states import ENDED, STATES, QueueTask
 from weft.serve.supervisor import Supervisor
 
@@ -52,20 +54,34 @@ class QueueService:
 
     # ---- changing: in the thread of writes ---------------------------------------------------------------
 
-    def submit(self, body: Any, user: str) -> list[dict[str, Any]]:
-        """Queue what ``body`` describes for ``user``."""
-        new = read_submissions(body, self._registry, user)
-        there = self._db.count_of(user, OPEN)
-        if there + len(new) > self.options.quota:
-            known = f"{there} of {self.options.quota} tasks are queued or running"
-            raise BadRequestError(
-                f"user {user!r}: {known}, and {len(new)} more are too many; wait, or cancel some", 429
-            )
-        for needed in dict.fromkeys(name for one in new for name in one.after):
-            self._task(needed)
-        tasks = self._db.submit_many(new)
+    def submit_together(self, requests: Sequence[tuple[Any, str]]) -> list[list[dict[str, Any]] | Exception]:
+        """Queue what each body describes for its user, in one commit; per request its tasks, or why it was refused."""
+        more: Counter[str] = Counter()
+        answers: list[list[dict[str, Any]] | Exception] = [self._read(*request, more) for request in requests]
+        good = [place for place, answer in enumerate(answers) if not isinstance(answer, Exception)]
+        written = self._db.submit_apart([cast("list[Submission]", answers[place]) for place in good])
+        for place, tasks in zip(good, written, strict=True):
+            answers[place] = tasks if isinstance(tasks, Exception) else [self._shown(task) for task in tasks]
         self.supervisor.wake()
-        return [self._shown(task) for task in tasks]
+        return answers
+
+    def _read(self, body: Any, user: str, more: Counter[str]) -> Any:
+        """The submissions of a request, counted in ``more`` by user; an error if that is the answer to it."""
+        try:
+            new = read_submissions(body, self._registry, user)
+            self._check_quota(user, more[user] + len(new))
+            for needed in dict.fromkeys(name for one in new for name in one.after):
+                self._task(needed)
+        except WeftError as error:
+            return error
+        more[user] += len(new)
+        return new
+
+    def _check_quota(self, user: str, more: int) -> None:
+        there = self._db.count_of(user, OPEN)
+        if there + more > self.options.quota:
+            known = f"{there} of {self.options.quota} tasks are queued or running"
+            raise BadRequestError(f"user {user!r}: {known}, and {more} more are too many; wait, or cancel some", 429)
 
     def cancel(self, task: str, user: str) -> dict[str, Any]:
         """Cancel a task."""

@@ -82,6 +82,21 @@ class QueueDB:
         with transaction(self._db):
             return [self._submit(submission) for submission in submissions]
 
+    def submit_apart(self, batches: Sequence[Sequence[Submission]]) -> list[list[QueueTask] | QueueError]:
+        """Queue several batches in one transaction, each as a whole or not at all; per batch what became of it."""
+        with transaction(self._db):
+            return [self._submit_batch(batch) for batch in batches]
+
+    def _submit_batch(self, batch: Sequence[Submission]) -> list[QueueTask] | QueueError:
+        self._db.execute("SAVEPOINT batch")
+        try:
+            return [self._submit(submission) for submission in batch]
+        except QueueError as error:
+            self._db.execute("ROLLBACK TO batch")
+            return error
+        finally:
+            self._db.execute("RELEASE batch")
+
     def _submit(self, new: Submission) -> QueueTask:
         known = self._by_key(new)
         if known is not None:
@@ -187,7 +202,8 @@ class QueueDB:
     def replan(self, task: str, plan: Mapping[str, Any]) -> None:
         """Replace the plan of a task without changing its state: what is known of it was corrected."""
         with transaction(self._db) as db:
-            db.execute("UPDATE tasks SET plan = ? WHERE id = ?", (_json(plan), self.get(task).id))
+            values = (_json(plan), self._clock(), self.get(task).id)
+            db.execute("UPDATE tasks SET plan = ?, updated = ? WHERE id = ?", values)
 
     def record(self, events: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
         """Write events that change no state, each as task, kind and data: progress, notes, checkpoints."""
@@ -305,6 +321,11 @@ class QueueDB:
         where = " AND ".join(condition for condition, _ in wanted)
         query = f"SELECT * FROM tasks WHERE {where} ORDER BY position LIMIT ?"
         return [QueueTask.from_row(row) for row in self._db.execute(query, (*(v for _, v in wanted), limit))]
+
+    def stamps(self, state: str, limit: int) -> dict[str, float]:
+        """When each of the first tasks in ``state`` was last changed: which of them have to be read anew."""
+        query = "SELECT id, updated FROM tasks WHERE state = ? ORDER BY position LIMIT ?"
+        return {row["id"]: row["updated"] for row in self._db.execute(query, (state, limit))}
 
     def rows_as_json(
         self, state: str | None = None, user: str | None = None, limit: int = 1000, beyond: int = 0

@@ -3,31 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft.core.compatibility import group_key, stack_key
+from weft.core.event import finite
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.base.machines import machine_with
-from weft.engine.planning.plan_report_builder import plan
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.graph_store import GraphStore
+from weft.engine.base.machines import find_machine, load_calibration, machine_with
+from weft.engine.planning.estimator import Estimator
+from weft.engine.planning.plan_report_builder import report_on
+from weft.engine.planning.training_modes import with_modes
 from weft.planner.report.plan_report import PlanReport
+from weft.runtime.user_modules.settings import check_tasks
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step cannot be followed
 
 
-def estimate_of(task: Task, device: str) -> dict[str, Any]:
-    """The estimate of ``task`` on ``device``; of a model that cannot be followed, a guess and the reason."""
+def estimate_of(task: Task, device: str, store: GraphStore | None = None) -> dict[str, Any]:
+    """The estimate of ``task`` on ``device``; of a model that cannot be followed, a guess and the reason.
+
+    ``store``: where the planner keeps graphs, whose summaries every estimate needs.
+    """
     kind = device.partition(":")[0]
+    machine = machine_with(torch.device("cpu")) if kind == "cpu" else find_machine()
+    estimator = Estimator(machine, load_calibration(machine), Graphs(store=store))
     try:
-        report = plan(task, machine=machine_with(torch.device("cpu")) if kind == "cpu" else None)
+        check_tasks([task])
+        tasks = with_modes([task], estimator, machine.memory_bytes)
+        report = report_on(tasks, task.label, estimator, machine.memory_bytes)
     except Exception as error:
         if task.traits is not None:
             raise
         return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
-    return {**_predicted(report, kind), **_common(task)}
+    return {**_predicted(report, kind), **_common(task), "runnable": _runnable(report, task, estimator)}
 
 
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
@@ -41,6 +55,19 @@ def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
         "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
         "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
     }
+
+
+def _runnable(report: PlanReport, task: Task, estimator: Estimator) -> dict[str, Any] | None:
+    """The plan without its task and reasons, and what is needed to plan a group of such tasks.
+
+    A model of a user's own is planned by the worker: its settings alone do not say what its step is.
+    """
+    if task.traits is None:
+        return None
+    plan = replace(report.plans[0], why=())
+    about = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": report.machine.to_dict()}
+    found: dict[str, Any] = finite(about)
+    return found
 
 
 def _guess(reason: str) -> dict[str, Any]:

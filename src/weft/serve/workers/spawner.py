@@ -23,6 +23,7 @@ from typing import Any
 from weft.core.task import Task
 from weft.serve.workers.worker import end_with_parent, work_on
 
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
 PRELOADED = ("weft.engine.run", "weft.serve.workers.estimates", "weft.serve.workers.checkpoint_split", "torch._dynamo")
 
 
@@ -82,9 +83,22 @@ def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: 
         for handle in handles[:1]:
             os.close(handle)
         os.environ.update(wanted["environment"])
-        work_on(wanted["device"], sys.stdin, handles[1], warm=not wanted["device"].startswith("cuda"))
+        _become_worker(wanted, handles[1], spawner)
     finally:
         os._exit(0)
+
+
+def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
+    """Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
+
+    Torch touches it when it is asked for devices, without knowing of it afterwards.
+    """
+    device, keep = wanted["device"], int(wanted.get("keep_bytes", 0))
+    if device.startswith("cuda"):
+        os.dup2(out, 1)
+        told = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
+        os.execv(sys.executable, [sys.executable, "-m", "weft.serve.workers.worker", *told])
+    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep)
 
 
 def _report_ended(link: socket.socket) -> None:

@@ -4,8 +4,9 @@
 line to stdout. It imports torch once, so that a group starts without delay. Messages are plain data; nothing is
 unpickled.
 
-To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, a folder, a byte budget),
-``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a
+folder, a byte budget), ``prefetch`` (a graph that a group to come needs), ``cancel`` (members of the running group),
+``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
@@ -61,18 +62,23 @@ class Channel:
 class Worker:
     """Takes messages and carries them out."""
 
-    def __init__(self, device: str, channel: Channel, messages: Iterator[str], warm: bool = False) -> None:
+    def __init__(
+        self, device: str, channel: Channel, messages: Iterator[str], warm: bool = False, keep_bytes: int = 0
+    ) -> None:
         self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
         self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._controls: dict[str, Control] = {}
         self._group = ""
         self._idle_bytes = 0
+        self._keep_bytes = keep_bytes
 
     def serve(self) -> None:
         """Work until told to stop, or until stdin ends."""
+        from weft.serve.workers.kept_graphs import KeptGraphs
         from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
 
         room = room_for_tasks(self.device)
+        self._kept = KeptGraphs(self.device, self._keep_bytes)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
@@ -100,6 +106,8 @@ class Worker:
                 self._controls[message["group"]] = Control()
             if message["do"] in ("run", "plan"):
                 self._work.put(message)
+            elif message["do"] == "prefetch":
+                self._kept.prefetch(message["graph"])
             elif message["do"] == "stop":
                 self._work.put(None)
             else:
@@ -141,7 +149,8 @@ class Worker:
         from weft.serve.workers.estimates import estimate_of
 
         try:
-            return {"plan": estimate_of(Task.from_dict(message["task"]), message.get("device", self.device))}
+            task, device = Task.from_dict(message["task"]), message.get("device", self.device)
+            return {"plan": estimate_of(task, device, self._kept.store)}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at
@@ -170,10 +179,12 @@ class Worker:
 
     def _train(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Train the group; per member how it ended, its metrics, and the folder of its files."""
+        from weft.engine.base.graph_store import sharing
         from weft.engine.results.result import Result
         from weft.engine.results.sweep_result import folder_names
         from weft.engine.run import run
         from weft.serve.workers.checkpoint_split import drop_damaged, split_off
+        from weft.serve.workers.worker_memory import byte_limit
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
         drop_damaged(folder)
@@ -192,12 +203,25 @@ class Worker:
             "budget": message.get("budget"),
             "checkpoint_every": message.get("checkpoint_every", 30.0),
         }
-        work: Any = tasks[0] if len(tasks) == 1 else tasks
-        found = _when_unlocked(lambda: run(work, **options))
+        work = self._work_of(message, tasks)
+        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
+            found = _when_unlocked(lambda: run(work, **options))
+        self._kept.settle()
         if isinstance(found, Result):
             return {found.name: _outcome(found, "")}
         places = folder_names([task.label for task in tasks])
         return {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+
+    def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
+        """What to run: the plan that was sent, or the tasks, which are planned here."""
+        import torch
+
+        from weft.engine.base.machines import machine_with
+        from weft.planner.report.group_plan import report_to_run
+
+        if message.get("plan") is None:
+            return tasks[0] if len(tasks) == 1 else tasks
+        return report_to_run(message["plan"], machine_with(torch.device(self.device)))
 
     def _listener(self, group: str) -> Any:
         def tell(event: Event) -> None:
@@ -255,13 +279,13 @@ def end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def work_on(device: str, messages: IO[str], out: int, warm: bool = False) -> None:
+def work_on(device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0) -> None:
     """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     importlib.import_module("weft.engine.run")  # what takes seconds to load
-    Worker(device, channel, iter(messages.readline, ""), warm).serve()
+    Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes).serve()
 
 
 def main() -> None:
@@ -269,10 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A worker of `weft serve`; started by it.")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parent", type=int, default=0)
+    parser.add_argument("--keep-bytes", type=int, default=0)
     given = parser.parse_args()
     if given.parent:
         end_with_parent(given.parent)
-    work_on(given.device, sys.stdin, os.dup(1))
+    work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes)
 
 
 if __name__ == "__main__":

@@ -73,14 +73,15 @@ class Spawner:
             raise WeftError(f"no worker could be started; see {self._log}")
         return message[name]
 
-    def fork(self, device: str, environment: Mapping[str, str], handles: tuple[int, int]) -> int:
-        """Start a worker with stdin and stdout ``handles``; its process id."""
+    def fork(self, device: str, environment: Mapping[str, str], handles: tuple[int, int], keep_bytes: int = 0) -> int:
+        """Start a worker with stdin and stdout ``handles`` that keeps so many bytes of graphs; its process id."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self.stop()
                 self._start()
             assert self._link is not None
-            wanted = json.dumps({"device": device, "environment": dict(environment)}).encode()
+            asked = {"device": device, "environment": dict(environment), "keep_bytes": keep_bytes}
+            wanted = json.dumps(asked).encode()
             socket.send_fds(self._link, [wanted], list(handles))
             return int(self._answer("pid", CODE_SECONDS * 4))
 
@@ -104,19 +105,31 @@ class Spawner:
 
 
 class WorkerProcess:
-    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended."""
+    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended.
+
+    ``lost``: the machine that it was on is gone, so another cannot be started there.
+    """
+
+    lost = False
 
     def __init__(
-        self, name: str, device: str, inbox: Inbox, spawner: Spawner, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        device: str,
+        inbox: Inbox,
+        spawner: Spawner,
+        environment: Mapping[str, str] | None = None,
+        keep_bytes: int = 0,
     ) -> None:
         self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
+        self.fetched = ""  # the graph that it was last told to fetch
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
         try:
-            self.pid = spawner.fork(device, environment or {}, (to_read, from_write))
+            self.pid = spawner.fork(device, environment or {}, (to_read, from_write), keep_bytes)
         finally:
             os.close(to_read)
             os.close(from_write)
@@ -128,7 +141,7 @@ class WorkerProcess:
     @property
     def idle(self) -> bool:
         """Whether it can take a group."""
-        return self.ready and not self.group
+        return self.ready and not self.group and not self.end_reason
 
     def send(self, do: str, **data: Any) -> None:
         """Send a message; one to a process that has ended is lost, and ``gone`` will follow."""

@@ -20,15 +20,15 @@ def spmm_backward(
     call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
 ) -> tuple[list[OpCall], Finish]:
     """The calls that the gradient of a sum needs: the transpose for x, dot products for the weights."""
-    x, weight, row_scale, col_scale, walk, back, _ = call.arguments
+    x, weight, row_scale, col_scale, csr, back, _ = call.arguments
     calls = []
     if 0 in wanted:
         weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
-        calls.append(OpCall("spmm", (grad, weight_back, col_scale, row_scale, back, walk, weight)))
+        calls.append(OpCall("spmm", (grad, weight_back, col_scale, row_scale, back, csr, weight)))
     if 1 in wanted:
         left = grad if row_scale is None else grad * row_scale[:, None].to(grad.dtype)
         right = x if col_scale is None else x * col_scale[:, None].to(x.dtype)
-        calls.append(OpCall("sddmm", (left, right, 1, walk, back)))
+        calls.append(OpCall("sddmm", (left, right, 1, csr, back)))
 
     def finish(results: list[tuple[Tensor, ...]]) -> Gradients:
         found = dict(zip(sorted(wanted), (result[0] for result in results), strict=True))
@@ -43,8 +43,8 @@ def max_backward(
     call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
 ) -> tuple[list[OpCall], Finish]:
     """The gradient of a maximum goes to the winning edges; its weights get none, as in ``spmm_max``."""
-    _, weight, walk, back = call.arguments
-    calls = [OpCall("spmm_max_backward", (grad.contiguous(), outputs[1], weight, walk, back))] if 0 in wanted else []
+    _, weight, csr, back = call.arguments
+    calls = [OpCall("spmm_max_backward", (grad.contiguous(), outputs[1], weight, csr, back))] if 0 in wanted else []
     return calls, lambda results: {0: results[0][0]} if results else {}
 
 
@@ -52,7 +52,7 @@ def sddmm_backward(
     call: OpCall, outputs: tuple[Tensor, ...], grad: Tensor, wanted: set[int]
 ) -> tuple[list[OpCall], Finish]:
     """d a = weighted sum of b over the in-edges, d b = weighted sum of a over the out-edges, head by head."""
-    a, b, heads, walk, back = call.arguments
+    a, b, heads, csr, back = call.arguments
 
     def per_head(x: Tensor, weight: Tensor, there: list[Tensor], other: list[Tensor]) -> OpCall:
         x_heads = x.unflatten(-1, (heads, -1)).movedim(-2, 0)
@@ -60,9 +60,9 @@ def sddmm_backward(
 
     calls = []
     if 0 in wanted:
-        calls.append(per_head(b, grad, walk, back))
+        calls.append(per_head(b, grad, csr, back))
     if 1 in wanted:
-        calls.append(per_head(a, grad.index_select(-2, unpack_csr(back).perm), back, walk))
+        calls.append(per_head(a, grad.index_select(-2, unpack_csr(back).perm), back, csr))
     return calls, lambda results: {
         place: result[0].movedim(0, -2).flatten(-2) for place, result in zip(sorted(wanted), results, strict=True)
     }

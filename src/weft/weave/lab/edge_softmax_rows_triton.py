@@ -140,8 +140,8 @@ def _hub_softmax_kernel(
     )  # fmt: skip
 
 
-def _softmax(scores: Tensor, other: Tensor | None, walk: PackedCSR) -> Tensor:
-    work = walk.work
+def _softmax(scores: Tensor, other: Tensor | None, csr: PackedCSR) -> Tensor:
+    work = csr.work
     scores_TEH = flatten_tasks(scores, 2)
     other_TEH = scores_TEH if other is None else flatten_tasks(other, 2)
     tasks, E, heads = scores_TEH.shape
@@ -165,11 +165,11 @@ def _softmax(scores: Tensor, other: Tensor | None, walk: PackedCSR) -> Tensor:
     return out.reshape(scores.shape)
 
 
-def whole_edge_softmax_triton(scores: Tensor, walk: PackedCSR) -> Tensor:
+def whole_edge_softmax_triton(scores: Tensor, csr: PackedCSR) -> Tensor:
     """The softmax of ``scores [..., E, H]``, as ``edge_softmax_triton`` gives it."""
-    return _softmax(scores, None, walk)
+    return _softmax(scores, None, csr)
 
 
-def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, walk: PackedCSR) -> Tensor:
+def whole_edge_softmax_backward_triton(grad: Tensor, out: Tensor, csr: PackedCSR) -> Tensor:
     """Its gradient ``[..., E, H]``."""
-    return _softmax(out, grad, walk)
+    return _softmax(out, grad, csr)

@@ -19,9 +19,9 @@ from weft.weave.lab.autograd import differentiable
 from weft.weave.together import OpCall
 
 
-def multi_edge_softmax_torch(walk: PackedCSR, sources: Sequence[Tensor]) -> list[Tensor]:
+def multi_edge_softmax_torch(csr: PackedCSR, sources: Sequence[Tensor]) -> list[Tensor]:
     """Reference: one source after another."""
-    return [edge_softmax_torch(scores, walk) for scores in sources]
+    return [edge_softmax_torch(scores, csr) for scores in sources]
 
 
 def multi_edge_softmax(adj: Adjacency, sources: Sequence[Tensor]) -> list[Tensor]:
@@ -31,5 +31,5 @@ def multi_edge_softmax(adj: Adjacency, sources: Sequence[Tensor]) -> list[Tensor
             raise InputError(
                 f"multi_edge_softmax: scores of shape {tuple(scores.shape)} must be [..., {adj.num_edges} edges, heads]"
             )
-    walk = pack_csr(adj, rows=True)
-    return [outputs[0] for outputs in differentiable([OpCall("edge_softmax", (scores, walk)) for scores in sources])]
+    csr = pack_csr(adj, rows=True)
+    return [outputs[0] for outputs in differentiable([OpCall("edge_softmax", (scores, csr)) for scores in sources])]

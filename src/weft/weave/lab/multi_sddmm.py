@@ -29,17 +29,17 @@ class Ends:
     heads: int = 1
 
 
-def multi_sddmm_torch(walk: PackedCSR, sources: Sequence[Ends]) -> list[Tensor]:
+def multi_sddmm_torch(csr: PackedCSR, sources: Sequence[Ends]) -> list[Tensor]:
     """Reference: one source after another."""
-    return [sddmm_torch(source.a, source.b, source.heads, walk) for source in sources]
+    return [sddmm_torch(source.a, source.b, source.heads, csr) for source in sources]
 
 
 def multi_sddmm(adj: Adjacency, sources: Sequence[Ends]) -> list[Tensor]:
     """Dot products ``[..., E, heads_s]`` of every source, in CSR order; differentiable in both ends."""
     for source in sources:
         _check(adj, source)
-    walk, back = pack_csr(adj, rows=True), pack_csr_backward(adj, rows=True)
-    calls = [OpCall("sddmm", (source.a, source.b, source.heads, walk, back)) for source in sources]
+    csr, back = pack_csr(adj, rows=True), pack_csr_backward(adj, rows=True)
+    calls = [OpCall("sddmm", (source.a, source.b, source.heads, csr, back)) for source in sources]
     return [outputs[0] for outputs in differentiable(calls)]
 
 

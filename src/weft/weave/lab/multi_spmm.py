@@ -52,32 +52,32 @@ class Source:
         return cls(x, reduce, adj.weight, adj.row_scale, adj.col_scale)
 
 
-def multi_spmm_torch(walk: PackedCSR, sources: Sequence[Source]) -> list[Tensor]:
+def multi_spmm_torch(csr: PackedCSR, sources: Sequence[Source]) -> list[Tensor]:
     """Reference: one source after another."""
-    return [_reference(walk, source) for source in sources]
+    return [_reference(csr, source) for source in sources]
 
 
-def _reference(walk: PackedCSR, source: Source) -> Tensor:
+def _reference(csr: PackedCSR, source: Source) -> Tensor:
     if source.reduce == "max":
-        return spmm_max_torch(source.x, source.weight, walk)[0]
+        return spmm_max_torch(source.x, source.weight, csr)[0]
     row_scale = source.row_scale
     if source.reduce == "mean":
-        mean = walk.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()
+        mean = csr.indptr.diff().clamp(min=1).to(torch.float32).reciprocal()
         row_scale = mean if row_scale is None else mean * row_scale
-    return spmm_torch(source.x, source.weight, row_scale, source.col_scale, walk)
+    return spmm_torch(source.x, source.weight, row_scale, source.col_scale, csr)
 
 
 def pull_push_spmm_torch(
-    walk: PackedCSR, pulls: Sequence[Source], pushes: Sequence[Source], num_cols: int
+    csr: PackedCSR, pulls: Sequence[Source], pushes: Sequence[Source], num_cols: int
 ) -> list[Tensor]:
     """Reference of both directions: pulls ``[..., N, F]``, then pushes ``[..., M, F]``."""
-    sent = [push_torch(s.x, s.weight, s.row_scale, s.col_scale, walk, num_cols).to(s.x.dtype) for s in pushes]
-    return [*multi_spmm_torch(walk, pulls), *sent]
+    sent = [push_torch(s.x, s.weight, s.row_scale, s.col_scale, csr, num_cols).to(s.x.dtype) for s in pushes]
+    return [*multi_spmm_torch(csr, pulls), *sent]
 
 
-def push_torch(x, weight, row_scale, col_scale, walk: PackedCSR, num_cols: int) -> Tensor:
+def push_torch(x, weight, row_scale, col_scale, csr: PackedCSR, num_cols: int) -> Tensor:
     """Reference: every row of ``x [..., N, F]`` added to the columns its edges come from, ``[..., M, F]``."""
-    rows, cols = walk.rows(), walk.indices.long()
+    rows, cols = csr.rows(), csr.indices.long()
     messages = x.index_select(-2, rows).to(accumulate_dtype(x.dtype))
     if row_scale is not None:
         messages = messages * row_scale[rows][:, None]
@@ -91,16 +91,16 @@ def push_torch(x, weight, row_scale, col_scale, walk: PackedCSR, num_cols: int) 
 @custom_op(
     "weft::spmm_push",
     mutates_args=(),
-    schema="(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] walk, int num_cols) -> Tensor",
+    schema="(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, int num_cols) -> Tensor",
 )
-def _push_op(x, weight, row_scale, col_scale, walk, num_cols):
+def _push_op(x, weight, row_scale, col_scale, csr, num_cols):
     if use_triton(x):
-        return push_triton(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols)
-    return push_torch(x, weight, row_scale, col_scale, unpack_csr(walk), num_cols).contiguous()
+        return push_triton(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols)
+    return push_torch(x, weight, row_scale, col_scale, unpack_csr(csr), num_cols).contiguous()
 
 
 @_push_op.register_fake
-def _push_fake(x, weight, row_scale, col_scale, walk, num_cols):
+def _push_fake(x, weight, row_scale, col_scale, csr, num_cols):
     return x.new_empty(*x.shape[:-2], num_cols, x.shape[-1], dtype=accumulate_dtype(x.dtype))
 
 
@@ -111,14 +111,14 @@ def _call(adj: Adjacency, source: Source) -> OpCall:
     """The operator that serves ``source`` alone."""
     _check(adj, source)
     back = pack_csr_backward(adj)
-    walk = pack_csr(adj, rows=_wants_gradient(source.weight))
+    csr = pack_csr(adj, rows=_wants_gradient(source.weight))
     if source.reduce == "max":
-        return OpCall("spmm_max", (source.x, source.weight, walk, back))
+        return OpCall("spmm_max", (source.x, source.weight, csr, back))
     row_scale = source.row_scale
     if source.reduce == "mean":
         mean = adj.inverse_degrees()
         row_scale = mean if row_scale is None else mean * row_scale
-    return OpCall("spmm", (source.x, source.weight, row_scale, source.col_scale, walk, back, None))
+    return OpCall("spmm", (source.x, source.weight, row_scale, source.col_scale, csr, back, None))
 
 
 def _wants_gradient(value: Tensor | None) -> bool:
@@ -144,10 +144,10 @@ def _back_call(adj: Adjacency, source: Source) -> OpCall:
     _check(adj, source, transposed=True)
     if source.reduce != "sum":
         raise InputError(f"multi_spmm: a push sums; reduce={source.reduce!r} must be 'sum'")
-    back, walk = pack_csr(adj.transposed(), perm=True), pack_csr(adj)
+    back, csr = pack_csr(adj.transposed(), perm=True), pack_csr(adj)
     weight = source.weight
     weight_back = None if weight is None else weight.index_select(-1, unpack_csr(back).perm)
-    return OpCall("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, walk, weight))
+    return OpCall("spmm", (source.x, weight_back, source.col_scale, source.row_scale, back, csr, weight))
 
 
 def multi_spmm(adj: Adjacency, sources: Sequence[Source]) -> list[Tensor]:
@@ -181,10 +181,10 @@ def pull_push_spmm(
     run, so the last bits of ``pushes`` differ from run to run. Use it only if it was measured to be faster.
     """
     with torch.no_grad():
-        walk = pack_csr(adj)
+        csr = pack_csr(adj)
         for source in pushes:
             _check(adj, source, transposed=True)
-        sent = [OpCall("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, walk, adj.num_cols)) for s in pushes]
+        sent = [OpCall("spmm_push", (s.x, s.weight, s.row_scale, s.col_scale, csr, adj.num_cols)) for s in pushes]
         out = [outputs[0] for outputs in together([*(_call(adj, source) for source in pulls), *sent])]
     given = [value.to(source.x.dtype) for value, source in zip(out[len(pulls) :], pushes, strict=True)]
     return out[: len(pulls)], given

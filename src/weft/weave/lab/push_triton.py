@@ -76,24 +76,24 @@ def _push_kernel(
 
 
 def push_triton(
-    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, walk: PackedCSR, num_cols: int
+    x: Tensor, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, csr: PackedCSR, num_cols: int
 ) -> Tensor:  # fmt: skip
     """``[..., M, F]``: the transpose's product with ``x [..., N, F]``, in the accumulation type."""
-    work, lead = walk.work, x.shape[:-2]
+    work, lead = csr.work, x.shape[:-2]
     x_TNF = flatten_tasks(x, 2)
     tasks, N, F = x_TNF.shape
     out = x.new_zeros(tasks, num_cols, F, dtype=accumulate_dtype(x.dtype))
     if out.numel() and N:
-        launch = choose_launch(num_cols, F, x.element_size(), walk.num_edges / N, limits_of(x.device))
+        launch = choose_launch(num_cols, F, x.element_size(), csr.num_edges / N, limits_of(x.device))
         per_task = weight is not None and weight.dim() > 1
         if weight is not None:
-            weight = (weight.expand(*lead, walk.num_edges) if per_task else weight).contiguous()
+            weight = (weight.expand(*lead, csr.num_edges) if per_task else weight).contiguous()
         num_heavy, num_light = work.heavy_row.numel(), work.light_row.numel()
         _push_kernel[(num_heavy + -(-num_light // launch.block_rows), -(-F // launch.block_features), tasks)](
-            x_TNF, *(x_TNF if value is None else value for value in (weight, row_scale, col_scale)), walk.indices,
+            x_TNF, *(x_TNF if value is None else value for value in (weight, row_scale, col_scale)), csr.indices,
             work.heavy_start, work.heavy_len, work.heavy_row, work.light_start, work.light_len, work.light_row,
             work.hub_row, work.hub_of_partial, out, num_heavy, num_light, work.hub_of_partial.numel(), num_cols, N,
-            walk.num_edges if per_task else 0,
+            csr.num_edges if per_task else 0,
             F=F, HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None,
             ACC=triton_acc(x.dtype), BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features,
             num_warps=launch.num_warps,

@@ -9,13 +9,15 @@ import torch
 from tests.ops.sampling.graphs import CLOCK, SEEDS, assert_same_sample, random_csr
 from weft.ops.sampling.compact_triton import EMPTY, CompactLaunch, Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler
+from weft.ops.sampling.degree_classes_triton import first_low_class, order_by_class
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_torch
 from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
+from weft.ops.sampling.paper_classes_triton import ThreadsLaunch, sample_classes_triton, sample_threads_triton
 from weft.ops.sampling.paper_triton import PaperLaunch, sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch, sample_torch
-from weft.ops.sampling.reservoir_triton import ReservoirLaunch, sample_reservoir_triton
-from weft.ops.sampling.sample_triton import SampleLaunch, sample_triton
+from weft.ops.sampling.reservoir_triton import AS_DGL, ReservoirLaunch, sample_reservoir_triton
+from weft.ops.sampling.sample_triton import CachedLists, SampleLaunch, launch_sample, sample_triton
 
 NONE = SEEDS[:0]
 
@@ -51,21 +53,63 @@ def test_edges_beyond_32_bits(tmp_path):
     mine = sample_triton(indptr, indices, seeds, 6, CLOCK, edges=True, launch=SampleLaunch(4, 4))
     assert_same_sample(mine, sample_torch(indptr, indices, seeds, 6, CLOCK))
     assert int(mine.edges.max()) > 2**31
-    for sampler in (sample_reservoir_triton, sample_paper_triton):
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
         assert_same_sample(
             sampler(indptr, indices, seeds, 6, CLOCK), sample_reservoir_torch(indptr, indices, seeds, 6, CLOCK)
         )
 
 
 @pytest.mark.parametrize("fanout", [1, 3, 7, 40])
-def test_reservoir_and_paper(fanout):
+def test_reservoir(fanout):
     indptr, indices = random_csr()
     expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
-    mine = sample_reservoir_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=ReservoirLaunch(8, 2))
-    assert_same_sample(mine, expected)
+    for launch in (ReservoirLaunch(8, 2), AS_DGL):
+        mine = sample_reservoir_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch, edges=launch is AS_DGL)
+        assert_same_sample(mine, expected)
+    assert mine.edges is not None
+
+
+@pytest.mark.parametrize("sampler", [sample_paper_triton, sample_classes_triton])
+@pytest.mark.parametrize("fanout", [1, 3, 7, 40])
+def test_paper(fanout, sampler):
+    indptr, indices = random_csr()
+    expected = sample_reservoir_torch(indptr, indices, SEEDS, fanout, CLOCK, 2)
     for few in (4, 100):
-        launch = PaperLaunch(10, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
-        assert_same_sample(sample_paper_triton(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
+        launch = PaperLaunch(8, few, warps_per_block=2, rows_per_program=2, block_edges=16, block_edges_low=8)
+        assert_same_sample(sampler(indptr, indices, SEEDS, fanout, CLOCK, 2, launch=launch), expected)
+
+
+@pytest.mark.parametrize("fanout", [1, 7, 40])
+@pytest.mark.parametrize("threshold", [1, 8, 64])
+def test_paper_with_a_row_per_thread(fanout, threshold):
+    """All rows above the threshold, some, and none; fewer programs than rows above it."""
+    indptr, indices = random_csr(70)
+    seeds = torch.cat([SEEDS, torch.arange(70, dtype=torch.int32)])
+    expected = sample_reservoir_torch(indptr, indices, seeds, fanout, CLOCK, 2)
+    launch = ThreadsLaunch(threshold, high_programs=2, num_warps=1)
+    assert_same_sample(sample_threads_triton(indptr, indices, seeds, fanout, CLOCK, 2, launch=launch), expected)
+
+
+def test_samplers_of_the_paper_without_work():
+    indptr, indices = random_csr()
+    isolated = torch.full((5,), 3, dtype=torch.int32)
+    for sampler in (sample_reservoir_triton, sample_paper_triton, sample_classes_triton, sample_threads_triton):
+        assert sampler(indptr, indices, NONE, 3, CLOCK).indptr.tolist() == [0]
+        assert sampler(indptr, indices, isolated, 3, CLOCK).indptr.tolist() == [0] * 6
+
+
+def test_rows_in_order_of_their_degree_class():
+    degree = torch.tensor([0, 1, 2, 3, 4, 127, 128, 0, 300, 5])
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
+    seeds = torch.arange(10, dtype=torch.int32).repeat(30)  # more than one program
+    out_indptr, order, sizes = order_by_class(indptr, seeds, 4)
+    assert out_indptr.tolist() == [0, *degree.clamp(max=4).repeat(30).cumsum(0).tolist()]
+    assert sorted(order.tolist()) == list(range(300))
+    bits = [int(d).bit_length() for d in degree.repeat(30)[order.long()]]
+    assert bits == sorted(bits, reverse=True)
+    assert sizes.sum() == 300
+    assert int(sizes[: first_low_class(128)].sum()) == 60
+    assert int(sizes[: first_low_class(4)].sum()) == 150
 
 
 @pytest.mark.parametrize(
@@ -115,7 +159,41 @@ def test_gather_with_a_cache(width):
     slots[held] = torch.arange(3, dtype=torch.int32)
     cache = x[held] + 100  # so that the result tells where a row came from
     ids = torch.tensor([3, 3, 0, 49, 8], dtype=torch.int32)
-    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True)):
+    for launch in (GatherLaunch(2, 16), GatherLaunch(4, 32, aligned=True, programs=1)):
         rows = gather_cached_triton(x, cache, slots, ids, hits, launch=launch)
         assert torch.equal(rows, x[ids.long()] + 100 * torch.tensor([1, 1, 0, 1, 0])[:, None])
     assert hits.tolist() == [6]
+    out = torch.zeros(5, width)
+    gather_cached_triton(x, cache, slots, ids, hits, out, count=torch.tensor([2]), launch=GatherLaunch(2, 16))
+    assert torch.equal(out[:2], cache[[1, 1]])
+    assert not out[2:].any()
+    assert hits.tolist() == [8]
+
+
+@pytest.mark.parametrize("programs", [1, 2, 3])
+def test_few_programs_gather_all_rows(programs):
+    x, ids = torch.randn(50, 20), torch.arange(49, dtype=torch.int32)
+    launch = GatherLaunch(4, 32, programs=programs)
+    assert torch.equal(gather_rows_triton(x, ids, launch=launch), x[:49])
+    out = torch.zeros(49, 20)
+    gather_rows_triton(x, ids, out, count=torch.tensor([30]), launch=launch)
+    assert torch.equal(out, torch.where(torch.arange(49)[:, None] < 30, x[:49], 0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_lists_on_the_device(dtype):
+    """Picks are those without a cache; they are read from the cache where it has the list."""
+    indptr, indices = random_csr(dtype=dtype)
+    held = torch.tensor([0, 7, 31, 58])
+    lists = [indices[indptr[node] : indptr[node + 1]] for node in held.tolist()]
+    starts = torch.full((indptr.numel() - 1,), -1, dtype=torch.int32)
+    starts[held] = torch.tensor([0, *(len(one) for one in lists[:-1])]).cumsum(0).to(torch.int32)
+    everyone = torch.tensor([SEEDS.numel()], dtype=torch.int32)
+    for shift in (0, 1000):
+        cached = CachedLists(torch.cat(lists) + shift, starts, torch.zeros(2, dtype=torch.int64))
+        mine = launch_sample(indptr, indices, SEEDS, everyone, 5, CLOCK, 1, cached=cached, launch=SampleLaunch(8, 4))
+        plain = sample_torch(indptr, indices, SEEDS, 5, CLOCK, 1)
+        assert torch.equal(mine.indptr, plain.indptr)
+        here = torch.isin(SEEDS.long(), held).repeat_interleave(plain.indptr.diff().long())
+        assert torch.equal(mine.trimmed().sources, plain.sources + shift * here)
+        assert cached.read.tolist() == [SEEDS.numel(), int(torch.isin(SEEDS.long(), held).sum())]

@@ -1,0 +1,92 @@
+"""Rank 0 of two: its half of a graph on the device, and the rows of rank 1 in pinned host memory (or on the device)."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.timing import synchronize, time_calls
+from weft import ops
+from weft.dist.partition_arrays import halo_of, own_rows, to_block
+from weft.dist.shard_csr import shard_csr
+from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.gather_rows_triton import gather_rows_triton
+from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+from weft.planner.kernel_tuner import KernelShape
+from weft.planner.partition import split_by_edges
+
+FLOAT = 4
+
+
+class HalfOfAGraph:
+    """The rows of rank 0 and what it reads of rank 1; ``seconds``: of cutting the graph, on its device."""
+
+    def __init__(self, adj: Adjacency, link: str) -> None:
+        self.device = adj.device
+        begin = time.perf_counter()
+        self.bounds = split_by_edges(adj.indptr.cpu().numpy(), 2).bounds
+        self.high, self.nodes = self.bounds[1], adj.num_rows
+        self.indptr, self.columns, _, _ = own_rows(adj, 0, self.high)
+        self.halo = halo_of(self.columns, 0, self.high).long()
+        block = to_block(self.columns, self.halo.int(), 0, self.high)
+        synchronize(self.device)
+        self.seconds = time.perf_counter() - begin
+        self.block = Adjacency(self.indptr, block, self.high + self.halo.numel())
+        self.whole = Adjacency(self.indptr, self.columns, self.nodes)
+        self.remote_edges = int((self.columns >= self.high).sum())
+        self._pinned, self._speeds, self._far = link == "pinned", dict[int, float](), dict[int, Tensor]()
+        self._csrs, self._rows = dict[tuple[int, int], ShardedCSR](), dict[int, tuple[Tensor, Tensor]]()
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of remote rows, as training cuts them."""
+        return min(MOST_CHUNKS, max(1, self.halo.numel() // CHUNK_ROWS))
+
+    def shape(self, features: int) -> KernelShape:
+        """For the tuner."""
+        return KernelShape(features, self.columns.numel() - self.remote_edges, self.remote_edges, self.high)
+
+    def csr(self, ps: int, chunks: int) -> ShardedCSR:
+        """The edges in pieces of ``ps``; the last one is kept."""
+        if (ps, chunks) not in self._csrs:
+            self._csrs = {(ps, chunks): shard_csr(self.indptr, self.columns, self.bounds, 0, ps, chunks=chunks)}
+        return self._csrs[ps, chunks]
+
+    def rows(self, features: int) -> tuple[Tensor, Tensor]:
+        """Own rows on the device, and those of rank 1 where they lie; the last ones are kept."""
+        if features not in self._rows:
+            self._rows = {features: (torch.randn(self.high, features, device=self.device), self.far(features))}
+        return self._rows[features]
+
+    def far(self, features: int) -> Tensor:
+        """Rows of rank 1 where they lie; kept."""
+        if features not in self._far:
+            rows = torch.randn(self.nodes - self.high, features, device=self.device)
+            self._far[features] = torch.empty(rows.shape, pin_memory=True).copy_(rows) if self._pinned else rows
+        return self._far[features]
+
+    def sharded(self, near: Tensor, far: Tensor, launch: ShardedLaunch, schedule: str) -> Tensor:
+        """Weft's aggregation by one of its schedules."""
+        table, counts = address_table([near, far], self.device)
+        csr = self.csr(launch.ps, self.chunks)
+        return sharded_spmm_triton(near, table, counts, csr, None, launch, schedule)
+
+    def gathered(self, near: Tensor, far: Tensor) -> Tensor:
+        """Fetch, then aggregate: the remote rows that are needed, by the gather of sampled training, then SpMM."""
+        return ops.spmm(self.block, torch.cat([near, gather_rows_triton(far, self.halo - self.high)]))
+
+    def copied(self, near: Tensor, far: Tensor) -> Tensor:
+        """Fetch, then aggregate: all rows of rank 1 by one copy, then SpMM."""
+        return ops.spmm(self.whole, torch.cat([near, far.to(self.device, non_blocking=True)]))
+
+    def link_speed(self, features: int) -> float:
+        """GB/s of one large copy from where remote rows lie."""
+        if features not in self._speeds:
+            far = self.rows(features)[1]
+            target = torch.empty(far.shape, device=self.device)
+            took = time_calls(lambda: target.copy_(far, non_blocking=True), self.device, warmup=1, repeats=5)
+            self._speeds[features] = far.numel() * FLOAT / took.ms / 1e6
+        return self._speeds[features]

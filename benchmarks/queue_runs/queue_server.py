@@ -1,0 +1,212 @@
+"""Run a queue through Weft's own supervisor and worker processes under any policy, and measure every task.
+
+All tasks are submitted at once and planned before the clock starts, so that a policy that orders them sees all of them.
+Workers stay: a policy is exchanged between two runs, kernels are compiled and graphs in host memory before the first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.sched.policies import find_policy
+from weft.sched.policies.policy import Policy, Tasks
+from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
+from weft.sched.simulation import GroupRun, Simulation, TaskRun
+from weft.serve.options import ServeOptions
+from weft.serve.queue.queue_db import QueueDB, Submission
+from weft.serve.queue.task_states import ENDED, QueueTask
+from weft.serve.supervision.queue_views import queued_task
+from weft.serve.supervision.worker_pool import PLANNER
+from weft.serve.supervisor import Supervisor
+
+Settings = Mapping[str, Any]
+READY_SECONDS, PLAN_SECONDS = 240.0, 240.0
+CONTEXT_BYTES = 800 << 20
+
+
+class Hold:
+    """Starts nothing: tasks are planned, and wait."""
+
+    def schedule(self, tasks: Tasks, running: Sequence[RunningGroup], machine: MachineState) -> Decision:
+        """Everything waits."""
+        return Decision(rest="held until all tasks are planned")
+
+
+@dataclass(frozen=True)
+class QueueRun:
+    """One run of a queue: every task and group with its times, and what each task was measured to take.
+
+    ``begin`` and ``end`` are times of the clock; those of ``outcome`` count from ``begin``.
+    """
+
+    outcome: Simulation
+    begin: float
+    end: float
+    failed: Mapping[str, str]
+    out_of_memory: int
+    tasks: Sequence[QueuedTask]
+    details: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+class QueueServer:
+    """A supervisor over a queue file in ``folder``, with ``workers`` workers on ``device``."""
+
+    def __init__(self, folder: Path, device: str, workers: int, budget: int, reserved: int, **more: Any) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        environment = {"PYTHONPATH": paths, "WEFT_HOME": str(folder / "home")}
+        keep = max(reserved // workers - CONTEXT_BYTES, 0)  # a worker that waits holds CUDA's context as well
+        self.options = ServeOptions(
+            folder / "queue.db", devices=(device,), workers=workers, budget=budget + reserved, keep_graphs=keep,
+            reserved=reserved,
+            environment=environment, quota=100_000, checkpoint_seconds=600.0, **more,
+        )  # fmt: skip
+        self.device, self._folder = device, folder
+        self.supervisor = Supervisor(self.options)
+        self.db = QueueDB(self.options.db)
+        self.supervisor.use(Hold())
+
+    def __enter__(self) -> QueueServer:
+        self.supervisor.start()
+        wanted = self.options.workers + 1
+        self._until(lambda: len(self._ready()) == wanted, READY_SECONDS, "for workers to start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.stop(10.0)
+        self.db.close()
+
+    def _ready(self) -> list[str]:
+        return [name for name, worker in list(self.supervisor.pool.workers.items()) if worker.ready]
+
+    def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            if not self.supervisor.running:
+                raise RuntimeError(f"the supervisor ended: {self.supervisor.error}; {self._log()}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"{seconds:.0f} s were not enough {what}; {self._log()}")
+            time.sleep(0.005)
+
+    def _log(self) -> str:
+        log = self.options.runs / "workers.log"
+        return log.read_text(encoding="utf-8", errors="replace")[-600:] if log.exists() else "no log"
+
+    # ---- warming up ----------------------------------------------------------------------------------
+
+    def warm_up(self, tasks: Sequence[Settings], seconds: float) -> int:
+        """Let every worker train every one of ``tasks``, each beginning with another one; how many were trained.
+
+        A kernel that one worker has compiled is on the disk for the others.
+        """
+        workers = [worker for name, worker in self.supervisor.pool.workers.items() if name != PLANNER]
+        left = {w.name: [tasks[(place + i * len(tasks) // len(workers)) % len(tasks)] for place in range(len(tasks))]
+                for i, w in enumerate(workers)}  # fmt: skip
+        end, sent = time.monotonic() + seconds, 0
+        while time.monotonic() < end and (any(left.values()) or any(worker.group for worker in workers)):
+            for worker in workers:
+                if worker.idle and left[worker.name]:
+                    sent += 1
+                    worker.group = f"warm-{sent}"
+                    settings = {**left[worker.name].pop(0), "name": worker.group}
+                    folder = self._folder / "warm" / worker.group
+                    worker.send("run", group=worker.group, tasks=[settings], out=str(folder), checkpoint_every=600.0)
+            time.sleep(0.005)
+        self._until(lambda: not any(worker.group for worker in workers), seconds, "to finish warming up")
+        return sent
+
+    # ---- one queue under one policy --------------------------------------------------------------------
+
+    def run(
+        self, name: str, tasks: Mapping[str, Settings], policy: Policy | None = None, seconds: float = 300.0
+    ) -> QueueRun:
+        """Submit ``tasks`` (settings by name) together, and run them by the policy called ``name``."""
+        submissions = [Submission(_spec(settings)) for settings in tasks.values()]
+        made = self.db.submit_many(submissions)
+        labels = {task.id: label for task, label in zip(made, tasks, strict=True)}
+        self.supervisor.wake()
+        errors = self.supervisor.counters.memory_errors
+        self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
+        planned = [queued_task(self.db.get(task)) for task in labels]
+        begin = time.time()
+        self.supervisor.use(policy or find_policy(name))
+        try:
+            self._until(lambda: self._states(labels) <= set(ENDED), seconds, f"for {name}")
+        finally:
+            self.supervisor.use(Hold())
+        self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
+        return self._measured(name, labels, begin, self.supervisor.counters.memory_errors - errors, planned)
+
+    def _states(self, tasks: Mapping[str, str]) -> set[str]:
+        marks = ", ".join("?" for _ in tasks)
+        query = f"SELECT DISTINCT state FROM tasks WHERE id IN ({marks})"
+        return {row["state"] for row in self.db.connection.execute(query, tuple(tasks))}
+
+    def _measured(
+        self, name: str, labels: Mapping[str, str], begin: float, out_of_memory: int, planned: Sequence[QueuedTask]
+    ) -> QueueRun:
+        found = [self.db.get(task) for task in labels]
+        done = [task for task in found if task.state == "done"]
+        groups = [group for group in self.db.groups(limit=10_000) if set(group.members) & set(labels)]
+        of_task = {member: group for group in reversed(groups) for member in group.members}
+        starts = {task.id: self._time_of(task.id, "running") for task in done}
+        runs = tuple(
+            TaskRun(labels[t.id], of_task[t.id].id, 0.0, starts[t.id] - begin, t.updated - begin) for t in done
+        )  # fmt: skip
+        rows = tuple(
+            GroupRun(
+                group.id, group.device, int(group.worker.rpartition("/")[2]),
+                tuple(labels[member] for member in group.members), group.bytes,
+                group.started - begin, (group.ended or group.started) - begin, group.why,
+            )
+            for group in groups
+        )  # fmt: skip
+        device = self.device_state()
+        busy = sum(_trained(task) for task in done)
+        outcome = Simulation(
+            name, runs, rows, budget_bytes=device.task_bytes, busy_seconds=busy, peak_bytes=peak_bytes(rows),
+            decisions=len(groups),
+        )  # fmt: skip
+        failed = {labels[task.id]: task.error or task.state for task in found if task.state != "done"}
+        end = max([begin, *(task.updated for task in done)])
+        details = {labels[task.id]: _details(task, starts[task.id]) for task in done}
+        named = [QueuedTask.from_dict({**task.to_dict(), "id": labels[task.id], "arrival": 0.0}) for task in planned]
+        return QueueRun(outcome, begin, end, failed, out_of_memory, named, details)
+
+    def _time_of(self, task: str, kind: str) -> float:
+        return next(event.time for event in self.db.events(task=task, limit=10_000) if event.kind == kind)
+
+    def device_state(self) -> DeviceState:
+        """The device as the policies see it."""
+        return self.supervisor._scheduler._machine().devices[0]
+
+
+def _spec(settings: Settings) -> dict[str, Any]:
+    path = settings["graph"] if os.path.isabs(str(settings["graph"])) else None
+    return {"task": dict(settings), **({"graph_path": path} if path else {})}
+
+
+def _trained(task: QueueTask) -> float:
+    metrics = (task.result or {}).get("metrics", {})
+    return float(metrics.get("epochs_run") or 0) * float(metrics.get("seconds_per_epoch") or 0.0)
+
+
+def _details(task: QueueTask, start: float) -> dict[str, float]:
+    result = task.result or {}
+    about = {"seconds": task.updated - start, "trained_seconds": _trained(task)}
+    return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
+
+
+def peak_bytes(groups: Sequence[GroupRun]) -> int:
+    """The most bytes that were set aside at once."""
+    changes = [(group.start, group.bytes) for group in groups] + [(group.end, -group.bytes) for group in groups]
+    held = most = 0
+    for _, change in sorted(changes, key=lambda one: (one[0], one[1])):
+        held += change
+        most = max(most, held)
+    return most

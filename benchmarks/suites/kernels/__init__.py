@@ -1,0 +1,1 @@
+"""Suites of single operators on a GPU."""

@@ -1,0 +1,1 @@
+"""Estimates of memory and time against what runs take."""

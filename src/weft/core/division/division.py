@@ -1,0 +1,97 @@
+"""Division: how the batches of an epoch are divided between the host and what trains, and the buffers between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from weft.core.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Division:
+    """Overlaps of batches: ``device_batches`` that what trains prepares itself, then ``host_batches`` of the host.
+
+    ``workers`` threads of the host prepare batches; ``host_buffer``: how many the host may have begun and not yet
+    handed to the bus; ``device_buffer``: how many may lie on the device ahead of the one that is trained.
+    ``takes_over``: what trains may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
+    hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
+    and the batches of the two sides alternate.
+
+    Batches are trained in their order whoever prepares them, so a division changes no number.
+    """
+
+    host_batches: int
+    device_batches: int
+    workers: int = 1
+    host_buffer: int = 0
+    device_buffer: int = 0
+    takes_over: bool = False
+    trainer: str = "gpu"
+    beside: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise SpecError(f"division: {name}={value!r} must be a whole number, at least {low}")
+        if not self.host_batches + self.device_batches:
+            raise SpecError("division: host_batches and device_batches are both 0; one side has to prepare batches")
+        host = self.host_buffer or max(self.workers, self.host_batches)
+        object.__setattr__(self, "host_buffer", host if self.host_batches else 0)
+        object.__setattr__(self, "device_buffer", self.device_buffer or max(self.device_batches, 1))
+        object.__setattr__(self, "takes_over", self.takes_over and self.divided)
+
+    @property
+    def overlap(self) -> int:
+        """Batches of one overlap."""
+        return self.host_batches + self.device_batches
+
+    @property
+    def divided(self) -> bool:
+        """Whether both sides prepare batches."""
+        return self.host_batches > 0 and self.device_batches > 0
+
+    @property
+    def device_share(self) -> float:
+        """Share of the batches that what trains prepares itself."""
+        return self.device_batches / self.overlap
+
+    @property
+    def pinned_batches(self) -> int:
+        """The most prepared batches in pinned memory at once: the host's buffer and one on its way."""
+        return self.host_buffer + 1 if self.host_batches else 0
+
+    @property
+    def kind(self) -> str:
+        """``"pipeline"`` (the host prepares all batches), ``"sequential"`` (the device does) or ``"dual buffer"``."""
+        return "dual buffer" if self.divided else "pipeline" if self.host_batches else "sequential"
+
+    def on_device(self, place: int) -> bool:
+        """Whether what trains prepares the batch at ``place``, counted from the first of this run."""
+        if not self.beside:
+            return place % self.overlap < self.device_batches
+        before, after = (one * self.device_batches // self.overlap for one in (place, place + 1))
+        return after > before
+
+    def words(self) -> str:
+        """In words, for a plan."""
+        if not self.device_batches:
+            return f"the host prepares all batches with {self.workers} workers (plain pipeline)"
+        if not self.host_batches:
+            return f"the {self.trainer} prepares all batches"
+        return (
+            f"of every {self.overlap} batches the {self.trainer} prepares {self.device_batches} and the host "
+            f"{self.host_batches} with {self.workers} workers; buffers of {self.host_buffer} and {self.device_buffer}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Division:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored, so that older versions can read newer files."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})

@@ -1,0 +1,94 @@
+"""PhaseTimes: seconds of every phase of a batch, as measured alone, and how concurrent phases slow each other down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from weft.core.errors import SpecError
+
+HOST_BATCHING = "batching_cpu"
+STALL = 4.0  # times the median of a phase
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """``mean`` and standard deviation of the seconds that a phase takes for one batch, over ``count`` batches."""
+
+    mean: float
+    std: float = 0.0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if not math.isfinite(value) or value < 0:
+                raise SpecError(f"seconds of a phase: {name}={value!r} must be a number, at least 0")
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> PhaseTime:
+        """Of measured seconds; those of a few stalls (:data:`STALL` times the median and more) do not count."""
+        if not seconds:
+            raise SpecError("a phase needs at least one measured batch")
+        median = sorted(seconds)[len(seconds) // 2]
+        seconds = [value for value in seconds if value <= STALL * median]
+        mean = sum(seconds) / len(seconds)
+        variance = sum((value - mean) ** 2 for value in seconds) / max(len(seconds) - 1, 1)
+        return cls(mean, math.sqrt(variance), len(seconds))
+
+    def scaled(self, factor: float) -> PhaseTime:
+        """The same, ``factor`` times as long."""
+        return PhaseTime(self.mean * factor, self.std * factor, self.count)
+
+
+@dataclass(frozen=True)
+class PhaseTimes:
+    """Measured phases by name (``batching_cpu``, ``transfer_pcie``, ``batching_gpu``, ``transfer_gpu``, ...).
+
+    ``batching_cpu`` is of one worker with no other at work; with w workers each takes ``1 + crowding * (w - 1)`` times
+    as long. ``interference[a][b]``: how many times as long phase a takes while phase b runs (1 if not given).
+    ``bytes``: of one prepared batch.
+    """
+
+    phases: Mapping[str, PhaseTime]
+    interference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    crowding: float = 0.0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.crowding) or self.crowding < 0:
+            raise SpecError(f"crowding={self.crowding!r} must be a number, at least 0")
+        for name, others in self.interference.items():
+            for other, factor in others.items():
+                if not math.isfinite(factor) or factor <= 0:
+                    raise SpecError(f"interference of {other} with {name}: {factor!r} must be above 0")
+
+    def of(self, key: str, workers: int = 1) -> PhaseTime:
+        """A phase, that of the host with ``workers`` at work; a SpecError if it was not measured."""
+        if key not in self.phases:
+            raise SpecError(f"phase {key!r} was not measured; measured: {', '.join(self.phases) or 'none'}")
+        found = self.phases[key]
+        return found.scaled(1.0 + self.crowding * (workers - 1)) if key == HOST_BATCHING else found
+
+    def slowdown(self, key: str, others: Sequence[str]) -> float:
+        """How many times as long ``key`` takes while ``others`` run."""
+        mine = self.interference.get(key)
+        return 1.0 if not mine else math.prod(mine.get(other, 1.0) for other in set(others) if other != key)
+
+    def scaled(self, **factors: float) -> PhaseTimes:
+        """The same with some phases ``factor`` times as long."""
+        phases = {key: one.scaled(factors.get(key, 1.0)) for key, one in self.phases.items()}
+        return PhaseTimes(phases, self.interference, self.crowding, self.bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        phases = {key: asdict(one) for key, one in self.phases.items()}
+        interference = {key: dict(others) for key, others in self.interference.items()}
+        return {"phases": phases, "interference": interference, "crowding": self.crowding, "bytes": self.bytes}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PhaseTimes:
+        """The inverse of :meth:`to_dict`."""
+        phases = {key: PhaseTime(**one) for key, one in data["phases"].items()}
+        return cls(phases, data.get("interference", {}), data.get("crowding", 0.0), data.get("bytes", 0))

@@ -1,0 +1,88 @@
+"""Placement: where the features and the edges of a sampled run lie, what a cache holds, and how it is evaluated.
+
+gpu       in the memory of the GPU
+host      in pinned memory of the host, read by the GPU over PCIe; of a CPU run, in memory
+cached    as host, with the most used rows or neighbour lists kept on the device
+disk      in the mapped files of a saved graph, read by the CPU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from weft.core.errors import SpecError
+
+PLACES = ("gpu", "host", "cached", "disk")
+POLICIES = ("degree", "presampling", "benefit")
+EVALUATIONS = ("whole", "layers")
+EVALUATION_EDGES = 1 << 22  # edges of a chunk of nodes, in evaluation layer by layer
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where things lie.
+
+    ``cache_bytes`` of the device hold what ``policy`` chooses (one of :data:`POLICIES`, or the name of a user's).
+    ``overlap``: the next batch is sampled and fetched while the current one trains. ``evaluation``: on the whole graph
+    at once, or ``"layers"``, layer by layer in chunks of up to ``chunk_edges`` edges, with activations in host memory.
+    """
+
+    features: str = "gpu"
+    topology: str = "gpu"
+    cache_bytes: int = 0
+    policy: str = "degree"
+    overlap: bool = False
+    evaluation: str = "whole"
+    chunk_edges: int = EVALUATION_EDGES
+
+    def __post_init__(self) -> None:
+        check_place("features", self.features)
+        check_place("topology", self.topology)
+        if self.evaluation not in EVALUATIONS:
+            raise SpecError(f"evaluation={self.evaluation!r} must be one of {', '.join(EVALUATIONS)}")
+
+    @property
+    def cached(self) -> bool:
+        """Whether there is a cache."""
+        return "cached" in (self.features, self.topology)
+
+    @property
+    def read_by_gpu(self) -> bool:
+        """Whether a GPU reaches both by itself, so that sampling and fetching can be captured."""
+        return "disk" not in (self.features, self.topology)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether everything is on the GPU."""
+        return self.features == self.topology == "gpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Placement:
+        """The inverse of :meth:`to_dict`; unknown keys are ignored."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+def on_device(device: str) -> Placement:
+    """Everything in the memory of a ``device``, ``"cpu"`` or ``"cuda"``."""
+    return Placement() if device == "cuda" else Placement("host", "host")
+
+
+def within_device(placement: Placement, device: str) -> Placement:
+    """``placement`` with ``"gpu"`` for all that is in the memory of ``device``: a CPU's own is the host's."""
+    if device == "cuda":
+        return placement
+    features, topology = ("gpu" if place == "host" else place for place in (placement.features, placement.topology))
+    return replace(placement, features=features, topology=topology)
+
+
+def check_place(name: str, place: Any) -> None:
+    """A :class:`SpecError` unless ``place`` is one of :data:`PLACES`."""
+    if place not in PLACES:
+        raise SpecError(f"{name}={place!r} must be one of {', '.join(PLACES)}")

@@ -1,0 +1,311 @@
+"""DividedPipeline: batches of an epoch, prepared by host threads and by what trains as a division says.
+
+    pipeline = DividedPipeline(division, host, device)
+    for batch in pipeline.run(order.epoch(0)):
+        train(batch)
+
+Workers prepare the host's batches, one thread carries them over the bus, and the caller's thread prepares the
+device's own between two steps, as :class:`weft.core.division.DualBuffer` decides. Batches come in their order and
+depend on their seeds alone, whoever prepares them. ``division`` may be replaced between two runs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from weft.core.division import Division, DualBuffer
+from weft.core.division.dual_buffer import State
+from weft.core.errors import InputError, TrainingError
+from weft.flow.division.phase_log import PhaseLog
+from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSide
+from weft.flow.seeds import SeedBatch
+from weft.flow.streams import arrived
+
+AHEAD = 2  # actions that may be submitted to what trains before the first of them is done
+JOIN_SECONDS = 5.0
+
+
+class DividedPipeline:
+    """Prepares batches as ``division`` says; ``log`` has the seconds of every phase, ``prepared`` who did how many."""
+
+    def __init__(
+        self,
+        division: Division,
+        host: HostSide | None,
+        device: DeviceSide | None,
+        clock: DeviceClock | None = None,
+    ) -> None:
+        self.host, self.device = host, device
+        self.clock = clock or HostClock()
+        self.log = PhaseLog(self.clock)
+        self.prepared = {"host": 0, "device": 0, "taken over": 0}
+        self._running: _Running | None = None
+        self.division = division
+
+    @property
+    def division(self) -> Division:
+        """How batches are divided from the next run on."""
+        return self._division
+
+    @division.setter
+    def division(self, division: Division) -> None:
+        for count, side, name in (
+            (division.host_batches, self.host, "host"),
+            (division.device_batches, self.device, division.trainer),
+        ):
+            if count and side is None:
+                raise InputError(f"division: the {name} is to prepare {count} batches of an overlap, but it cannot")
+        self._division = division
+
+    def run(self, source: Iterable[SeedBatch]) -> Iterator[Any]:
+        """The batches of ``source`` where they are trained.
+
+        An error of a side is raised here as a TrainingError that names the phase. Leaving the loop early stops all
+        threads.
+        """
+        running = self._running = _Running(self, list(source))
+        try:
+            yield from running.batches()
+        finally:
+            self._running = None
+            running.stop()
+            self._count(running.schedule)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """No other thread is at work inside: while a CUDA graph is captured, none may call CUDA."""
+        if self._running is None:
+            yield
+            return
+        with self._running.paused():
+            yield
+
+    def _count(self, schedule: DualBuffer) -> None:
+        for batch in range(schedule.batches):
+            self.prepared["device" if schedule.prepared_by_device(batch) else "host"] += 1
+        self.prepared["taken over"] += schedule.blocking.taken_over
+
+
+class _Running:
+    """The threads, the schedule and the items of one run; everything shared is under one condition."""
+
+    def __init__(self, pipeline: DividedPipeline, seeds: Sequence[SeedBatch]) -> None:
+        self._pipeline, self._seeds, self._log = pipeline, seeds, pipeline.log
+        division = pipeline.division
+        self.schedule = DualBuffer(division, len(seeds))
+        self._keys = _Keys.of(division.trainer)
+        self._changed, self._items = threading.Condition(), dict[int, Any]()
+        self._error: TrainingError | None = None
+        self._stopped = self._paused = False
+        self._at_work = 0  # threads that have begun something
+        self._submitted: deque[Any] = deque()  # marks behind actions of what trains
+        host = division.host_batches > 0 and bool(seeds)
+        works = [("prepare", self._prepare)] * division.workers + [("transfer", self._transfer)] if host else []
+        if division.beside and division.device_batches and seeds:
+            works.append(("device", self._prepare_beside))
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=f"weft-{name}", daemon=True) for name, work in works
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # ---- the thread that trains ----------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Any]:
+        """Batch after batch; the seconds until the next one is asked for are those of training."""
+        clock = self._pipeline.clock
+        for _ in self._seeds:
+            item = self._next()
+            begin = clock.mark()
+            yield arrived(item)
+            del item  # the consumer decides how long it lives
+            self._log.add_marks(self._keys.training, begin, self._submit())
+
+    def _submit(self) -> Any:
+        mark = self._pipeline.clock.mark()
+        self._submitted.append(mark)
+        return mark
+
+    def _next(self) -> Any:
+        while True:
+            self._keep_pace()
+            what, batch = self._decide()
+            if what == "train":
+                return self._items.pop(batch)
+            self._prepare_here(batch)
+
+    def _keep_pace(self) -> None:
+        """Decide from where the work is, not from how far the host has run ahead of it."""
+        while len(self._submitted) >= AHEAD:
+            self._pipeline.clock.wait(self._submitted.popleft())
+
+    def _decide(self) -> tuple[str, int]:
+        with self._changed:
+            while True:
+                if self._error is not None:
+                    raise self._error from self._error.__cause__
+                action = self.schedule.next_on_device()
+                if action is not None:
+                    self.schedule.begin_on_device(*action)
+                    self._changed.notify_all()
+                    return action
+                self._changed.wait()
+
+    def _prepare_here(self, batch: int) -> None:
+        device = self._pipeline.device
+        assert device is not None
+        try:
+            item = self._log.marked(self._keys.batching, device.batch, self._seeds[batch])
+            item = self._log.marked(self._keys.reading, device.read, item)
+        except Exception as error:
+            raise _failure(self._keys.batching, batch, error) from error
+        self._submit()
+        self._done(batch, item, self.schedule.finished_on_device)
+
+    def _prepare_beside(self) -> None:
+        """The device's own batches in a thread of their own, while others are trained."""
+        device = self._pipeline.device
+        assert device is not None
+        while (batch := self._claim(self._begin_beside, lambda: not self.schedule.device_has_work)) is not None:
+            sampling = partial(self._log.timed, self._keys.batching, device.batch)
+            reading = partial(self._log.timed, self._keys.reading, device.read)
+            with self._working():
+                item = self._attempt(batch, sampling, self._seeds[batch])
+                self._done(batch, self._attempt(batch, reading, item), self.schedule.finished_on_device)
+                del item
+
+    def _begin_beside(self) -> int | None:
+        batch = self.schedule.next_beside()
+        if batch is not None:
+            self.schedule.begin_on_device("prepare", batch)
+        return batch
+
+    # ---- the host's threads --------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        host = self._pipeline.host
+        assert host is not None
+        while (batch := self._claim(self.schedule.begin_on_host, lambda: not self.schedule.host_has_work)) is not None:
+            work = partial(self._log.timed, "batching_cpu", host.prepare)
+            with self._working():
+                self._run(batch, work, self._seeds[batch], self.schedule.finished_on_host)
+
+    def _transfer(self) -> None:
+        host = self._pipeline.host
+        assert host is not None
+        while (batch := self._claim(self.schedule.begin_transfer, lambda: self.schedule.finished)) is not None:
+            work = partial(self._log.timed, "transfer_pcie", host.transfer)
+            with self._working():
+                with self._changed:
+                    item = self._items.pop(batch)
+                    self._changed.notify_all()  # a place in the host's buffer is free
+                self._run(batch, work, item, self.schedule.finished_transfer)
+                host.discard(item)
+                del item
+
+    def _claim(self, begin: Callable[[], int | None], over: Callable[[], bool]) -> int | None:
+        """The next batch of a thread; None when there will be none."""
+        with self._changed:
+            while not self._stopped and self._error is None:
+                batch = None if self._paused else begin()
+                if batch is not None:
+                    self._at_work += 1
+                    return batch
+                if not self._paused and over():
+                    return None
+                self._changed.wait()
+        return None
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """What follows a claim; ended, another thread may count on it."""
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No thread begins anything inside, and what had begun is done."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: self._at_work == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
+
+    def _run(self, batch: int, work: partial[Any], item: Any, finished: Callable[[int], None]) -> None:
+        self._done(batch, self._attempt(batch, work, item), finished)
+
+    def _attempt(self, batch: int, work: partial[Any], item: Any) -> Any:
+        """``work(item)``; an error names the phase, which is the first argument of ``work``."""
+        try:
+            return work(item)
+        except Exception as error:
+            raise _failure(work.args[0], batch, error) from error
+
+    def _done(self, batch: int, item: Any, finished: Callable[[int], None]) -> None:
+        with self._changed:
+            self._items[batch] = item
+            finished(batch)
+            self._changed.notify_all()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """A thread's whole life: an error ends the run."""
+        try:
+            work()
+        except TrainingError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(_failure("host", 0, error))
+
+    def _fail(self, error: TrainingError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End all threads and drop what they have made."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        self._drop_items()
+
+    def _drop_items(self) -> None:
+        host, items = self._pipeline.host, self._items
+        self._items = {}
+        for batch, item in items.items():
+            if host is not None and self.schedule.state(batch) is State.IN_HOST_BUFFER:
+                host.discard(item)
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """Names of the phases on the hardware that trains."""
+
+    batching: str
+    reading: str
+    training: str
+
+    @classmethod
+    def of(cls, trainer: str) -> _Keys:
+        return cls(f"batching_{trainer}", f"transfer_{trainer}", f"training_{trainer}")
+
+
+def _failure(phase: str, batch: int, error: BaseException) -> TrainingError:
+    return TrainingError(f"phase '{phase}' failed at batch {batch}: {type(error).__name__}: {error}")

@@ -1,0 +1,97 @@
+"""Hardware: operators of the registry, and the sides that carry them out for a graph.
+
+``Gpu`` is what Weft has. Other hardware is any object with ``name``, ``registry()`` and ``sides(parts)``, such as a
+:class:`weft.flow.division.thread_accelerator.ThreadAccelerator`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from weft.core.division import Registry, built_in
+from weft.flow.division.exact_batches import ExactDevice, ExactHost
+from weft.flow.division.padded_batches import PaddedDevice, PaddedHost
+from weft.flow.division.sides import DeviceClock, DeviceSide, HostSide, clock_of
+from weft.flow.feature_store import FeatureStore
+from weft.flow.sampler import NeighbourSampler
+from weft.graph.data.graph import Graph
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What batches are made of: a graph, and a sampler and a store that make them where they are trained.
+
+    ``slots``: prepared batches that may be in host memory at once. ``padded``: batches of one size, for captured steps.
+    """
+
+    graph: Graph
+    sampler: NeighbourSampler
+    store: FeatureStore
+    degrees: str
+    slots: int
+    padded: bool = False
+
+    def host_sampler(self) -> NeighbourSampler:
+        """The same batches, sampled on the CPU."""
+        graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
+        degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
+        about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
+
+    def host_features(self) -> Tensor:
+        """Features in host memory."""
+        x = self.store.x
+        return x if x.device.type == "cpu" else x.cpu()
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who prepares batches, and the clock of what trains."""
+
+    host: HostSide | None
+    device: DeviceSide | None
+    clock: DeviceClock
+
+
+class Hardware(Protocol):
+    """What trains and prepares batches."""
+
+    name: str
+
+    def registry(self) -> Registry:
+        """Its operators beside Weft's own."""
+
+    def sides(self, parts: Parts) -> Sides:
+        """Its operators on ``parts``."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU and the CPUs of its host; padded batches are prepared beside training."""
+
+    padded: bool = True
+    name: str = "gpu"
+
+    def registry(self) -> Registry:
+        """Weft's own."""
+        return built_in(beside=self.padded)
+
+    def sides(self, parts: Parts) -> Sides:
+        """The host reads graph and features where they lie in its memory, or copies of its own."""
+        device, clock = parts.store.device, clock_of(parts.store.device)
+        host = (PaddedHost if parts.padded else ExactHost)(
+            parts.host_sampler(), parts.host_features(), device, parts.slots
+        )
+        own = PaddedDevice(parts.sampler, parts.store) if parts.padded else ExactDevice(parts.sampler, parts.store)
+        return Sides(host, own, clock)
+
+
+def exact_sides(parts: Parts) -> tuple[ExactHost, ExactDevice]:
+    """Both sides on the CPU, for hardware that a thread stands in for."""
+    cpu = torch.device("cpu")
+    host = ExactHost(parts.host_sampler(), parts.host_features(), cpu, parts.slots)
+    return host, ExactDevice(parts.sampler, parts.store)

@@ -1,0 +1,146 @@
+"""RelationSlots: the edges of a relational graph as rows per (relation, node), in chunks of one relation each.
+
+A relational layer computes ``sum over r of mean over the r-neighbours of x, times W_r``. The means of all non-empty
+(relation, node) pairs are one sparse product; the pairs of a relation, padded to whole chunks of K rows, are then
+multiplied by its matrix as one batched product over chunks; a second sparse product adds up the pairs of each node.
+All of it is deterministic, and every array has a size that depends on the numbers of pairs and relations alone.
+
+Shapes: N rows, M columns, E edges, R relations, P pairs, C chunks, K rows of a chunk, S = C * K slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.ops.csr.adjacency import Adjacency, offset_dtype
+from weft.ops.csr.dispatch import supplied_by_adjacency
+
+SHARE = 8  # chunks per relation if pairs were spread evenly: rows that stand for no pair are at most an eighth of them
+LEAST_ROWS, MOST_ROWS = 16, 4096
+
+
+@dataclass(frozen=True)
+class RelationSlots:
+    """Three sparse matrices over the slots.
+
+    ``means [S x M]`` averages the neighbours of every pair (plain; use ``.mean()``), ``collect [N x S]`` adds up the
+    pairs of a node, ``matrices [C x R]`` has one entry per chunk: its relation.
+    """
+
+    means: Adjacency
+    collect: Adjacency
+    matrices: Adjacency
+
+
+@dataclass(frozen=True)
+class SlotArrays:
+    """The CSR arrays of :class:`RelationSlots`, and those of the transpose of ``collect``."""
+
+    means: tuple[Tensor, Tensor]
+    collect: tuple[Tensor, Tensor]
+    spread: tuple[Tensor, Tensor]
+    chunk_relation: Tensor
+
+
+def chunk_rows(pairs: int, relations: int) -> int:
+    """K: a power of two such that padding every relation to whole chunks adds little."""
+    rows = max(pairs // (SHARE * max(relations, 1)), 1)
+    return min(max(1 << (rows.bit_length() - 1), LEAST_ROWS), MOST_ROWS)
+
+
+def num_chunks(pairs: int, relations: int) -> int:
+    """C: enough chunks however the pairs are spread over the relations."""
+    return -(-pairs // chunk_rows(pairs, relations)) + relations
+
+
+def relation_slots(adj: Adjacency) -> RelationSlots:
+    """The slots of an adjacency with relations, built once."""
+    if adj.relation is None:
+        raise InputError("this layer needs the relation of every edge; give the graph relation=, one number per edge")
+    return adj.derived("relation slots", lambda: make_relation_slots(adj))
+
+
+@supplied_by_adjacency
+def make_relation_slots(adj: Adjacency) -> RelationSlots:
+    """Count the pairs (which reads one number from the device) and build."""
+    keys = pair_keys(adj)
+    pairs = int((keys[1:] != keys[:-1]).sum()) + 1 if keys.numel() else 0
+    return as_matrices(slot_arrays(adj, max(pairs, 1)), adj, Adjacency)
+
+
+def pair_keys(adj: Adjacency) -> Tensor:
+    """``relation * N + row`` of every edge, ascending ``[E]`` int64."""
+    assert adj.relation is not None
+    return torch.sort(adj.relation.long() * adj.num_rows + adj.rows()).values
+
+
+def as_matrices(arrays: SlotArrays, adj: Adjacency, kind: type[Adjacency]) -> RelationSlots:
+    """The arrays as adjacencies of class ``kind``."""
+    slots, chunks = arrays.means[0].numel() - 1, arrays.chunk_relation.numel()
+    collect, spread = kind(*arrays.collect, slots), kind(*arrays.spread, adj.num_rows)
+    collect.derived("transposed", lambda: spread)
+    each = torch.arange(chunks + 1, dtype=torch.int32, device=adj.device)
+    return RelationSlots(
+        kind(*arrays.means, adj.num_cols), collect, kind(each, arrays.chunk_relation, adj.num_relations)
+    )
+
+
+def slot_arrays(adj: Adjacency, pairs: int, existing: Tensor | None = None) -> SlotArrays:
+    """Build for at most ``pairs`` pairs, with nothing read back; of the edges only the first ``existing [1]`` count."""
+    rows, relations = adj.num_rows, adj.num_relations
+    assert adj.relation is not None
+    key = adj.relation.long() * rows + adj.rows()
+    beyond = relations * rows  # the key of what is not there
+    if existing is not None:
+        key = torch.where(_numbers(adj.num_edges, adj) < existing, key, beyond)
+    key, order = torch.sort(key, stable=True)
+    pair_key, pair_of_edge = _pairs(key, pairs, beyond)
+    size, chunks = chunk_rows(pairs, relations), num_chunks(pairs, relations)
+    starts = torch.searchsorted(pair_key, _numbers(relations + 1, adj) * rows)  # first pair of every relation
+    chunk_starts = _offsets((starts.diff() + size - 1) // size)
+    relation_of_pair = (pair_key // rows).clamp(max=relations)
+    slot = chunk_starts[relation_of_pair] * size + _numbers(pairs, adj) - starts[relation_of_pair]
+    slot = torch.where(pair_key < beyond, slot, chunks * size)
+    every_slot = _numbers(chunks * size + 1, adj)
+    slot_of_edge = torch.cat([slot, slot.new_full((1,), chunks * size)])[pair_of_edge]
+    row_of_pair = torch.where(pair_key < beyond, pair_key % rows, rows)
+    by_row, pair_order = torch.sort(row_of_pair, stable=True)
+    chunk_relation = torch.searchsorted(chunk_starts[1:].contiguous(), _numbers(chunks, adj), right=True)
+    return SlotArrays(
+        means=(_short(torch.searchsorted(slot_of_edge, every_slot), adj.num_edges), adj.indices[order]),
+        collect=(
+            _short(torch.searchsorted(by_row, _numbers(rows + 1, adj)), pairs),
+            slot[pair_order].clamp(max=chunks * size - 1).to(torch.int32),
+        ),
+        spread=(
+            _short(torch.searchsorted(slot, every_slot), pairs),
+            row_of_pair.clamp(max=rows - 1).to(torch.int32),
+        ),
+        chunk_relation=chunk_relation.clamp(max=relations - 1).to(torch.int32),
+    )
+
+
+def _pairs(key: Tensor, pairs: int, beyond: int) -> tuple[Tensor, Tensor]:
+    """``(key of every pair [P], pair of every edge [E])`` of ascending edge keys; edges that are not there: pair P."""
+    fresh = torch.ones_like(key)
+    fresh[1:] = key[1:] != key[:-1]
+    pair = torch.where(key < beyond, fresh.cumsum(0) - 1, pairs)
+    # Edges of a pair write the same number, so the order of the writes does not count.
+    return key.new_full((pairs + 1,), beyond).scatter_(0, pair, key)[:pairs], pair
+
+
+def _numbers(count: int, adj: Adjacency) -> Tensor:
+    return torch.arange(count, device=adj.device)
+
+
+def _offsets(counts: Tensor) -> Tensor:
+    """``[R + 1]`` from the counts ``[R]``."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _short(offsets: Tensor, most: int) -> Tensor:
+    return offsets.to(offset_dtype(most))

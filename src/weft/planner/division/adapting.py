@@ -1,0 +1,125 @@
+"""Adapter: divide batches anew when measured phases drift from what the division was chosen by.
+
+After every epoch the measured seconds of each phase are compared with those of the simulated epoch. A phase that is off
+by more than noise explains is taken over into the phase times, the partitioner divides anew, and the new division is
+used if it is predicted to gain enough. Reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.core.division import Division, PhaseTimes, Registry
+from weft.core.units import show_seconds
+from weft.planner.division.partitioner import Limits, partition
+from weft.planner.division.simulator import Simulation, simulate
+
+DRIFT = 1.25  # ratio of measured to predicted seconds from which on a phase has drifted
+STRONG = 1.6  # from which on one epoch suffices; below, two in a row
+GAIN = 0.05  # of an epoch that a new division must be predicted to save
+REST = 2  # epochs after a change in which only strong drifts count
+FORGET = 20  # epochs without measuring a phase after which its drift is forgotten, so that it is tried again
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new division, why, and the seconds of an epoch predicted for the former and the new one."""
+
+    division: Division
+    why: str
+    before: float
+    after: float
+
+
+@dataclass
+class Adapter:
+    """Keeps the phase times of one group up to date; ``batches`` per epoch.
+
+    ``profiled``: the phase times that ``division`` was chosen by.
+    """
+
+    profiled: PhaseTimes
+    division: Division
+    registry: Registry
+    limits: Limits
+    batches: int
+    factors: dict[str, float] = field(default_factory=dict)  # of phases that have drifted
+    _suspected: dict[str, int] = field(default_factory=dict)
+    _unseen: dict[str, int] = field(default_factory=dict)
+    _rest: int = 0
+    _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
+
+    @property
+    def times(self) -> PhaseTimes:
+        """Phase times as they are now believed to be."""
+        return self.profiled.scaled(**self.factors)
+
+    def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
+        """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays."""
+        expected = self._expected()
+        drifted = self._drifted(measured, expected)
+        self._forget(measured, epochs)
+        self._rest = max(self._rest - epochs, 0)
+        if not drifted:
+            return None
+        for key, ratio in drifted.items():
+            self.factors[key] = self.factors.get(key, 1.0) * ratio
+            self._suspected.pop(key, None)
+        return self._divide(drifted)
+
+    def _expected(self) -> dict[str, float]:
+        """Mean seconds of every phase in the simulated epoch, interference included."""
+        spent: dict[str, list[float]] = {}
+        for one in self._simulated(self.division).activities:
+            spent.setdefault(one.key, []).append(one.end - one.begin)
+        return {key: sum(some) / len(some) for key, some in spent.items()}
+
+    def _simulated(self, division: Division) -> Simulation:
+        return simulate(division, self.times, self.batches, self.registry)
+
+    def _drifted(self, measured: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
+        """The ratio of every phase that has drifted for long enough."""
+        found = {}
+        for key, seconds in measured.items():
+            if key not in expected or expected[key] <= 0 or seconds <= 0:
+                continue
+            ratio = seconds / expected[key]
+            off = max(ratio, 1.0 / ratio)
+            self._suspected[key] = self._suspected.get(key, 0) + 1 if off >= DRIFT else 0
+            lasting = self._suspected[key] >= 2 and not self._rest
+            if off >= STRONG or (off >= DRIFT and lasting):
+                found[key] = ratio
+        return found
+
+    def _forget(self, measured: Mapping[str, float], epochs: int) -> None:
+        for key in list(self.factors):
+            self._unseen[key] = 0 if key in measured else self._unseen.get(key, 0) + epochs
+            if self._unseen[key] >= FORGET:
+                del self.factors[key], self._unseen[key]
+
+    def _divide(self, drifted: Mapping[str, float]) -> Change | None:
+        now = self._simulated(self.division)
+        found = partition(
+            self.times, self.registry, self.batches, self.limits, self.division.trainer, self.division.workers
+        )
+        if found.simulation.seconds > (1.0 - GAIN) * now.seconds or found.division == self.division:
+            return None
+        self.division, self._rest = found.division, REST
+        why = ", ".join(f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items())
+        return Change(found.division, why, now.seconds, found.simulation.seconds)
+
+    # ---- what it gained ------------------------------------------------------------------------------
+
+    def told(self, epoch_seconds: float, change: Change | None) -> list[str]:
+        """Sentences for the journal after an epoch: what the last change gained, and what changes now."""
+        notes = []
+        if self._changed is not None:
+            before, words = self._changed
+            notes.append(f"{words}: an epoch took {show_seconds(epoch_seconds)}, before {show_seconds(before)}")
+            self._changed = None
+        if change is not None:
+            saved = f"{show_seconds(change.before)} to {show_seconds(change.after)} predicted per epoch"
+            notes.append(f"divided anew, because {change.why}: {change.division.words()}; {saved}")
+            self._changed = (epoch_seconds, "divided anew")
+        return notes

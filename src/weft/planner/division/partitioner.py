@@ -1,0 +1,176 @@
+"""Partitioner: the share of batches that what trains prepares itself: Equation 6 in closed form, then feedback.
+
+The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
+A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
+finds idle, until that gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from weft.core.division import Division, PhaseTimes, Registry
+from weft.planner.division.loads import Load, bound, loads
+from weft.planner.division.simulator import Simulation, simulate
+
+DEVICE_BATCHES = 10  # per overlap at most; MorphGL's gbs in all of its experiments
+LARGEST = 4  # overlaps may have so many times as many device batches as their buffer holds, for shares near 1
+NEAR = 0.01  # difference of shares that does not matter
+MOST_ROUNDS = 24
+GAIN = 0.002  # of an epoch that a move must save
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most batches that may wait in host and in device memory, the most workers, and how the device prepares."""
+
+    host_buffer: int = 64
+    device_buffer: int = DEVICE_BATCHES
+    workers: int = 1
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A division, its simulation, and the divisions tried on the way with their seconds per batch."""
+
+    division: Division
+    simulation: Simulation
+    tried: tuple[tuple[Division, float], ...] = ()
+
+
+def best_share(by_resource: Mapping[str, Load]) -> float:
+    """The share of the device with the lowest bound; of several, the smallest."""
+    shares = {0.0, 1.0, *(share for pair in combinations(by_resource.values(), 2) for share in _crossing(*pair))}
+    return min(sorted(shares), key=lambda share: (round(bound(by_resource, share), 15), share))
+
+
+def _crossing(one: Load, other: Load) -> list[float]:
+    slope = (one.device - one.host) - (other.device - other.host)
+    if slope == 0:
+        return []
+    share = (other.host - one.host) / slope
+    return [share] if 0.0 < share < 1.0 else []
+
+
+def equation_6(times: PhaseTimes, registry: Registry, trainer: str, workers: int) -> float:
+    """The initial share; 0 or 1 where one route is missing, and 0 where training dominates (plain pipeline)."""
+    if registry.device_route(trainer) is None:
+        return 0.0
+    if registry.host_route() is None:
+        return 1.0
+    return best_share(loads(times, registry, trainer, workers))
+
+
+def overlap_for(share: float, limits: Limits, trainer: str, workers: int) -> Division:
+    """The overlap of whole batches nearest to ``share`` within the buffers.
+
+    MorphGL writes ``cbs = floor(x * gbs)`` and the ratio of CPU to GPU as ``1 : x``; of the two only
+    ``cbs = gbs / x`` gives that ratio, so here the batches of the host follow from the share.
+    """
+    most_device, most_host = max(limits.device_buffer, 1), max(limits.host_buffer, 1)
+    if share >= 1.0 - 1e-9:
+        return Division(0, most_device, trainer=trainer, beside=limits.beside)
+    if share <= 1e-9:
+        return Division(1, 0, workers, limits.host_buffer, limits.device_buffer, False, trainer, limits.beside)
+    pairs = [(_host_batches(device, share, most_host), device) for device in range(1, LARGEST * most_device + 1)]
+    host, device = min(pairs, key=lambda pair: _mismatch(pair[0], pair[1], most_device, share))
+    return divided(host, device, limits, trainer, workers)
+
+
+def _host_batches(device: int, share: float, most: int) -> int:
+    return min(max(round(device * (1.0 - share) / share), 1), most)
+
+
+def _mismatch(host: int, device: int, most_device: int, share: float) -> tuple[bool, bool, float, int]:
+    """Near ones that fit into the buffer first; of equally near ones the largest, which switches phases least."""
+    off = abs(device / (host + device) - share)
+    return off > NEAR, device > most_device, round(off, 3), -(host + device)
+
+
+def divided(host: int, device: int, limits: Limits, trainer: str, workers: int) -> Division:
+    """An overlap of both sides; the host's buffer holds its part of two overlaps where memory allows."""
+    buffer = min(max(2 * host, workers + 1), max(limits.host_buffer, 1))
+    return Division(host, device, workers, buffer, max(limits.device_buffer, 1), True, trainer, limits.beside)
+
+
+def partition(
+    times: PhaseTimes,
+    registry: Registry,
+    batches: int,
+    limits: Limits,
+    trainer: str = "gpu",
+    workers: int | None = None,
+) -> Partition:
+    """The division for an epoch of ``batches``: the initial share, one-sided ones, and what feedback makes of them."""
+    count = workers or limits.workers
+    limits = replace(limits, beside=registry.beside(trainer))
+    search = _Search(lambda division: simulate(division, times, batches, registry), limits, trainer, count)
+    host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
+    if host:
+        search.try_(overlap_for(0.0, limits, trainer, count))
+    if device:
+        search.try_(overlap_for(1.0, limits, trainer, count))
+    if host and device:
+        search.refine(overlap_for(equation_6(times, registry, trainer, count), limits, trainer, count))
+    return search.best()
+
+
+class _Search:
+    """Divisions that were simulated, and the moves between them."""
+
+    def __init__(self, run: Callable[[Division], Simulation], limits: Limits, trainer: str, workers: int) -> None:
+        self._run, self._limits, self._trainer, self._workers = run, limits, trainer, workers
+        self._found: dict[Division, Simulation] = {}
+
+    def try_(self, division: Division) -> Simulation:
+        if division not in self._found:
+            self._found[division] = self._run(division)
+        return self._found[division]
+
+    def refine(self, division: Division) -> None:
+        """Move one batch of the overlap to the idle side until that gains nothing; try smaller overlaps likewise."""
+        if not division.divided:
+            return
+        for start in (division, self._smaller(division)):
+            here = self.try_(start)
+            for _ in range(MOST_ROUNDS):
+                moved = [self.try_(one) for one in self._moves(here)]
+                best = min(moved, key=lambda one: one.seconds_per_batch, default=here)
+                if best.seconds_per_batch >= here.seconds_per_batch * (1.0 - GAIN):
+                    break
+                here = best
+
+    def _moves(self, here: Simulation) -> list[Division]:
+        """One batch more for the idle side, or one less for the busy one."""
+        host, device = here.division.host_batches, here.division.device_batches
+        step = 1 if here.host_is_late else -1  # towards the device if the host is late
+        pairs = [(host - step, device), (host, device + step), (host - step, device + step)]
+        return [self._overlap(*pair) for pair in pairs if self._allowed(*pair)]
+
+    def _smaller(self, division: Division) -> Division:
+        host, device = max(division.host_batches // 2, 1), max(division.device_batches // 2, 1)
+        return self._overlap(host, device)
+
+    def _allowed(self, host: int, device: int) -> bool:
+        most = LARGEST * max(self._limits.device_buffer, 1)
+        return 1 <= host <= max(self._limits.host_buffer, 1) and 1 <= device <= most
+
+    def _overlap(self, host: int, device: int) -> Division:
+        return divided(host, device, self._limits, self._trainer, self._workers)
+
+    def best(self) -> Partition:
+        """The fastest; of nearly equal ones the simpler, then the one with smaller buffers."""
+        fastest = min(one.seconds_per_batch for one in self._found.values())
+        near = [one for one in self._found.values() if one.seconds_per_batch <= fastest * (1.0 + GAIN)]
+        chosen = min(near, key=lambda one: (one.division.divided, one.division.overlap, one.division.host_buffer))
+        tried = sorted(((one, run.seconds_per_batch) for one, run in self._found.items()), key=lambda pair: pair[1])
+        return Partition(chosen.division, chosen, tuple(tried))
+
+
+def with_share(division: Division, share: float, limits: Limits) -> Division:
+    """The same workers and hardware with another share for the device: for searches over the ratio."""
+    found = overlap_for(share, limits, division.trainer, division.workers)
+    return replace(found, takes_over=division.takes_over)

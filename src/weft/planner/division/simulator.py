@@ -1,0 +1,261 @@
+"""Simulator: an epoch under a division, event by event in continuous time, on host, bus, device and two buffers.
+
+Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
+slow each other down by the measured interference; an event is the end of one. Results are per batch, so that epochs of
+different lengths compare.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
+from weft.core.division.operators import BUS, HOST
+from weft.core.errors import SpecError
+
+MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
+
+
+@dataclass(frozen=True)
+class Activity:
+    """One phase of one batch: which resources it held from when to when."""
+
+    key: str
+    batch: int
+    resources: tuple[str, ...]
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What became of an epoch of ``batches`` batches: seconds, busy seconds by resource, and who waited for whom.
+
+    ``activities`` are those that were simulated, all of a short epoch, the beginning of a long one.
+    """
+
+    division: Division
+    batches: int
+    seconds: float
+    busy: dict[str, float]
+    activities: tuple[Activity, ...]
+    device_waited: float = 0.0
+    host_waited: float = 0.0
+    host_late: int = 0
+    device_late: int = 0
+    taken_over: int = 0
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """Seconds of the epoch divided by its batches."""
+        return self.seconds / max(self.batches, 1)
+
+    @property
+    def host_is_late(self) -> bool:
+        """Whether the device waited for the host more than the host waited for room in its buffer."""
+        return self.device_waited > self.host_waited
+
+    def utilisation(self) -> dict[str, float]:
+        """Busy share of every resource, all workers of the host together."""
+        places = {HOST: self.division.workers}
+        return {name: used / max(self.seconds * places.get(name, 1), 1e-12) for name, used in self.busy.items()}
+
+
+@dataclass
+class _Running:
+    operator: Operator
+    batch: int
+    left: float
+    begin: float
+    then: Callable[[float], None]
+
+
+@dataclass
+class _Clock:
+    now: float = 0.0
+    running: list[_Running] = field(default_factory=list)
+
+
+def simulate(
+    division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None = None
+) -> Simulation:
+    """The epoch; with ``seed`` durations vary as they were measured to, else each is its mean."""
+    if batches <= MOST_SIMULATED:
+        return _Run(division, times, batches, registry, seed).result()
+    shorter = MOST_SIMULATED // 2 // division.overlap * division.overlap or MOST_SIMULATED // 2
+    longer = shorter + max(shorter // division.overlap, 1) * division.overlap
+    first, second = (_Run(division, times, count, registry, seed).result() for count in (shorter, longer))
+    return _extended(first, second, batches)
+
+
+def _extended(first: Simulation, second: Simulation, batches: int) -> Simulation:
+    """A long epoch from two short ones: what the longer one has more repeats."""
+    more = (batches - second.batches) / max(second.batches - first.batches, 1)
+
+    def grown(a: float, b: float) -> float:
+        return b + more * max(b - a, 0.0)
+
+    busy = {name: grown(first.busy.get(name, 0.0), used) for name, used in second.busy.items()}
+    waited = {
+        name: grown(getattr(first, name), getattr(second, name)) for name in ("device_waited", "host_waited")
+    }  # fmt: skip
+    counts = {
+        name: round(grown(getattr(first, name), getattr(second, name)))
+        for name in ("host_late", "device_late", "taken_over")
+    }
+    seconds = grown(first.seconds, second.seconds)
+    return Simulation(second.division, batches, seconds, busy, second.activities, **waited, **counts)  # type: ignore[arg-type]
+
+
+class _Run:
+    """One simulated epoch."""
+
+    def __init__(
+        self, division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None
+    ) -> None:
+        self._division, self._times, self._batches = division, times, batches
+        self._random = None if seed is None else random.Random(seed)
+        self._schedule = DualBuffer(division, batches)
+        self._training = registry.training(division.trainer)
+        host, device = registry.host_route(), registry.device_route(division.trainer)
+        if (division.host_batches and host is None) or (division.device_batches and device is None):
+            raise SpecError(f"division {division.words()!r} needs operators that are not registered")
+        self._host = host.operators if host else ()
+        self._device = device.operators if device else ()
+        self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
+        self._activities: list[Activity] = []
+        self._device_busy = self._preparing = False
+        self._pending: tuple[int, int] | None = None  # batch and operator that the device is to go on with
+        self._waited = [0.0, 0.0]  # device for host, host for room
+
+    def result(self) -> Simulation:
+        """Run to the end."""
+        while True:
+            self._dispatch()
+            if not self._clock.running:
+                break
+            self._advance()
+        if not self._schedule.finished:
+            raise SpecError(f"division {self._division.words()!r} came to a stop")
+        busy = dict.fromkeys(self._used, 0.0)
+        for one in self._activities:
+            for resource in one.resources:
+                busy[resource] = busy.get(resource, 0.0) + one.end - one.begin
+        blocking, seconds = self._schedule.blocking, max((one.end for one in self._activities), default=0.0)
+        return Simulation(
+            self._division, self._batches, seconds, busy, tuple(self._activities), self._waited[0], self._waited[1],
+            blocking.host_late, blocking.device_late, blocking.taken_over,
+        )  # fmt: skip
+
+    # ---- beginning what can begin --------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        self._dispatch_device()
+        if self._division.beside:
+            self._dispatch_beside()
+        self._dispatch_bus()
+        while self._host and self._free(self._host[0]) and (batch := self._schedule.begin_on_host()) is not None:
+            self._begin(self._host[0], batch, lambda _, b=batch: self._schedule.finished_on_host(b))  # type: ignore[misc]
+
+    def _dispatch_bus(self) -> None:
+        while (self._host and self._free(self._host[1])) and (batch := self._schedule.begin_transfer()) is not None:
+            self._begin(self._host[1], batch, lambda _, b=batch: self._schedule.finished_transfer(b))  # type: ignore[misc]
+
+    def _dispatch_beside(self) -> None:
+        """Preparation beside training; where both need the bus, the batch that is trained first goes first."""
+        batch, other = self._schedule.next_beside(), self._schedule.next_transfer()
+        if self._preparing or batch is None or not self._free(self._device[0]) or self._pending is not None:
+            return
+        if other is not None and other < batch and "pcie" in self._device[0].occupies:
+            return
+        self._schedule.begin_on_device("prepare", batch)
+        self._preparing = True
+        self._prepare(batch, 0)
+
+    def _dispatch_device(self) -> None:
+        if self._pending is not None:
+            self._prepare(*self._pending)
+        while not self._device_busy and (action := self._schedule.next_on_device()) is not None:
+            what, batch = action
+            first = self._training if what == "train" else self._device[0]
+            if not self._free(first):
+                return
+            self._schedule.begin_on_device(what, batch)
+            self._device_busy = True
+            if what == "train":
+                self._begin(first, batch, lambda _: self._release_device())
+            else:
+                self._prepare(batch, 0)
+
+    def _prepare(self, batch: int, place: int) -> None:
+        """The device's operators one after another; between two of them the device may wait for the bus."""
+        self._pending = None if self._free(self._device[place]) else (batch, place)
+        if self._pending is not None:
+            return
+
+        def then(_: float) -> None:
+            if place + 1 < len(self._device):
+                self._prepare(batch, place + 1)
+            else:
+                self._schedule.finished_on_device(batch)
+                self._release_preparing()
+
+        self._begin(self._device[place], batch, then)
+
+    def _release_device(self) -> None:
+        self._device_busy = False
+
+    def _release_preparing(self) -> None:
+        if self._division.beside:
+            self._preparing = False
+        else:
+            self._device_busy = False
+
+    def _free(self, operator: Operator) -> bool:
+        return all(self._used.get(name, 0) < self._places(name) for name in operator.occupies)
+
+    def _places(self, resource: str) -> int:
+        return self._division.workers if resource == HOST else 1
+
+    def _begin(self, operator: Operator, batch: int, then: Callable[[float], None]) -> None:
+        for name in operator.occupies:
+            self._used[name] = self._used.get(name, 0) + 1
+        self._clock.running.append(_Running(operator, batch, self._duration(operator.key), self._clock.now, then))
+
+    def _duration(self, key: str) -> float:
+        time = self._times.of(key, self._division.workers)
+        if self._random is None or time.std == 0.0:
+            return time.mean
+        return max(self._random.gauss(time.mean, time.std), 0.1 * time.mean)
+
+    # ---- to the next event ---------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        running, keys = self._clock.running, {one.operator.key for one in self._clock.running}
+        slow = {key: self._times.slowdown(key, tuple(keys)) for key in keys}
+        step = min(one.left * slow[one.operator.key] for one in running)
+        self._count_waiting(step)
+        self._clock.now += step
+        for one in running:
+            one.left -= step / slow[one.operator.key]
+        ended = [one for one in running if one.left <= 1e-12 + 1e-9 * step]
+        self._clock.running = [one for one in running if one not in ended]
+        for one in ended:
+            self._end(one)
+
+    def _end(self, one: _Running) -> None:
+        for name in one.operator.occupies:
+            self._used[name] -= 1
+        self._activities.append(
+            Activity(one.operator.key, one.batch, one.operator.occupies, one.begin, self._clock.now)
+        )
+        one.then(self._clock.now)
+
+    def _count_waiting(self, step: float) -> None:
+        if not self._device_busy and not self._schedule.finished:
+            self._waited[0] += step
+        idle = self._division.workers - self._used.get(HOST, 0)
+        if self._division.host_batches and idle and self._schedule.host_has_work:
+            self._waited[1] += step * idle / self._division.workers

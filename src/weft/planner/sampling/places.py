@@ -1,0 +1,172 @@
+"""Where features and edges may lie, the best first, and the sentences that a plan says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from weft.core.errors import SpecError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.placement import EVALUATION_EDGES, Placement, on_device
+from weft.core.plan import PlanOptions
+from weft.core.settings.fanout import picks_per_hop
+from weft.core.task import Task
+from weft.core.units import show_bytes
+from weft.planner.sampling.batch_sizes import expected_batch
+from weft.planner.sampling.transfers import BatchTraffic, cached_rows, row_bytes
+
+CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
+WORTH_CACHING = 0.02  # of the features: a smaller cache is not worth its table
+HOST_SHARE = 0.9  # of the host's memory that features may take
+MOST_ROWS = 1 << 16  # nodes of a chunk
+
+
+def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOptions) -> Iterator[Placement]:
+    """Placements to try, each taking less of the device than the one before; caches still without any bytes."""
+    if machine.device != "cuda":
+        yield _on_cpu(options)
+        return
+    cached = options.cache is not None or options.cache_policy is not None
+    host = "disk" if feature_bytes(task, stats) > HOST_SHARE * machine.host.memory_bytes > 0 else "cached"
+    features = [options.features or ("cached" if cached else "gpu")]
+    features += [host] if options.features is None and not cached else []
+    edges = [options.topology or "gpu"]
+    edges += ["host"] if options.topology is None else []
+    policy = policy_of(options, "cached" in edges)
+    for topology in edges:
+        for place in features if topology == edges[0] else features[-1:]:
+            one = Placement(place, topology, policy=policy)
+            one = replace(one, overlap=not one.on_device and one.read_by_gpu)
+            if one.on_device:
+                yield one
+            if task.traits is not None:
+                yield from (replace(one, evaluation="layers", chunk_edges=edges) for edges in CHUNKS)
+            elif not one.on_device:
+                yield one
+
+
+def policy_of(options: PlanOptions, lists: bool) -> str:
+    """What chooses what a cache holds: as given, or by degree; by benefit where neighbour lists are cached as well."""
+    given = options.cache_policy
+    name = given if given is None or isinstance(given, str) else type(given).__name__
+    if lists and name in ("degree", "presampling"):
+        raise SpecError(
+            f"topology='cached' with cache_policy={name!r}: only 'benefit' (or a policy of your own) ranks "
+            "neighbour lists"
+        )
+    return name or ("benefit" if lists else "degree")
+
+
+def _on_cpu(options: PlanOptions) -> Placement:
+    """A CPU has memory and files; a cache may stand before the files."""
+    for name in ("features", "topology"):
+        place = getattr(options, name)
+        if place == "gpu" or (place == "cached" and name == "topology"):
+            raise SpecError(f"{name}={place!r} needs a GPU; on a CPU they lie in memory ('host') or files ('disk')")
+    if options.features == "cached" or options.cache is not None or options.cache_policy is not None:
+        if options.features not in (None, "cached"):
+            raise SpecError(f"cache= needs features='cached', not features={options.features!r}")
+        return Placement("cached", options.topology or "host", policy=policy_of(options, False))
+    return replace(on_device("cpu"), features=options.features or "host", topology=options.topology or "host")
+
+
+def check_options(options: PlanOptions) -> None:
+    """Refuse options that contradict each other."""
+    given = options.cache is not None or options.cache_policy is not None
+    if given and "cached" not in (options.features, options.topology) and options.features is not None:
+        name = "cache" if options.cache is not None else "cache_policy"
+        raise SpecError(f"{name}= needs features='cached', not features={options.features!r}")
+
+
+def feature_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of all features as batches gather them."""
+    return stats.num_nodes * row_bytes(task, stats)
+
+
+def with_cache(placement: Placement, task: Task, stats: GraphStats, options: PlanOptions, left: int) -> Placement:
+    """``placement`` with the bytes of its cache: as given, or those ``left`` over; none if it would be too small."""
+    if not placement.cached:
+        return placement
+    most = 4 * stats.num_nodes * 2
+    most += feature_bytes(task, stats) if placement.features == "cached" else 0
+    most += 4 * stats.num_edges if placement.topology == "cached" else 0
+    if options.cache is not None:
+        return replace(placement, cache_bytes=min(options.cache, most))
+    found = replace(placement, cache_bytes=max(min(left, most), 0))
+    wanted = placement.features == "cached" and options.features is None and options.cache_policy is None
+    if wanted and cached_rows(found, stats, row_bytes(task, stats)) < WORTH_CACHING * stats.num_nodes:
+        return replace(placement, features="host", cache_bytes=0)
+    return found
+
+
+def reasons(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> tuple[str, ...]:
+    """One sentence per decision."""
+    traffic = BatchTraffic.of(task, stats, placement)
+    told = [_batches(traffic, task, stats, machine)]
+    if machine.device != "cuda":
+        told += [_elsewhere("features", placement.features), _elsewhere("edges", placement.topology)]
+        return tuple(one for one in told if one)
+    size = show_bytes(feature_bytes(task, stats))
+    told.append(_PLACES[placement.features].format("features", size))
+    told.append(_PLACES[placement.topology].format("edges", show_bytes(4 * stats.num_edges)))
+    if placement.cached:
+        about = f", about {traffic.hits:.0%} of the rows that batches read" if placement.features == "cached" else ""
+        told.append(f"cache: {show_bytes(placement.cache_bytes)} of the device, chosen by {placement.policy}{about}")
+    if placement.overlap:
+        told.append("the next batch is sampled and fetched while one trains: two buffers")
+    told.append(_evaluated(placement, task, stats, machine))
+    return tuple(told)
+
+
+_PLACES = {
+    "gpu": "{} on the GPU ({})",
+    "host": "{} in pinned host memory ({}), read over PCIe",
+    "cached": "{} in pinned host memory ({}), the most used of them also on the GPU",
+    "disk": "{} in mapped files ({}), read by the CPU",
+}
+
+
+def _elsewhere(what: str, place: str) -> str:
+    words = {"disk": f"{what} in mapped files", "cached": f"{what} in mapped files, the most used in memory"}
+    return words.get(place, "")
+
+
+def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Machine) -> str:
+    most = nodes = min(task.batch, max(stats.num_train, 1))
+    for fanout in picks_per_hop(task.fanouts, stats):
+        nodes = min(nodes * (fanout + 1) if fanout >= 0 else stats.num_nodes, stats.num_nodes + most)
+    counted = "memory is counted for the most" if machine.device == "cuda" else "memory is at most that"
+    return (
+        f"a batch has about {traffic.batch.nodes:,.0f} nodes and {sum(traffic.batch.edges):,.0f} edges, at most "
+        f"{nodes:,} nodes: {counted}"
+    )
+
+
+def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> str:
+    if placement.evaluation == "whole":
+        return "evaluated on the whole graph at once"
+    held, there = host_activations(task, stats), machine.host.memory_bytes
+    short = f", more than the {show_bytes(there)} that the host has" if 0 < there < held else ""
+    return (
+        f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
+        f"of activations per task in host memory{short}"
+    )
+
+
+def host_activations(task: Task, stats: GraphStats) -> int:
+    """Bytes of host memory for the activations of one task between layers, of the nodes that the splits depend on."""
+    splits = min(stats.num_train + stats.num_val + stats.num_test, stats.num_nodes)
+    reached = expected_batch(stats, [-1] * (task.layers - 1), splits)
+    nodes = [*reached.rows, reached.nodes]  # of the last layer, the one before it, ...
+    widths = [max(stats.num_classes, 1), *[task.hidden] * (task.layers - 1)]
+    size = 2 if task.precision == "bf16" else 4
+    return int(size * sum(count * width for count, width in zip(nodes, widths, strict=True)))
+
+
+def chunks(placement: Placement, stats: GraphStats) -> int:
+    """Chunks of a layer, at most: all nodes."""
+    if placement.evaluation == "whole":
+        return 1
+    rows = min(MOST_ROWS, placement.chunk_edges)
+    return max(-(-stats.num_edges // placement.chunk_edges), -(-stats.num_nodes // rows), 1)

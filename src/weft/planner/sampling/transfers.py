@@ -1,0 +1,118 @@
+"""Seconds that sampling, fetching and transfers add to an epoch of sampled training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from weft.core.cost import Cost
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.placement import Placement
+from weft.core.task import Task
+from weft.planner.sampling.batch_sizes import ExpectedBatch, expected_batch
+
+# An H200 gathered 734,000 rows of 400 bytes over PCIe at 47.0 of 55.5 GB/s, on the device at 1,700 of 4,260 GB/s of a
+# copy (benchmarks/results/sampling.json).
+OVER_PCIE, ON_DEVICE = 0.85, 0.4
+SAMPLED_BYTES = 64  # of memory traffic per picked edge: 0.13 ms for the 0.85 M edges of a batch there
+PCIE_READ = 64  # bytes of a request over PCIe for one neighbour
+LAUNCHES = 12  # kernels per hop
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
+HOST_SECONDS_AN_EDGE = 2.6e-8  # a thread that samples: 22.5 ms for 0.85 M edges there
+USUAL_DISK = 1e9
+
+
+@dataclass(frozen=True)
+class BatchTraffic:
+    """One step besides training: the batch, bytes of a row, and the share of rows that a cache has."""
+
+    batch: ExpectedBatch
+    row_bytes: int
+    hits: float = 0.0
+
+    @classmethod
+    def of(cls, task: Task, stats: GraphStats, placement: Placement) -> BatchTraffic:
+        """Of a step of ``task``."""
+        batch = expected_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1)))
+        size = row_bytes(task, stats)
+        rows = cached_rows(placement, stats, size)
+        return cls(batch, size, batch.hit_rate(rows) if rows else 0.0)
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes of features that a step reads from where they lie."""
+        return self.batch.nodes * self.row_bytes * (1.0 - self.hits)
+
+
+def row_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of a node's features as a batch has them."""
+    return stats.num_features * ELEMENT_BYTES[task.precision]
+
+
+def cached_rows(placement: Placement, stats: GraphStats, size: int) -> float:
+    """Rows that the cache has room for, beside its table by node."""
+    if placement.features != "cached":
+        return 0.0
+    return max(0.0, (placement.cache_bytes - 4 * stats.num_nodes) / max(size, 1))
+
+
+def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: Placement, machine: Machine) -> Cost:
+    """``cost`` with what sampling and fetching add: on the device to its own time, over PCIe beside it or after it."""
+    steps = -(-max(stats.num_train, 1) // task.batch)
+    traffic = BatchTraffic.of(task, stats, placement)
+    if machine.device != "cuda":
+        host = steps * _on_host(traffic, machine)
+        return replace(cost, seconds=_plus(cost.seconds, "cpu", host), phases=_plus(cost.phases, "fetch", host))
+    device = steps * _on_device(traffic, placement, machine, len(task.fanouts))
+    away, resource = steps * _away(traffic, placement, machine), _resource(placement)
+    trained = sum(value for phase, value in cost.phases.items() if phase != "evaluation") + device
+    # Overlapped, a transfer takes only what is longer than training meanwhile.
+    charged = max(away - trained, 0.0) if placement.overlap else away
+    seconds, phases = _plus(cost.seconds, "gpu", device), _plus(cost.phases, "fetch", device)
+    families, uncorrected = (_plus(part, "scatter", device) for part in (cost.families, cost.uncorrected))
+    if charged:
+        seconds, phases = _plus(seconds, resource, charged), _plus(phases, "transfer", charged)
+    return replace(cost, seconds=seconds, phases=phases, families=families, uncorrected=uncorrected)
+
+
+def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, float]:
+    return {**amounts, key: amounts.get(key, 0.0) + amount}
+
+
+def _on_host(traffic: BatchTraffic, machine: Machine) -> float:
+    """A step's sampling and gathering by the CPU that also trains."""
+    moved = 2 * traffic.batch.nodes * traffic.row_bytes / machine.copy_bandwidth
+    return moved + sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE / max(machine.host.cores, 1)
+
+
+def _on_device(traffic: BatchTraffic, placement: Placement, machine: Machine, hops: int) -> float:
+    """A step's sampling, and gathering of rows that are on the device."""
+    near = traffic.hits if placement.features == "cached" else float(placement.features == "gpu")
+    gathered = near * traffic.batch.nodes * traffic.row_bytes / (ON_DEVICE * machine.copy_bandwidth)
+    sampled = 0.0
+    if placement.topology != "disk":
+        sampled = sum(traffic.batch.edges) * SAMPLED_BYTES / machine.copy_bandwidth
+        sampled += hops * LAUNCHES * machine.replay_seconds
+    return gathered + sampled
+
+
+def _away(traffic: BatchTraffic, placement: Placement, machine: Machine) -> float:
+    """A step's reads over PCIe or from disk."""
+    link = machine.link("pcie", "host", "gpu:0")
+    rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
+    total = 0.0
+    if placement.features in ("host", "cached"):
+        total += traffic.moved_bytes / rate
+    elif placement.features == "disk":
+        disk = machine.link("disk", "disk", "host")
+        total += traffic.moved_bytes / min(disk.bytes_per_second if disk is not None else USUAL_DISK, rate)
+    if placement.topology in ("host", "cached"):
+        total += sum(traffic.batch.edges) * PCIE_READ / rate
+    elif placement.topology == "disk":
+        total += sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE
+    return total
+
+
+def _resource(placement: Placement) -> str:
+    return "pcie" if placement.read_by_gpu else "disk"

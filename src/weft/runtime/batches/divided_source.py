@@ -1,0 +1,151 @@
+"""DividedSampled: sampled batches that host threads and what trains prepare together, as a division says.
+
+Shapes: S seeds, M node capacity, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.division import Division, PhaseTime
+from weft.flow.division.executor import DividedPipeline
+from weft.flow.division.hardware import Gpu, Hardware, Parts
+from weft.flow.division.padded_batches import PaddedItem
+from weft.flow.padded import PaddedAdjacency
+from weft.flow.seeds import SeedBatch, SeedOrder
+from weft.runtime.batches.sampled_source import Sampled, Sampling
+from weft.runtime.batches.source import Batch, SourceRequest
+
+SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
+
+
+@dataclass(frozen=True)
+class DividedSampling:
+    """How to sample, how to divide the preparation, and by which hardware (None: the GPU)."""
+
+    sampling: Sampling
+    division: Division
+    hardware: Hardware | None = None
+
+    def __call__(self, request: SourceRequest) -> DividedSampled:
+        """The source of a stack."""
+        return DividedSampled(request, self)
+
+
+@dataclass(frozen=True)
+class PreparedBatch(Batch):
+    """A padded batch on the device; the step builds its blocks, so that they are part of the captured graph.
+
+    ``nodes [M]``, ``features [M, F]``, ``hops``: ``(indptr, indices)`` per hop, seeds outwards.
+    """
+
+    nodes: Tensor | None = None
+    features: Tensor | None = None
+    hops: tuple[tuple[Tensor, Tensor], ...] = ()
+    make: Callable[[PreparedBatch], Batch] | None = None
+
+    def prepared(self) -> Batch:
+        """With blocks, labels and features."""
+        assert self.make is not None
+        return self.make(self)
+
+
+class DividedSampled(Sampled):
+    """Batches in their order, whoever prepares them; :meth:`divide` changes who does between two epochs."""
+
+    def __init__(self, request: SourceRequest, about: DividedSampling) -> None:
+        self._overlaps = False
+        # Padded batches of the host have no relations; blocks that are not padded have.
+        captured = about.sampling.captured and not request.graph.num_relations
+        super().__init__(request, replace(about.sampling, captured=captured))
+        self.hardware: Hardware = about.hardware or Gpu(self._captured)
+        self._host_order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
+        self.slots = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
+        degrees = "sampled" if request.subgraph or self._apart else "full"
+        parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
+        sides = self.hardware.sides(parts)
+        self.divided = DividedPipeline(about.division, sides.host, sides.device, sides.clock)
+
+    @property
+    def division(self) -> Division:
+        """Of the next epoch."""
+        return self.divided.division
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        """Whether the device, preparing all batches by itself, makes the next one while one trains."""
+        return self._overlaps and self._alone
+
+    @overlaps.setter
+    def overlaps(self, overlaps: bool) -> None:
+        self._overlaps = overlaps
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the GPU prepares all batches by itself, in captured steps."""
+        return self._captured and self.division.kind == "sequential"
+
+    def divide(self, division: Division) -> None:
+        """Divide batches otherwise from the next epoch on; host memory stays within what was reserved."""
+        self.divided.division = replace(division, host_buffer=min(division.host_buffer, self.slots - 1))
+
+    def phases(self) -> Mapping[str, PhaseTime]:
+        """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
+        found = self.divided.log.times()
+        self.divided.log.clear()
+        return found
+
+    def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from ``first`` on; they depend on (sampling seed, epoch, batch) alone."""
+        if self._alone:
+            yield from super().batches(epoch, first)
+            return
+        for item in self.divided.run(self._host_order.epoch(epoch, first)):
+            yield self.as_batch(item)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """While a step is captured: no other thread prepares batches."""
+        return self.divided.quiet()
+
+    def seeds(self) -> list[SeedBatch]:
+        """The seeds of the first epoch's batches of full size: what a profile prepares."""
+        found = list(self._host_order.epoch(0))
+        return [one for one in found if one.seeds.numel() == found[0].seeds.numel()]
+
+    def as_batch(self, item: Any) -> Batch:
+        """What a side has prepared as a step takes it."""
+        return self._prepared(item) if isinstance(item, PaddedItem) else self._batch(item)
+
+    def _prepared(self, item: PaddedItem) -> PreparedBatch:
+        count = item.layout.seeds
+        share = torch.full((1,), count / self._order.seeds.numel(), device=self._device)
+        rows, none = torch.arange(count, device=self._device), self._graph.y[:0]
+        about = {"shape": ("divided", count), "varies": ("nodes", "features", "hops", "share")}
+        given = {"nodes": item.nodes, "features": item.x, "hops": item.hops, "make": self._with_blocks}
+        return PreparedBatch(self._x[:0], self._graph.adj, none, rows, share, **given, **about)
+
+    def _with_blocks(self, batch: PreparedBatch) -> Batch:
+        assert batch.nodes is not None
+        assert batch.features is not None
+        nodes = batch.nodes.clamp(0, self._graph.num_nodes - 1).long()  # those beyond the existing ones hold anything
+        widths = [indptr.numel() - 1 for indptr, _ in batch.hops] + [nodes.numel()]
+        blocks = [
+            self._block(indptr, indices, nodes[:width])
+            for (indptr, indices), width in zip(batch.hops, widths[1:], strict=True)
+        ]
+        labelled = nodes[: batch.rows.numel()].to(self._graph.y.device)
+        y = self._graph.y.index_select(0, labelled).to(self._device)
+        return Batch(batch.features, tuple(reversed(blocks)), y, batch.rows, batch.share)
+
+    def _block(self, indptr: Tensor, indices: Tensor, nodes: Tensor) -> PaddedAdjacency:
+        def full() -> tuple[Tensor, Tensor]:
+            scale, degree = self._sampler.full_degrees
+            return scale.index_select(0, nodes), degree.index_select(0, nodes[: indptr.numel() - 1])
+
+        return PaddedAdjacency(indptr, indices, nodes.numel(), full=full)

@@ -1,0 +1,86 @@
+"""Put a group together: the graph on its device, its rows in order, and the stacks of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+
+from weft.core.placement import on_device, within_device
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.graph.data.graph import Graph
+from weft.ops.sparse.row_clusters import ordered_rows
+from weft.runtime.batches.placing import place_graph
+from weft.runtime.batches.source import MakeSource
+from weft.runtime.device.torch_rng import OwnGenerator
+from weft.runtime.group_members import Member
+from weft.runtime.step.inputs import Inputs
+from weft.runtime.step.members import CannotStack
+from weft.runtime.step.stack import Stack
+
+
+class GroupBuild:
+    """The stacks and members of ``tasks``; ``notes`` holds remarks for the user.
+
+    ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one get stacks of their own.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device, make_source: MakeSource
+    ) -> None:
+        self._tasks, self._plan, self._device = tuple(tasks), plan, device
+        self.notes: list[str] = []
+        placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
+        self.graph = place_graph(graph, placement, device)
+        if plan.row_order == "clustered" and device.type == "cuda":
+            self.graph = clustered(self.graph, self.notes)
+        place = within_device(placement, plan.device if device.type == "meta" else device.type).features
+        self.inputs = Inputs(self.graph, make_source, device, place)
+        self._epochs = max(task.epochs for task in tasks)
+        self.stacks: list[Stack] = []
+        self.own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
+        places: dict[int, Member] = {}
+        for slots in plan.stack_members:
+            for stack, rows in self._make_stacks(list(slots)):
+                self.stacks.append(stack)
+                for row, index in enumerate(rows):
+                    places[index] = Member(index, self._tasks[index], stack, row, stack.members.slots[row])
+        self.members = [places[index] for index in range(len(self._tasks))]
+
+    def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
+        try:
+            return [(self._make_stack(rows), rows)]
+        except CannotStack as reason:
+            self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
+            return [(self._make_stack([row]), [row]) for row in rows]
+
+    def _make_stack(self, rows: list[int]) -> Stack:
+        tasks = [self._tasks[row] for row in rows]
+        dropped = any(task.input_dropout for task in tasks)
+        once = self._plan.first_layer == "once" and not dropped and not tasks[0].sampled
+        if len(rows) > 1 or len(self._tasks) == 1 or tasks[0].traits is not None or self._device.type != "cpu":
+            return Stack(tasks, self.inputs, first_once=once, length=self._epochs)
+        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator
+        with own:
+            stack = Stack(tasks, self.inputs, first_once=once, length=self._epochs)
+        self.own_random[id(stack)] = own
+        return stack
+
+
+def clustered(graph: Graph, notes: list[str]) -> Graph:
+    """A copy of ``graph`` with its rows ordered by cluster: the user's graph is unchanged.
+
+    Training may fit in memory when finding clusters does not; rows are then ordered by length.
+    """
+    try:
+        rows = ordered_rows(graph.adj)
+    except torch.OutOfMemoryError:
+        notes.append("rows by length: the memory was not enough to find clusters")
+    else:
+        ordered = copy(graph)
+        ordered.adj = rows
+        return ordered
+    torch.cuda.empty_cache()  # only now no frame holds the failed attempt's tensors
+    return graph

@@ -1,0 +1,87 @@
+"""What a user's module keeps in Python between calls, as tensors of a checkpoint: numbers as JSON, tensors as they are.
+
+Buffers are part of the training state anyway. This is for modules that count in an attribute, keep a tensor of the last
+call, or draw from Python's or NumPy's generator. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.runtime.user_modules.attributes import attributes
+
+TEXT, TENSOR = "python", "python."  # names in a checkpoint
+
+
+def saved_state(model: nn.Module, changing: tuple[str, ...]) -> dict[str, Tensor]:
+    """The attributes of ``model`` and the states of both generators; ``changing``: names that have to be among them."""
+    numbers, tensors, lost = {}, {}, []
+    for name, value in attributes(model):
+        if isinstance(value, Tensor):
+            if not isinstance(value, nn.Parameter):
+                tensors[TENSOR + name] = value.detach().cpu().clone()
+        elif _is_plain(value):
+            numbers[name] = value
+        elif name in changing:
+            lost.append(name)
+    kind, keys, *rest = np.random.get_state()
+    drawn = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
+    text = json.dumps({"attributes": numbers, "lost": lost, "generators": drawn})
+    return {TEXT: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), **tensors}
+
+
+def restore_state(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """The inverse of :func:`saved_state`; a :class:`SpecError` if something could not be saved."""
+    if TEXT not in saved:
+        return
+    found = json.loads(bytes(saved[TEXT].tolist()))
+    if found["lost"]:
+        raise SpecError(
+            f"model {type(model).__name__} keeps {found['lost'][0]!r} between calls, which a checkpoint cannot hold, "
+            "so its training cannot be resumed; make it a buffer, or start afresh with overwrite"
+        )
+    for name, value in found["attributes"].items():
+        _assign(model, name, value)
+    for name, value in saved.items():
+        if name.startswith(TENSOR):
+            _assign(model, name.removeprefix(TENSOR), value.clone())
+    version, state, gauss = found["generators"]["python"]
+    random.setstate((version, tuple(state), gauss))
+    kind, keys, *rest = found["generators"]["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+
+
+def _assign(model: nn.Module, name: str, value: Any) -> None:
+    """Set an attribute; in a container, the values: others may hold the container itself."""
+    path, _, key = name.rpartition(".")
+    module = model.get_submodule(path)
+    old = vars(module).get(key)
+    if isinstance(old, Tensor) or isinstance(value, Tensor):
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        vars(module)[key] = value.to(device)
+    elif type(old) is dict and isinstance(value, dict):
+        old.clear()
+        old.update(value)
+    elif type(old) is list and isinstance(value, list):
+        old[:] = value
+    else:
+        vars(module)[key] = value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives the same value back."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return True
+    if isinstance(value, float):
+        return type(value) is float
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return type(value) is dict and all(isinstance(key, str) and _is_plain(one) for key, one in value.items())

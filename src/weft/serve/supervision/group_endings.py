@@ -1,0 +1,150 @@
+"""How groups end: done, failed, out of memory, or with the worker that ran them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.event import finite
+from weft.core.units import show_bytes
+from weft.serve.queue.task_states import LostClaimError, QueueError
+from weft.serve.supervision.supervisor_state import Active, SupervisorState, unless_lost
+from weft.serve.workers.worker_process import WorkerProcess
+
+GROWTH, DISK_WAIT = 1.5, 20.0
+
+
+class GroupEndings:
+    """Writes down how the members of a group ended, and queues those again that are to be tried once more."""
+
+    def __init__(self, state: SupervisorState) -> None:
+        self._state = state
+
+    def done(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """A group's run has returned, or failed as a whole."""
+        active = self._state.active.pop(message["group"], None)
+        worker.group, self._state.dirty = "", True
+        if active is None:
+            return
+        self._state.write_records()
+        self._charge(active)
+        if "error" in message:
+            self._group_failed(active, str(message["kind"]), str(message["error"]))
+            if message["kind"] == "memory":  # what its model may have leaked stays with the process
+                worker.kill("is replaced after it ran out of memory")
+            return
+        outcomes = message["members"]
+        self._learn(active, outcomes)
+        left = False
+        for name in active.members:
+            left |= self._member_done(active, name, outcomes.get(name, {"status": "failed", "message": "no result"}))
+        state = "preempted" if left and active.fused else "dissolved" if left else "ended"
+        self._state.db.end_group(active.group.id, state)
+        if state == "preempted":
+            preempted = self._state.db.groups("preempted")
+            self._state.resumable[active.group.id] = next(one for one in preempted if one.id == active.group.id)
+
+    def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
+        """Learn what a start costs: the time of a task alone, less its epochs."""
+        one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
+        if one.get("status") == "finished":
+            trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
+            self._state.learn_setup(active.group.device, max(time.time() - active.group.started - trained, 0.0))
+
+    def _member_done(self, active: Active, name: str, outcome: Mapping[str, Any]) -> bool:
+        """Write down how a member ended; whether it was preempted, and so is to go on."""
+        status, told = outcome["status"], str(outcome.get("message") or "")
+        worker, attempt = self._state.claimant(active.worker), active.attempts[name]
+        try:
+            if status in ("finished", "stopped", "pruned"):
+                place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
+                result = {"status": status, "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
+                result["peak_bytes"] = outcome.get("peak_bytes")
+                self._state.db.finish(name, worker, attempt, finite(result))
+            elif status == "preempted":
+                held = self._state.db.get(name)
+                if (held.state, held.worker, held.attempts) == ("running", worker, attempt):
+                    self._state.db.release(name, "preempted")
+                return True
+            elif status == "cancelled":
+                held = self._state.db.get(name)
+                if held.state == "running" and held.worker == worker:
+                    self._state.db.cancel(name)
+            elif status == "failed" and "memory" in told and ("not enough" in told or "ran out of" in told):
+                self._out_of_memory(active, name, told, None)
+            else:
+                self._state.db.fail(name, worker, attempt, told or status)
+        except (LostClaimError, QueueError):
+            return False  # cancelled or paused meanwhile
+        return False
+
+    def _group_failed(self, active: Active, kind: str, error: str) -> None:
+        """The run as a whole failed: members of a group are tried once more alone, a task alone has failed."""
+        fused = active.fused
+        if kind == "preempted":
+            for name in active.members:
+                unless_lost(self._lost, active, name, error)
+        for name in active.members if kind != "preempted" else ():
+            if kind == "memory":
+                unless_lost(self._out_of_memory, active, name, error, None)
+            elif fused or "cannot write to" in error:
+                if "cannot write to" in error:
+                    self._state.not_before[name] = time.monotonic() + DISK_WAIT
+                unless_lost(self._lost, active, name, error)
+            else:
+                worker, attempt = self._state.claimant(active.worker), active.attempts[name]
+                unless_lost(self._state.db.fail, name, worker, attempt, error)
+        self._state.db.end_group(active.group.id, "dissolved" if fused else "ended", error)
+
+    def _lost(self, active: Active, name: str, reason: str) -> None:
+        """Queue a task again whose worker was lost; one of a group goes on alone, from the group's checkpoint."""
+        task = self._state.db.get(name)
+        plan = dict(task.plan or {})
+        plan["failures"] = int(plan.get("failures", 0)) + 1
+        if active.fused:
+            plan |= {"alone": True, "from": active.group.folder}
+        self._state.db.replan(name, plan)
+        self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], reason, retry=True)
+        self._state.counters.tasks_requeued += 1
+
+    def _out_of_memory(self, active: Active, name: str, reason: str, measured: int | None) -> None:
+        """Correct the estimate and queue the task once more, alone; the second time it has failed."""
+        self._state.counters.memory_errors += 1
+        task = self._state.db.get(name)
+        plan = dict(task.plan or {})
+        first = not plan.get("memory_errors")
+        wanted = max(int(plan.get("bytes", 0) * GROWTH), measured or 0)
+        plan |= {"memory_errors": int(plan.get("memory_errors", 0)) + 1, "alone": True, "bytes": wanted}
+        if active.fused:
+            plan["from"] = active.group.folder
+        self._state.db.replan(name, plan)
+        told = f"{reason}; the estimate is now {show_bytes(wanted)}" if first else reason
+        self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], told, retry=first)
+
+    def _charge(self, active: Active) -> None:
+        seconds = (time.time() - active.group.started) * active.utilisation / len(active.members)
+        for user in active.users.values():
+            self._state.shares[user] = self._state.shares.get(user, 0.0) + seconds
+
+    def worker_gone(self, worker: WorkerProcess, code: Any) -> str:
+        """Queue again what a worker had that has ended; returns why it ended."""
+        reason = worker.end_reason or f"its worker ended ({_code_words(code)})"
+        active = self._state.active.pop(worker.group, None)
+        if active is not None:
+            self._state.write_records()
+            self._charge(active)
+            for name in active.members:
+                if reason.startswith("out of memory"):
+                    unless_lost(self._out_of_memory, active, name, reason, worker.bytes)
+                else:
+                    unless_lost(self._lost, active, name, reason)
+            self._state.db.end_group(active.group.id, "dissolved", reason)
+        return reason
+
+
+def _code_words(code: Any) -> str:
+    if isinstance(code, int) and code < 0:
+        return f"signal {-code}, {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"signal {-code}"
+    return f"exit code {code}"

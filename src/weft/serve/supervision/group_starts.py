@@ -1,0 +1,116 @@
+"""Groups on their way to a worker: their tasks are claimed, and the group is sent."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from weft.core.errors import InputError
+from weft.core.graph_stats import GraphStats
+from weft.core.machine import Machine
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.planner.report.group_plan import group_plan
+from weft.sched.queue_state import GroupStart
+from weft.serve.queue.queue_groups import Group
+from weft.serve.queue.task_states import QueueError, QueueTask
+from weft.serve.supervision.queue_views import estimate_key, without_twins, worker_settings
+from weft.serve.supervision.supervisor_state import Active, SupervisorState
+from weft.serve.supervision.worker_pool import WorkerPool
+from weft.serve.workers.worker_process import WorkerProcess
+
+
+class GroupStarts:
+    """Starts groups on idle workers."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
+
+    def start(self, start: GroupStart, tasks: Sequence[QueueTask]) -> None:
+        """Start a group that a policy has chosen."""
+        worker = self._pool.idle_worker(start.device)
+        if worker is None:
+            for task in tasks:
+                self._state.why[task.id] = "waits for a free worker"
+            return
+        chosen = without_twins(tasks)
+        alone = len(chosen) == 1
+        name = uuid.uuid4().hex[:12]
+        group = Group(
+            id=name,
+            device=start.device,
+            worker=worker.name,
+            members=tuple(task.id for task in chosen),
+            folder=chosen[0].id if alone else f"group-{name}",
+            bytes=start.bytes,
+            seconds=start.seconds,
+            why=start.why,
+            started=time.time(),
+        )
+        self.launch(group, worker, chosen, start.utilisation)
+
+    def launch(
+        self,
+        group: Group,
+        worker: WorkerProcess,
+        tasks: Sequence[QueueTask],
+        utilisation: float,
+        cancelled: Sequence[QueueTask] = (),
+    ) -> None:
+        """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed."""
+        claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
+        try:
+            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group)
+        except QueueError:  # cancelled or paused since the decision
+            self._state.dirty = True
+            return
+        everyone = {task.id: task for task in (*claimed, *cancelled)}
+        self._state.active[group.id] = Active(
+            group=group,
+            worker=worker,
+            attempts={task.id: task.attempts for task in claimed},
+            users={task.id: task.user for task in claimed},
+            utilisation=utilisation,
+            graph=str((claimed[0].plan or {}).get("graph", "")),
+            heard=time.monotonic(),
+            priority=max(task.priority for task in claimed),
+        )
+        worker.group = group.id
+        self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
+        self._state.counters.groups_started += 1
+        self._state.counters.tasks_started += len(claimed)
+        runs, members = self._state.options.runs, [everyone[name] for name in group.members]
+        split = [
+            {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}
+            for task in members
+            if (origin := (task.plan or {}).get("from")) is not None
+        ]
+        limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
+        budget = min([group.bytes, *limits]) if len(claimed) == 1 else group.bytes
+        plan = None if cancelled or split else self._plan_of(members, group.bytes)
+        worker.send(
+            "run",
+            group=group.id,
+            plan=plan,
+            limit=budget + self._state.options.overrun_bytes,
+            tasks=[worker_settings(task) for task in members],
+            out=str(runs / group.folder),
+            budget=budget,
+            checkpoint_every=self._state.options.checkpoint_seconds,
+            split=split,
+            cancel=[task.id for task in cancelled],
+        )
+
+    def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
+        """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
+        known = self._state.runnable.get(estimate_key(members[0].spec["task"]))
+        if known is None:
+            return None
+        try:
+            tasks = [Task.from_dict(worker_settings(member)) for member in members]
+            stats, alone = GraphStats.from_dict(known["stats"]), Plan.from_dict(known["plan"])
+            return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
+        except InputError:
+            return None  # the worker says what is wrong

@@ -1,0 +1,56 @@
+"""Tasks of the queue as a policy, an estimate and a worker see them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.sched.queue_state import QueuedTask
+from weft.serve.queue.task_states import QueueTask
+
+FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # settings that no estimate depends on
+
+
+def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
+    """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle."""
+    plan = task.plan or {}
+    training = float(plan["seconds"])
+    seconds = training + setup_seconds
+    return QueuedTask(
+        id=task.id,
+        bytes=max(int(plan["bytes"]), 0),
+        seconds=seconds,
+        graph=str(plan.get("graph", "")),
+        join_key=str(plan.get("join_key", "")),
+        fusable=not plan.get("alone") and task.spec.get("budget") is None and not task.attempts,  # it has a checkpoint
+        shared_bytes=min(int(plan.get("shared_bytes", 0)), int(plan["bytes"])),
+        utilisation=float(plan.get("utilisation", 1.0)) * (training / seconds if seconds > 0 else 1.0),
+        arrival=task.created,
+        user=task.user,
+        priority=task.priority,
+        deadline=task.spec.get("deadline"),
+        attempts=int(plan.get("failures", 0)),
+    )
+
+
+def worker_settings(task: QueueTask) -> dict[str, Any]:
+    """A task as a worker gets it: named by its id, with the path of its graph."""
+    place = task.spec.get("graph_path")
+    return {**task.spec["task"], **({"graph": place} if place else {}), "name": task.id}
+
+
+def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
+    """Tasks less those with the settings of another, which no sweep may have twice: they start in a later group."""
+    chosen: dict[str, QueueTask] = {}
+    for task in tasks:
+        settings = {key: value for key, value in task.spec["task"].items() if key != "name"}
+        chosen.setdefault(json.dumps(settings, sort_keys=True), task)
+    return list(chosen.values())
+
+
+def estimate_key(settings: Mapping[str, Any]) -> str:
+    """The key of a task's estimate: tasks of one key need the same memory and time."""
+    kept = {key: value for key, value in settings.items() if key not in FREE_OF_COST}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,137 @@
+"""Which planned tasks start now: preempted groups go on first, then a policy decides about the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from weft.sched.admission import free_bytes
+from weft.sched.decide import decide
+from weft.sched.policies import find_policy
+from weft.sched.policies.policy import Policy
+from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
+from weft.serve.queue.queue_groups import Group
+from weft.serve.queue.task_states import ENDED, QueueTask
+from weft.serve.supervision.group_starts import GroupStarts
+from weft.serve.supervision.leaving import Leaving
+from weft.serve.supervision.queue_views import queued_task
+from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
+from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
+
+MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+
+
+class Scheduler:
+    """Starts what the policy of ``options`` chooses, and says of every other task why it waits."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool, leaving: Leaving) -> None:
+        self._state, self._pool, self._leaving = state, pool, leaving
+        self._starts = GroupStarts(state, pool)
+        self._policy: Policy = find_policy(state.options.policy)
+        self._known: dict[str, QueueTask] = {}  # planned tasks as last read
+
+    def use(self, policy: Policy) -> None:
+        """Decide by another policy from now on."""
+        self._policy = policy
+
+    def schedule(self) -> None:
+        """Start what can start now."""
+        waiting = self._planned()
+        self._state.why = {}
+        if not self._pool.room:
+            self._state.why = {task.id: "waits for the first worker to start" for task in waiting}
+            return
+        known = {task.id: task for task in waiting}
+        waiting = self._resume_groups(known)
+        ready = [task for task in waiting if not self._held_back(task)]
+        decision = self._decide(ready)
+        for name, reason in decision.refuse.items():
+            unless_lost(self._state.db.refuse, name, reason)
+        for group in decision.preempt:
+            self._leaving.preempt(self._state.active[group])
+        for start in decision.start:
+            self._starts.start(start, [known[name] for name in start.members])
+        started = set(decision.started)
+        self._state.why |= {task.id: decision.reason(task.id) for task in ready if task.id not in started}
+        self._prefetch([task for task in ready if task.id not in started and task.id not in decision.refuse], decision)
+
+    def _planned(self) -> list[QueueTask]:
+        """The tasks that wait, in order of submission; only those that were changed are read from the queue again."""
+        stamps = self._state.db.stamps("planned", MOST_PLANNED)
+        seen = {name: task.updated for name, task in self._known.items()}
+        changed = [name for name, stamp in stamps.items() if seen.get(name) != stamp]
+        if len(changed) > len(stamps) // 2:
+            self._known = {task.id: task for task in self._state.db.tasks(state="planned", limit=MOST_PLANNED)}
+        else:
+            kept = {name: self._known[name] for name in stamps if name in self._known}
+            self._known = kept | {name: self._state.db.get(name) for name in changed}
+        return [self._known[name] for name in stamps if name in self._known]
+
+    def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
+        """Let busy workers fetch the graph of the task that is likely to be next, beside what they train."""
+        considered = {task.id: task for task in waiting}
+        first = next((considered[name] for name in decision.wait if name in considered), next(iter(waiting), None))
+        place = None if first is None else first.spec.get("graph_path")
+        for worker in self._pool.workers.values():
+            if place and worker.group and worker.fetched != place:
+                worker.fetched = place
+                worker.send("prefetch", graph=place)
+
+    def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
+        running = [active.state() for active in self._state.active.values()]
+        setup = self._state.setup_of(next(iter(self._pool.room)))
+        return decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+
+    def _machine(self) -> MachineState:
+        devices = []
+        for name, room in self._pool.room.items():
+            workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
+            workers, options = max(workers, 1), self._state.options
+            kept = options.reserved_of(room)
+            devices.append(DeviceState(name, room, kept, workers, started=self._state.started_on.get(name, 0)))
+        users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())
+        return MachineState(tuple(devices), time.time(), users)
+
+    def _held_back(self, task: QueueTask) -> bool:
+        """Whether a task cannot start yet for a reason that no policy knows of."""
+        until = self._state.not_before.get(task.id, 0.0)
+        if until > time.monotonic():
+            self._state.why[task.id] = f"waits {until - time.monotonic():.0f} s before it is tried again: {task.error}"
+            return True
+        open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
+        if open_names:
+            self._state.why[task.id] = f"waits for {', '.join(map(repr, open_names[:3]))} to be done"
+        return bool(open_names)
+
+    def _resume_groups(self, planned: Mapping[str, QueueTask]) -> list[QueueTask]:
+        """Let groups that were preempted go on as they were; returns the planned tasks that are in none of them."""
+        taken: set[str] = set()
+        grouped = {name for group in self._state.resumable.values() for name in group.members}
+        urgent = max((task.priority for task in planned.values() if task.id not in grouped), default=None)
+        for group in list(self._state.resumable.values()):
+            members = [self._state.db.get(name) for name in group.members]
+            ours = [task for task in members if task.state != "paused" and "from" not in (task.plan or {})]
+            present = [task for task in ours if task.state not in ENDED]
+            if not present:
+                self._state.db.end_group(group.id, "ended", "no member is left")
+                del self._state.resumable[group.id]
+                continue
+            taken |= {task.id for task in present}
+            worker = self._pool.idle_worker(group.device)
+            if urgent is not None and urgent > max(task.priority for task in present):
+                self._state.why |= {task.id: "waits for a task of higher priority" for task in present}
+                continue
+            if not all(task.id in planned for task in present) or worker is None or not self._fits(group):
+                self._state.why |= {task.id: "waits to go on with its group" for task in present}
+                continue
+            del self._state.resumable[group.id]
+            gone = [task for task in members if task not in present]
+            again = replace(group, state="running", worker=worker.name, ended=None, started=time.time())
+            self._starts.launch(again, worker, present, 1.0, gone)
+        return [task for task in planned.values() if task.id not in taken]
+
+    def _fits(self, group: Group) -> bool:
+        device = next((one for one in self._machine().devices if one.name == group.device), None)
+        running = [active.state() for active in self._state.active.values()]
+        return device is not None and (not running or group.bytes <= free_bytes(device, running))

@@ -1,0 +1,121 @@
+"""What the parts of the supervisor share: the queue, the groups that run, and what happened so far."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.sched.queue_state import RunningGroup
+from weft.serve.options import ServeOptions
+from weft.serve.queue.queue_db import QueueDB
+from weft.serve.queue.queue_groups import Group
+from weft.serve.queue.task_states import LostClaimError, QueueError
+from weft.serve.workers.run_events import Record
+from weft.serve.workers.worker_process import WorkerProcess
+
+FIRST_SETUP_SECONDS, LEARNING_RATE = 0.1, 0.2
+
+
+@dataclass
+class Active:
+    """A group that a worker runs."""
+
+    group: Group
+    worker: WorkerProcess
+    attempts: dict[str, int]
+    users: dict[str, str]
+    utilisation: float
+    graph: str
+    heard: float
+    priority: int = 0
+    epoch: int = 0
+    told: float = 0.0
+    leaving: bool = False  # asked to save and return
+    split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The tasks that it trains: the group's, less those that had left before it went on."""
+        return tuple(self.attempts)
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is a group of several, with a folder of its own."""
+        return len(self.group.members) > 1
+
+    def state(self) -> RunningGroup:
+        """What a policy sees of it."""
+        one = self.group
+        return RunningGroup(
+            id=one.id,
+            device=one.device,
+            members=self.members,
+            bytes=one.bytes,
+            utilisation=self.utilisation,
+            started=one.started,
+            ends=one.started + one.seconds,
+            graph=self.graph,
+            priority=self.priority,
+            leaving=self.leaving,
+        )
+
+
+@dataclass
+class Counters:
+    """What happened since the server started."""
+
+    groups_started: int = 0
+    tasks_started: int = 0
+    workers_lost: int = 0
+    memory_errors: int = 0
+    tasks_requeued: int = 0
+
+
+@dataclass
+class SupervisorState:
+    """Read and changed by the supervisor's thread alone, but for ``draining``."""
+
+    options: ServeOptions
+    db: QueueDB = field(init=False)  # opened by the thread that uses it
+    counters: Counters = field(default_factory=Counters)
+    active: dict[str, Active] = field(default_factory=dict)  # by group
+    resumable: dict[str, Group] = field(default_factory=dict)
+    not_before: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)  # seconds by user
+    started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
+    why: dict[str, str] = field(default_factory=dict)
+    runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
+    setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
+    records: list[Record] = field(default_factory=list)
+    dirty: bool = True  # the queue may have changed
+    draining: bool = False
+    session: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
+
+    def claimant(self, worker: WorkerProcess) -> str:
+        """The name under which ``worker`` holds its tasks."""
+        return f"{self.session}/{worker.name}/{worker.pid}"
+
+    def setup_of(self, device: str) -> float:
+        """Seconds that a group takes on ``device`` besides its epochs, as learned so far."""
+        return self.setup_seconds.get(device, FIRST_SETUP_SECONDS)
+
+    def learn_setup(self, device: str, seconds: float) -> None:
+        """Take one more group into the average."""
+        known = self.setup_seconds.get(device)
+        self.setup_seconds[device] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+
+    def write_records(self) -> None:
+        """Write the events that were collected."""
+        if self.records:
+            records, self.records = self.records, []
+            self.db.record(records)
+
+
+def unless_lost(action: Callable[..., Any], *arguments: Any) -> None:
+    """Do something to a task, unless it was cancelled or paused meanwhile."""
+    try:
+        action(*arguments)
+    except (LostClaimError, QueueError):
+        return

@@ -1,0 +1,90 @@
+"""Estimates for queued tasks: known ones at once, others from the planner process, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.units import show_bytes
+from weft.serve.queue.task_states import QueueTask
+from weft.serve.supervision.queue_views import estimate_key, worker_settings
+from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
+from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
+from weft.serve.workers.worker_process import WorkerProcess
+
+PLANNED_AT_ONCE = 500  # in one transaction, for which others wait
+PLAN_TRIES = 2
+MOST_ESTIMATES = 10_000  # kept in memory
+
+
+class TaskPlanner:
+    """Turns queued tasks into planned ones."""
+
+    def __init__(self, state: SupervisorState, pool: WorkerPool) -> None:
+        self._state, self._pool = state, pool
+        self._planning: tuple[str, str] | None = None  # task, key of its estimate
+        self._tries: dict[str, int] = {}
+        self._estimates: dict[str, Mapping[str, Any]] = {}
+
+    def plan_queued(self) -> None:
+        """Give queued tasks an estimate: known ones at once, together; another from the planner, one at a time."""
+        plans: list[tuple[str, Mapping[str, Any]]] = []
+        waiting = self._state.db.tasks(state="queued", limit=PLANNED_AT_ONCE)
+        for task in waiting:
+            if task.plan is not None:
+                plans.append((task.id, task.plan))
+                continue
+            key = estimate_key(task.spec["task"])
+            known = self._estimates.get(key)
+            if known is not None:
+                plans += self._within_limits(task, known)
+            elif self._planning is None and self._pool.workers[PLANNER].ready:
+                self._planning = (task.id, key)
+                device = self._state.options.device_names()[0].partition("@")[0]
+                self._pool.workers[PLANNER].send("plan", id=task.id, task=worker_settings(task), device=device)
+        if plans:
+            self._state.db.plan_many(plans)
+        self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
+
+    def planned(self, _: WorkerProcess, message: Mapping[str, Any]) -> None:
+        """The planner has made an estimate, or refused the task."""
+        if self._planning is None or self._planning[0] != message["id"]:
+            return
+        (name, key), self._planning, self._state.dirty = self._planning, None, True
+        task = self._state.db.get(name)
+        if task.state != "queued":
+            return
+        if "error" in message:
+            unless_lost(self._state.db.refuse, name, str(message["error"]))
+            return
+        if len(self._estimates) > MOST_ESTIMATES:
+            self._estimates.clear()
+            self._state.runnable.clear()
+        estimate = dict(message["plan"])
+        runnable = estimate.pop("runnable", None)
+        if runnable is not None:
+            self._state.runnable[key] = runnable
+        self._estimates[key] = estimate
+        self._state.db.plan_many(self._within_limits(task, estimate))
+
+    def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+        """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
+        limit = task.spec.get("budget")
+        if limit is None:
+            return [(task.id, plan)]
+        if plan.get("alone"):  # a guess
+            return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
+        if plan["bytes"] > limit:
+            needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"
+            unless_lost(self._state.db.refuse, task.id, f"{needs}; raise the budget, or lower hidden or layers")
+            return []
+        return [(task.id, plan)]
+
+    def planner_gone(self, reason: str) -> None:
+        """The planner ended; a task that ends it again and again is refused."""
+        if self._planning is None:
+            return
+        (name, _), self._planning = self._planning, None
+        self._tries[name] = self._tries.get(name, 0) + 1
+        if self._tries[name] >= PLAN_TRIES and self._state.db.get(name).state == "queued":
+            unless_lost(self._state.db.refuse, name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")

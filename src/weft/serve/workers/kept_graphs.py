@@ -1,0 +1,53 @@
+"""The graphs that a worker keeps between groups, and those that it fetches before their group starts."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import torch
+
+from weft.core.task import Task
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.graph_store import GraphStore, bytes_of
+from weft.engine.base.memory_errors import give_back_memory
+from weft.runtime.device.cuda_graph import no_capture
+
+HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
+PINNED_BYTES = 256 << 20  # held by segments that only parts of graphs are left in: beyond, graphs are fetched anew
+
+
+class KeptGraphs:
+    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there."""
+
+    def __init__(self, device: str, keep_bytes: int) -> None:
+        self._device = torch.device(device)
+        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES)
+        self._fetching = threading.Lock()
+
+    def prefetch(self, graph: str) -> None:
+        """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept."""
+        if self.store.device_bytes and not self.store.holds(graph) and self._fetching.acquire(blocking=False):
+            threading.Thread(target=self._fetch, args=(graph,), daemon=True).start()
+
+    def _fetch(self, graph: str) -> None:
+        try:
+            with suppress(Exception), no_capture():  # whatever is wrong with the graph, its own task will report
+                task = Task(graph=graph, model="gcn")
+                graphs = Graphs(self._device, on_host=True, store=self.store)
+                expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched
+                if expected:
+                    self.store.prefetch(graph, lambda: graphs.bring(task), expected)
+        finally:
+            self._fetching.release()
+
+    def settle(self) -> None:
+        """After a group: evict what is too much; evict all if leftovers of graphs pin memory that trainings had."""
+        self.store.settle()
+        if self._device.type != "cuda":
+            return
+        give_back_memory(self._device)
+        pinned = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        if pinned > PINNED_BYTES:
+            self.store.clear()
+            give_back_memory(self._device)

@@ -1,0 +1,84 @@
+"""The paper's queues through the server, on tiny graphs; the fit of the simulator to pairs; the charts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.queue_runs.cdf_plot import cdf_svg
+from benchmarks.queue_runs.device_sampler import DeviceSampler
+from benchmarks.queue_runs.interference_fit import Pair, alone, fit, together
+from benchmarks.queue_runs.queue_server import peak_bytes
+from benchmarks.suites import queues
+from weft.sched.queue_state import QueuedTask
+from weft.sched.simulation import GroupRun
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "queues.json"
+    command = ["queues", "--quick", "--device", "cpu", "--queues", "gcn", "--workers", "2", "--budget-gib", "2",
+               "--reserved-gib", "0.1", "--modes", "backfill,bmc,pyg", "--out", str(out)]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    queues.main()
+    data = json.loads(out.read_text())
+    cells = {cell["mode"]: cell for cell in data["cells"]}
+    assert set(cells) == {"pipeswitch", "backfill", "bmc", "pyg"}
+    for cell in cells.values():
+        assert cell["status"] == "ok", cell
+        assert (cell["done"], cell["out_of_memory"], cell["failed"]) == (4, 0, {})
+        assert 0 <= cell["mean_queuing"] < cell["mean_jct"] <= cell["makespan"]
+        assert cell["p95_jct"] == pytest.approx(max(end for _, end in cell["tasks"].values()), abs=1e-3)
+    for mode in ("pipeswitch", "backfill", "bmc"):
+        assert 0 < cells[mode]["peak_bytes"] <= cells[mode]["budget_bytes"] == 2 << 30
+        assert cells[mode]["simulated_makespan"] > 0
+    assert abs(cells["pipeswitch"]["simulator_error"]) < 0.05  # it is made of the same seconds
+    assert data["interference"]["gcn"]["pairs"] == 1
+    assert cells["pyg"]["start_seconds"] > 0
+    assert "| gcn   | backfill" in capsys.readouterr().out
+    for kind in ("cdf", "gantt"):
+        ElementTree.parse(tmp_path / f"queues-gcn-{kind}.svg")
+
+
+def test_contention_is_found_again():
+    tasks = [alone(QueuedTask(name, 1, 1), seconds, busy) for name, seconds, busy in
+             (("a", 10.0, 9.0), ("b", 8.0, 7.5), ("c", 4.0, 1.0), ("d", 4.0, 1.2))]  # fmt: skip
+    pairs = []
+    for two in ((tasks[0], tasks[1]), (tasks[2], tasks[3])):
+        ends = {run.id: run.end for run in together(two, 0.3).tasks}
+        pairs.append(Pair(two, ends))
+    found = fit(pairs)
+    assert found.contention == pytest.approx(0.3, abs=0.011)
+    assert found.error < 0.01
+    assert fit([]).pairs == 0
+
+
+def test_a_task_alone_counts_its_start_as_idle():
+    task = alone(QueuedTask("a", 1, 5.0, join_key="k"), seconds=4.0, busy_seconds=2.0, gap_seconds=1.0)
+    assert (task.seconds, task.utilisation, task.joinable) == (5.0, 0.4, False)
+
+
+def test_peak_bytes_of_groups_that_overlap():
+    def group(name, bytes, start, end):
+        return GroupRun(name, "d", 0, (name,), bytes, start, end)
+
+    groups = [group("a", 5, 0, 2), group("b", 3, 1, 3), group("c", 4, 2, 4)]
+    assert peak_bytes(groups) == 8  # at 2 the first has ended before the third begins
+    assert peak_bytes([]) == 0
+
+
+def test_without_nvml_nothing_is_claimed():
+    with DeviceSampler(None) as sampler:
+        pass
+    assert sampler.figures(0.0, 1e12) == {"utilisation": None, "device_peak_bytes": None}
+
+
+def test_a_cumulative_chart():
+    text = cdf_svg("queue <a>", {"one": [0.1, 1.0, 20.0], "two & three": [3.0], "none": []})
+    root = ElementTree.fromstring(text)
+    lines = [node for node in root.iter() if node.get("class") == "line"]
+    assert len(lines) == 3

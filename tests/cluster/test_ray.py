@@ -1,0 +1,118 @@
+"""A Ray cluster of three local nodes: a sweep of 24 tasks has the numbers of a run on one, also if a node is lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.serve.serving import Queue
+from weft.cluster.ray_run import run_on_ray
+from weft.core.errors import SpecError
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+
+STORE = 80 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": STORE, "memory": 2 << 30}
+    found = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    nodes = [found.add_node(**small) for _ in range(2)]
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    found.others = {node.node_id: node for node in nodes}
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+def sweep(epochs: int) -> weft.Sweep:
+    return weft.Sweep("demo", model="gcn", hidden=8, epochs=epochs, seed=range(6), lr=[0.005, 0.01], dropout=[0.0, 0.5])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert [result.name for result in found] == [result.name for result in expected]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.status == theirs.status == "finished"
+        assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=2e-3, abs=2e-4), mine.name
+        mine_weights, weights = list(mine.model.parameters()), list(theirs.model.parameters())
+        if mine.metrics["best_epoch"] == theirs.metrics["best_epoch"]:
+            for one, other in zip(mine_weights, weights, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
+    work, events = sweep(20), []
+    found = run_on_ray(work, "ray", device="cpu", out=tmp_path / "run", on_event=events.append)
+    assert_same(found, weft.run(work, device="cpu"))
+    begun = {event.data["node"] for event in events if "begins" in event.data.get("message", "")}
+    assert len(begun) == 3, "every node has a share"
+    assert [len(one["tasks"]) for one in events[0].data["shares"]] == [8, 8, 8]
+    assert {event.kind for event in events} >= {"start", "progress", "end", "finish"}
+    assert sum(event.kind == "end" for event in events) == 24
+    saved = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert len(saved["tasks"]) == 24
+    assert len(list((tmp_path / "run" / "tasks").glob("*/model.safetensors"))) == 24
+    with pytest.raises(SpecError, match="holds a run already"):
+        run_on_ray(work, "ray", device="cpu", out=tmp_path / "run")
+
+    # The same with a node that is lost after its first checkpoint.
+    longer, killed, where, told = sweep(60), [], {}, []
+
+    def kill(event):
+        told.append(event)
+        if "begins" in event.data.get("message", ""):
+            where[event.group] = event.data["node"]
+        victim = cluster.others.get(where.get(event.group, ""))
+        if event.kind == "checkpoint" and victim is not None and not killed:
+            killed.append(event.group)
+            cluster.remove_node(victim, allow_graceful=False)
+
+    found = run_on_ray(longer, "ray", device="cpu", on_event=kill, checkpoint_every=0.05)
+    assert killed
+    lost = [
+        event for event in told if "was lost; it continues from its last checkpoint" in event.data.get("message", "")
+    ]
+    assert [event.group for event in lost] == killed
+    assert any("resumed after epoch" in event.data.get("message", "") for event in told)
+    assert_same(found, weft.run(longer, device="cpu"))
+    assert len(ray.nodes()) == 3
+    assert sum(node["Alive"] for node in ray.nodes()) == 2
+
+
+def test_a_cluster_without_gpus_is_told(cluster):
+    with pytest.raises(SpecError, match="no node of the cluster has such a device"):
+        run_on_ray(sweep(1), "ray", device="cuda")
+
+
+def test_a_queue_over_the_cluster_survives_a_node(cluster, tmp_path):
+    """The last test: it loses another node."""
+    from weft.cluster.ray_nodes import device_names, nodes_of
+
+    alive = {node.id for node in nodes_of(ray)}
+    victims = [node for name, node in cluster.others.items() if name in alive]
+    devices = device_names(nodes_of(ray))
+    assert len(devices) == len(alive)
+    work = Queue(tmp_path, devices=devices, workers=1)
+    try:
+        # Models of different structure are groups of their own, so that every node has some.
+        settings = [{"hidden": 8, "layers": layers, "epochs": 400} for layers in (1, 2, 3, 4)]
+        names = work.submit(*settings)
+        on_victim = f"cpu@{victims[0].node_id}"
+        work.until(
+            lambda: any(one.group and one.device == on_victim for one in work.supervisor.pool.workers.values()), 150
+        )
+        cluster.remove_node(victims[0], allow_graceful=False)
+        ended = work.wait(names, 200)
+        assert [task.state for task in ended] == ["done"] * 4
+        assert on_victim not in work.supervisor.pool.room
+    finally:
+        work.close()

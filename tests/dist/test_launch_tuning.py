@@ -1,0 +1,63 @@
+"""The search for a launch runs on all ranks together, ends alike on each, and is kept per machine and shape."""
+
+from __future__ import annotations
+
+from tests.dist.cases import CPU
+from tests.graphs_for_tests import tiny_graph
+from weft.core.task import Task
+from weft.dist.launch import start_ranks
+from weft.dist.ranks import Ranks
+from weft.dist.shard_graph import ShardGraph
+from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning, load_tuned
+from weft.engine.training.launch_search import search_launch, shape_of
+from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.planner.kernel_tuner import KernelConfig
+from weft.planner.partition import split_by_edges
+
+TASKS = (Task(graph="tiny", model="gcn", hidden=8),)
+MACHINE = "a machine"
+
+
+def tune(ranks: Ranks) -> tuple[list, ShardedLaunch, str, str]:
+    """Search on a shard, choose a launch, choose it again."""
+    whole = tiny_graph()
+    adj = ShardGraph(whole, split_by_edges(whole.adj.indptr.tolist(), ranks.ranks).bounds, ranks).adj
+    search = search_launch(adj, shape_of(adj, 8, ranks), ranks)
+    assert ranks.staging.launch == ShardedLaunch(), "a search leaves the launch as it was"
+    assert not any(isinstance(key, tuple) for key in adj._derived), "nothing that was tried is kept"
+    first = choose_launch(adj, TASKS, ranks, MACHINE)
+    launch = ranks.staging.launch
+    second = choose_launch(adj, TASKS, ranks, MACHINE)
+    every = ranks.gather_objects((list(search.trials.items()), launch, first, second))
+    assert all(one == every[0] for one in every), "ranks found different launches"
+    assert not is_worth_tuning(adj, 10**9), "there is no kernel on a CPU"
+    return every[0]
+
+
+def test_ranks_search_together_and_keep_what_they_found():
+    with start_ranks(2, CPU, tune, timeout=120) as here:
+        trials, launch, first, second = tune(here)
+        shape = shape_of_tiny(here)
+    assert trials[0][0] == KernelConfig()
+    assert "iterations" in first
+    assert "found before" in second
+    kept = load_tuned(MACHINE).find(f"{MACHINE}, 2 ranks", shape)
+    assert kept is not None
+    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb)
+
+
+def shape_of_tiny(ranks: Ranks):
+    """The shape of the fuller of two ranks, counted apart from the code under test."""
+    from weft.planner.kernel_tuner import KernelShape
+    from weft.planner.partition import shard_edges
+
+    whole = tiny_graph()
+    indptr, indices = whole.adj.indptr.tolist(), whole.adj.indices.tolist()
+    found = split_by_edges(indptr, ranks.ranks)
+    shards = [shard_edges(indptr, indices, found, rank) for rank in range(ranks.ranks)]
+    return KernelShape(
+        8,
+        max(len(shard.local_indices) for shard in shards),
+        max(len(shard.remote_indices) for shard in shards),
+        max(len(found.nodes(rank)) for rank in range(ranks.ranks)),
+    )

@@ -1,0 +1,127 @@
+"""Graphs that a worker keeps between runs: shared with what is derived from them, evicted by use, never stale."""
+
+from __future__ import annotations
+
+import torch
+
+import weft
+from weft.core.task import Task
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.graph_store import GraphStore, bytes_of, sharing, state_of
+from weft.graph.generate import citation
+from weft.ops.csr.adjacency import Adjacency
+
+CPU = torch.device("cpu")
+
+
+def saved(folder, name: str, nodes: int = 60, seed: int = 1) -> str:
+    citation(nodes, 4 * nodes, 6, 3, seed=seed).save(folder / name, overwrite=True)
+    return str(folder / name)
+
+
+def place(store: GraphStore, name: str):
+    graphs = Graphs(CPU, store=store)
+    return graphs.on_device(Task(graph=name, model="gcn"))
+
+
+def run_keeping(store: GraphStore, task: Task, **how):
+    with sharing(store):
+        return weft.run(task, **how)
+
+
+def test_a_graph_is_found_once_and_shared_between_runs(tmp_path):
+    store, path = GraphStore(CPU, 1 << 30, 1 << 30), saved(tmp_path, "one")
+    first, second = place(store, path), place(store, path)
+    assert first is second
+    assert first.adj.gcn() is second.adj.gcn()
+
+
+def test_a_graph_that_was_written_anew_is_read_anew(tmp_path):
+    store, path = GraphStore(CPU, 1 << 30, 1 << 30), saved(tmp_path, "one")
+    before, key = place(store, path), state_of(path)
+    saved(tmp_path, "one", nodes=80)
+    assert state_of(path) != key
+    assert place(store, path).num_nodes == 80 != before.num_nodes
+
+
+def test_the_least_recently_used_graph_is_evicted(tmp_path):
+    paths = [saved(tmp_path, name) for name in "abc"]
+    store = GraphStore(CPU, 0, 1 << 30)
+    one = bytes_of(place(store, paths[0]), CPU)
+    for path in (paths[1], paths[2], paths[0]):
+        place(store, path)
+    store.device_bytes = int(2.5 * one)
+    store.settle()
+    assert [store.holds(path) for path in paths] == [True, False, True]
+    store.device_bytes = 0
+    store.settle(in_use=[paths[2]])
+    assert [store.holds(path) for path in paths] == [False, False, True]
+
+
+def test_what_is_derived_counts(tmp_path):
+    store, path = GraphStore(CPU, 1 << 30, 1 << 30), saved(tmp_path, "one")
+    graph = place(store, path)
+    before = store.bytes_held()
+    graph.adj.gcn().transposed()
+    store.settle()
+    assert store.bytes_held() > before
+    assert bytes_of(graph, CPU) == store.bytes_held()
+
+
+def test_shared_storages_count_once():
+    tensor = torch.zeros(1000)
+    assert bytes_of({"a": tensor, "b": [tensor[:10], (tensor,)]}, CPU) == 4000
+    assert bytes_of(Adjacency(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0], dtype=torch.int32)), CPU) > 0
+
+
+def test_the_cap_of_a_run_follows_the_graphs_of_others(tmp_path):
+    one, two = saved(tmp_path, "one"), saved(tmp_path, "two")
+    store, told = GraphStore(CPU, 1 << 30, 1 << 30), []
+    place(store, one)
+    others = store.bytes_held()
+    with store.following([two], told.append):
+        assert told == [others]
+        place(store, two)
+        store.settle()
+        assert told[-1] == others  # its own graph is part of its own budget
+        store.clear()
+        assert told[-1] == 0
+    place(store, one)
+    assert told[-1] == 0
+
+
+def test_a_graph_is_prefetched_only_within_the_limit(tmp_path):
+    path, told = saved(tmp_path, "one"), []
+    store, graphs = GraphStore(CPU, 1 << 30, 1 << 30), Graphs(CPU)
+    bring = lambda: graphs.bring(Task(graph=path, model="gcn"))  # noqa: E731
+    with store.following([], told.append):
+        assert not store.prefetch(path, bring, 2 << 30)
+        assert store.prefetch(path, bring, 1000)
+        assert not store.prefetch(path, bring, 1000)  # it is there
+    assert told[1] == 1000  # before it was fetched
+    assert told[-1] == store.bytes_held() > 0
+
+
+def test_runs_that_share_a_store_have_the_numbers_of_runs_that_do_not(tmp_path):
+    path, store = saved(tmp_path, "one"), GraphStore(CPU, 1 << 30, 1 << 30)
+    how = {"device": "cpu", "progress": False}
+    for model in ("gcn", "sage", "gcn"):
+        task = weft.Task(graph=path, model=model, hidden=4, epochs=4, layers=3, dropout=0.0)
+        kept, own = run_keeping(store, task, **how), weft.run(task, **how)
+        assert kept.history == own.history
+    graph = place(store, path)
+    assert graph.kept is not None
+
+
+def test_a_first_aggregation_is_kept_with_its_graph(tmp_path):
+    path, store = saved(tmp_path, "dense"), GraphStore(CPU, 1 << 30, 1 << 30)
+    dense = place(store, path)
+    dense = dense._changed(x=torch.rand(dense.num_nodes, 5))
+    dense.save(path, overwrite=True)
+    task = weft.Task(graph=path, model="gcn", hidden=4, epochs=2, dropout=0.0)
+    run_keeping(store, task, device="cpu", progress=False)
+    first = place(store, path).kept
+    assert first
+    tensors = dict(first)
+    run_keeping(store, task.with_values(seed=5), device="cpu", progress=False)
+    assert all(place(store, path).kept[key] is value for key, value in tensors.items())

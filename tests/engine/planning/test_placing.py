@@ -1,0 +1,100 @@
+"""Plans place features and edges within the budget; runs do as planned, and refuse what makes no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from weft.core.errors import SpecError
+
+QUIET = {"progress": False, "device": "cpu"}
+PRODUCTS = {"graph": "shape:ogbn-products", "model": "sage", "layers": 3, "hidden": 256, "mode": "sampled"}
+SMALL = {"graph": "demo", "model": "sage", "hidden": 8, "epochs": 2, "mode": "sampled", "batch": 64, "fanout": [4, 3]}
+
+
+def planned(**options):
+    return weft.plan(weft.Task(**PRODUCTS), machine="h200", **options)
+
+
+def test_less_memory_moves_things_away():
+    """Everything on the GPU, then evaluation in chunks, then features and edges in host memory."""
+    seen = []
+    for budget in ("16GiB", "8GiB", "4GiB"):
+        report = planned(budget=budget)
+        assert report.fits, budget
+        seen.append(report.plans[0].places)
+    roomy, chunked, tight = seen
+    assert (roomy.features, roomy.topology, roomy.evaluation) == ("gpu", "gpu", "whole")
+    assert (chunked.features, chunked.evaluation) == ("gpu", "layers")
+    assert tight.features in ("cached", "host")
+    assert tight.overlap
+
+
+def test_caches_and_queues_are_counted():
+    report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
+    group = report.groups[0]
+    assert group.plan.places.cache_bytes == 500_000_000
+    assert group.cost.bytes["cache"] == 500_000_000
+    assert group.cost.bytes["batch"] == pytest.approx(group.cost.bytes["queue"], rel=0.1)
+    plain = planned(budget="16GiB", features="host").groups[0]
+    beside = [one.cost.bytes.get("prepared", 0) for one in (group, plain)]  # batches that the host has prepared
+    assert group.cost.total_bytes - beside[0] == plain.cost.total_bytes - beside[1] + 500_000_000
+    assert group.cost.epoch_seconds < plain.cost.epoch_seconds
+    assert plain.cost.seconds["pcie"] > 0
+    text = str(report)
+    assert "cache 477 MiB" in text
+    assert "queue of batches" in text
+    assert "chosen by presampling, about" in text
+
+
+def test_a_plan_with_its_placement_goes_through_a_file(tmp_path):
+    report = weft.plan(weft.Task(**SMALL), machine="cpu", features="cached", cache="20KB")
+    (tmp_path / "plan.json").write_text(report.to_json())
+    again = weft.read_plan(tmp_path / "plan.json")
+    assert again.plans[0].placement == report.plans[0].placement
+    result = weft.run(again, **QUIET)
+    assert 0 < result.plan.measured["feature_hit_rate"] < 1
+
+
+def test_a_run_does_as_told(tmp_path):
+    weft.load("demo").save(tmp_path / "graph")
+    task = weft.Task(**{**SMALL, "graph": str(tmp_path / "graph")})
+    plain = weft.run(task, **QUIET)
+    events = []
+    cached = weft.run(task, features="cached", cache="100KB", out=tmp_path / "out", on_event=events.append, **QUIET)
+    assert cached.history["loss"] == plain.history["loss"]
+    assert cached.plan.places.features == "cached"
+    told = [event.data["feature_hit_rate"] for event in events if event.kind == "progress"]
+    assert told[-1] == pytest.approx(cached.plan.measured["feature_hit_rate"])
+    assert "rows from the feature cache" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_an_open_mode_is_sampled_where_places_are_given():
+    task = weft.Task(graph="demo", model="sage", hidden=8, epochs=2)
+    assert weft.plan(task, machine="cpu").plans[0].mode == "full"
+    assert weft.plan(task, machine="cpu", features="host").plans[0].mode == "sampled"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"features": "nowhere"}, "features='nowhere' must be one of gpu, host, cached, disk"),
+        ({"topology": 3}, "topology=3 must be one of gpu, host, cached, disk"),
+        ({"features": "host", "cache": "1MB"}, "cache= needs features='cached', not features='host'"),
+        ({"cache": "some"}, "cache='some' is not an amount of memory"),
+        ({"cache": "20GiB", "budget": "16GiB"}, "cache=20.0 GiB is larger than the budget of 16.0 GiB"),
+        ({"cache": "14GiB", "budget": "16GiB"}, "cache=14.0 GiB leaves 2.00 GiB of the budget of 16.0 GiB, but task"),
+    ],
+)
+def test_mistakes_are_one_sentence(options, words):
+    with pytest.raises(weft.InputError, match=words):
+        planned(**options)
+
+
+def test_places_need_sampled_training():
+    with pytest.raises(SpecError, match="features='host' would have no effect: task 'gcn' trains on the whole graph"):
+        weft.run(weft.Task(graph="demo", model="gcn", mode="full", epochs=1), features="host", **QUIET)
+    report = weft.plan(weft.Task(**SMALL), machine="cpu")
+    for option in ({"features": "host"}, {"cache_policy": "degree"}):
+        with pytest.raises(SpecError, match="plan 'sage' has decided that already"):
+            weft.run(report, **option, **QUIET)

@@ -1,0 +1,227 @@
+"""The same batches whoever prepares them, in their order, with correct features, and bounded host memory."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.flow.division.sides import accelerated, order, sides
+from tests.flow.test_pipeline import losses
+from tests.planner.division.cases import times
+from weft.core.division import Division, PhaseTime, PhaseTimes
+from weft.core.errors import InputError, TrainingError
+from weft.flow.division.executor import DividedPipeline
+from weft.planner.division.simulator import simulate
+
+pytestmark = pytest.mark.timeout(60)
+
+DIVISIONS = [
+    Division(1, 0, workers=1, trainer="npu"),
+    Division(1, 0, workers=3, host_buffer=4, device_buffer=2, trainer="npu"),
+    Division(0, 3, trainer="npu"),
+    Division(2, 2, workers=2, trainer="npu"),
+    Division(3, 1, workers=2, host_buffer=5, device_buffer=4, takes_over=True, trainer="npu"),
+    Division(1, 4, device_buffer=2, takes_over=True, trainer="npu"),
+    Division(2, 3, workers=2, device_buffer=4, takes_over=True, trainer="npu", beside=True),
+    Division(0, 2, device_buffer=2, trainer="npu", beside=True),
+]
+IDS = [division.words() for division in DIVISIONS]
+
+
+def reference() -> list[list[torch.Tensor]]:
+    host, _ = sides()
+    return [[tensor.clone() for tensor in host.prepare(seeds).tensors()] for seeds in order().epoch(0)]
+
+
+@pytest.mark.parametrize("division", DIVISIONS, ids=IDS)
+def test_batches_are_those_of_a_synchronous_run_bit_for_bit(division):
+    expected = reference()
+    fake, pipeline = accelerated(division)
+    found = list(pipeline.run(order().epoch(0)))
+    assert [batch.batch for batch in found] == list(range(len(expected)))
+    for batch, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch.tensors(), theirs, strict=True))
+    prepared = pipeline.prepared
+    assert prepared["host"] + prepared["device"] == len(expected)
+    assert (prepared["device"] > 0) == (division.device_batches > 0)
+    fake.stop()
+
+
+@pytest.mark.parametrize("division", DIVISIONS, ids=IDS)
+def test_poisoned_batches_harm_no_other(division):
+    """Every batch is overwritten after its use, while others wait in both buffers."""
+    expected = reference()
+    fake, pipeline = accelerated(division)
+    for batch, before in zip(pipeline.run(order().epoch(0)), expected, strict=True):
+        time.sleep(0.002)  # let both sides run ahead
+        assert all(torch.equal(a, b) for a, b in zip(batch.tensors(), before, strict=True))
+        for tensor in batch.tensors():
+            tensor.fill_(77)
+    fake.stop()
+
+
+def test_losses_are_those_of_the_synchronous_run():
+    graph_labels = torch.arange(80) % 3
+
+    def labelled(division):
+        fake, pipeline = accelerated(division, {"batching_cpu": 0.004, "training_npu": 0.001})
+        for epoch in range(2):
+            for batch in pipeline.run(order().epoch(epoch)):
+                yield batch.with_data(batch.x, graph_labels[batch.seeds.long()])
+        fake.stop()
+
+    expected = losses(labelled(DIVISIONS[0]))
+    for division in DIVISIONS[2:5]:
+        assert losses(labelled(division)) == expected
+
+
+def test_host_memory_keeps_to_the_plan():
+    division = Division(4, 1, workers=3, host_buffer=4, trainer="npu")
+    host, device = sides(division.pinned_batches)
+    pipeline = DividedPipeline(division, host, device)
+    for _ in pipeline.run(order(1).epoch(0)):
+        time.sleep(0.003)
+    assert 1 < host.slots.longest <= division.pinned_batches == 5
+    assert host.slots.used == 0
+
+
+def test_resuming_in_the_middle_of_an_epoch_gives_the_rest():
+    expected = reference()
+    fake, pipeline = accelerated(DIVISIONS[3])
+    found = list(pipeline.run(order().epoch(0, 5)))
+    assert [batch.batch for batch in found] == list(range(5, len(expected)))
+    assert all(torch.equal(a, b) for a, b in zip(found[0].tensors(), expected[5], strict=True))
+    fake.stop()
+
+
+class Failing:
+    """A side that fails at one batch."""
+
+    def __init__(self, inner, method: str) -> None:
+        self._inner, self._method = inner, method
+
+    def __getattr__(self, name):
+        def call(item):
+            if name == self._method and (getattr(item, "batch", None) or 0) >= 3:
+                raise ValueError("no more")
+            return getattr(self._inner, name)(item)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("method", "phase"),
+    [("prepare", "batching_cpu"), ("transfer", "transfer_pcie"), ("batch", "batching_gpu"), ("read", "batching_gpu")],
+)
+def test_an_error_arrives_with_the_name_of_its_phase_and_ends_all_threads(method, phase):
+    host, device = sides()
+    pipeline = DividedPipeline(Division(2, 2, workers=2), Failing(host, method), Failing(device, method))
+    before = threading.active_count()
+    with pytest.raises(TrainingError, match=f"phase '{phase}' failed at batch .*ValueError: no more"):
+        list(pipeline.run(order().epoch(0)))
+    assert threading.active_count() == before
+
+
+def test_leaving_early_ends_all_threads():
+    before = threading.active_count()
+    pipeline = DividedPipeline(Division(2, 1, workers=3), *sides())
+    for _ in pipeline.run(order().epoch(0)):
+        break
+    assert threading.active_count() == before
+    assert pipeline.host.slots.used == 0
+
+
+def test_a_side_that_is_missing_is_named():
+    host, device = sides()
+    with pytest.raises(InputError, match="the npu is to prepare 2 batches of an overlap, but it cannot"):
+        DividedPipeline(Division(1, 2, trainer="npu"), host, None)
+    with pytest.raises(InputError, match="the host is to prepare 1"):
+        DividedPipeline(Division(1, 2), None, device)
+    assert list(DividedPipeline(Division(1, 1), host, device).run([])) == []
+
+
+def test_a_division_may_change_between_epochs():
+    pipeline = DividedPipeline(Division(1, 0), *sides())
+    first = list(pipeline.run(order().epoch(0)))
+    pipeline.division = Division(0, 2)
+    again = list(pipeline.run(order().epoch(0)))
+    for a, b in zip(first, again, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))
+    assert pipeline.prepared["host"] == pipeline.prepared["device"] == len(first)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_other_threads_rest_while_it_is_quiet(beside):
+    """As while a CUDA graph is captured."""
+    host, device = sides()
+    busy = []
+
+    class Counted:
+        def __init__(self, inner) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name):
+            def call(item):
+                busy.append(name)
+                time.sleep(0.001)
+                found = getattr(self._inner, name)(item)
+                busy.remove(name)
+                return found
+
+            return call
+
+    division = Division(2, 2, workers=2, host_buffer=6, device_buffer=4, beside=beside)
+    pipeline = DividedPipeline(division, Counted(host), Counted(device))
+    count = 0
+    with pipeline.quiet():
+        pass  # nothing runs
+    for batch in pipeline.run(order().epoch(0)):
+        with pipeline.quiet():
+            time.sleep(0.002)
+            assert busy == []
+        count += batch.batch == count
+    assert count == 14
+
+
+def test_phases_are_measured_while_it_runs():
+    delays = {"batching_cpu": 0.012, "batching_npu": 0.004, "training_npu": 0.006}
+    fake, pipeline = accelerated(Division(2, 2, workers=2, trainer="npu"), delays)
+    for _ in pipeline.run(order().epoch(0)):
+        fake.train(lambda: None)
+    found = pipeline.log.times()
+    assert set(found) == {"batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu", "training_npu"}
+    for key, seconds in delays.items():
+        assert seconds <= found[key].mean
+    pipeline.log.clear()
+    assert pipeline.log.times() == {}
+    fake.stop()
+
+
+def test_what_the_accelerator_does_never_overlaps_and_the_bus_carries_one_at_a_time():
+    delays = dict.fromkeys(("batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu", "training_npu"), 0.001)
+    fake, pipeline = accelerated(Division(2, 2, workers=2, trainer="npu"), delays)
+    for _ in pipeline.run(order().epoch(0)):
+        fake.train(lambda: None)
+    for shared in (("npu",), ("pcie", "batching_npu", "transfer_npu")):
+        spans = sorted((begin, end) for key, begin, end in fake.spans if any(one in key for one in shared))
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    fake.stop()
+
+
+def test_the_executor_does_what_the_simulator_says():
+    """Same decisions, so near the same batches per side; times are compared by the benchmark, not by a test."""
+    delays = {"batching_cpu": 0.02, "transfer_pcie": 0.002, "batching_npu": 0.004, "transfer_npu": 0.004}
+    delays["training_npu"] = 0.004
+    division = Division(2, 2, workers=2, host_buffer=4, trainer="npu")
+    fake, pipeline = accelerated(division, delays)
+    for _ in pipeline.run(order().epoch(0)):
+        fake.train(lambda: None)
+    measured = PhaseTimes({**times().phases, **{key: PhaseTime(value) for key, value in delays.items()}})
+    simulated = simulate(division, measured, 14, fake.registry())
+    own = sum(one.key == "batching_npu" for one in simulated.activities)
+    assert pipeline.prepared["device"] == own == 8
+    fake.stop()

@@ -1,0 +1,90 @@
+"""Five phases with their variance, how they slow each other down, and bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.flow.division.sides import order, sides
+from weft.flow.division.profiler import Profiled, profile
+from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.planner.division.partitioner import Limits, partition
+
+pytestmark = pytest.mark.timeout(60)
+DELAYS = {"batching_cpu": 0.02, "transfer_pcie": 0.004, "batching_npu": 0.006, "transfer_npu": 0.008}
+DELAYS["training_npu"] = 0.003
+
+
+def profiled(delays=None, **options):
+    """A profile of a fake accelerator."""
+    fake = ThreadAccelerator("npu", delays)
+    host, device = sides()
+    what = Profiled(fake.host_side(host), fake.device_side(device), lambda item: fake.train(lambda: item), "npu")
+    try:
+        return profile(what, list(order().epoch(0)), **options), fake, host
+    finally:
+        fake.stop()
+
+
+def test_the_five_phases_are_measured_with_their_variance():
+    found, _, host = profiled(DELAYS, workers=2, steps=5)
+    assert set(found.phases) == set(DELAYS)
+    for key, seconds in DELAYS.items():
+        assert found.of(key).mean >= seconds
+        assert found.of(key).count >= 3
+    assert any(one.std > 0 for one in found.phases.values())
+    assert found.bytes > 0
+    assert host.slots.used == 0
+
+
+def test_interference_is_measured_between_what_runs_at_once():
+    found, _, _ = profiled(DELAYS, workers=2, steps=4)
+    assert set(found.interference["training_npu"]) == {"batching_cpu", "transfer_pcie"}
+    assert set(found.interference["batching_cpu"]) == {"batching_npu", "transfer_npu", "training_npu"}
+    assert all(factor >= 1 for others in found.interference.values() for factor in others.values())
+
+
+def test_a_shared_resource_shows_as_interference():
+    """Training that also needs the bus is slowed down by copies."""
+    fake = ThreadAccelerator("npu", {"transfer_pcie": 0.02, "training_npu": 0.002})
+    host, device = sides()
+    train = lambda item: fake.run("training_npu", lambda: item, bus=True)  # noqa: E731
+    found = profile(
+        Profiled(fake.host_side(host), fake.device_side(device), train, "npu"), list(order().epoch(0)), steps=5
+    )
+    assert found.interference["training_npu"]["transfer_pcie"] > 2
+    fake.stop()
+
+
+def test_slow_phases_are_measured_fewer_times():
+    begin = time.perf_counter()
+    found, _, _ = profiled({"batching_cpu": 0.1, "training_npu": 0.1}, workers=1, steps=20, limit=2.0)
+    assert found.of("batching_cpu").count < 20
+    assert time.perf_counter() - begin < 8
+
+
+def test_a_device_that_only_trains_and_a_host_that_only_watches():
+    host, device = sides()
+    items = list(order().epoch(0))
+    no_device = profile(Profiled(host, None, lambda item: item), items, steps=3)
+    assert set(no_device.phases) == {"batching_cpu", "transfer_pcie", "training_gpu"}
+    no_host = profile(Profiled(None, device, lambda item: item), items, steps=3)
+    assert set(no_host.phases) == {"batching_gpu", "transfer_gpu", "training_gpu"}
+    assert no_host.interference == {}
+
+
+def test_a_failure_of_a_side_is_raised():
+    class Broken:
+        def prepare(self, seeds):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        profile(Profiled(Broken(), None, lambda item: item), list(order().epoch(0)), steps=3)
+
+
+def test_a_measured_machine_is_divided_by_its_profile():
+    found, fake, _ = profiled(DELAYS | {"batching_cpu": 0.03}, workers=2, steps=4)
+    chosen = partition(found, fake.registry(), 100, Limits(16, 6, 2), trainer="npu")
+    sides_alone = [seconds for division, seconds in chosen.tried if not division.divided]
+    assert chosen.simulation.seconds_per_batch <= min(sides_alone)

@@ -1,0 +1,37 @@
+"""A batch packed by the host has the arrays of one that the GPU's sampler pads, up to entries that do not exist."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.flow.graphs import random_graph
+from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
+from weft.flow.division.padded_batches import PaddedHost, PaddedLayout, padded_item
+from weft.flow.hops import TritonHops
+from weft.ops.sampling.draws import make_clock
+
+CPU = torch.device("cpu")
+
+
+def test_both_sides_make_the_same_batch():
+    graph = random_graph()
+    sampler = NeighbourSampler(graph, [3, 2], seed=4)
+    host = PaddedHost(sampler, graph.x, CPU, slots=1)
+    store = FeatureStore(graph.x)
+    store.tier = "device"  # as on a GPU; the interpreter runs its kernels on CPU tensors
+    triton = TritonHops(graph.adj.indptr, graph.adj.indices, replace=False, edges=False, device=CPU)
+    for seeds in list(SeedOrder(graph.train, 12).epoch(1))[:2]:
+        packed = host.prepare(seeds)
+        mine = host.transfer(packed)
+        host.discard(packed)
+        ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
+        theirs = padded_item(seeds, triton.padded(ids, [3, 2], clock), sampler, store)
+        assert mine.layout == theirs.layout == PaddedLayout.of(seeds.seeds.numel(), [3, 2], graph.num_nodes)
+        assert [t.shape for t in mine.tensors()] == [t.shape for t in theirs.tensors()]
+        assert torch.equal(mine.x, theirs.x)
+        count = packed.count
+        assert torch.equal(mine.nodes[:count], theirs.nodes[:count])
+        for (indptr, indices), (their_indptr, their_indices) in zip(mine.hops, theirs.hops, strict=True):
+            edges = int(indptr[-1])
+            assert torch.equal(indptr, their_indptr)
+            assert torch.equal(indices[:edges], their_indices[:edges])

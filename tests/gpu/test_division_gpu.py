@@ -1,0 +1,139 @@
+"""Batches divided between the CPU and a GPU: the same bits from both, one captured step, profile and adaptation."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import weft
+from weft.core.division import Division
+from weft.core.placement import Placement
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.flow.streams import arrived
+from weft.graph.generate import citation
+from weft.runtime.batches.divided_source import DividedSampling
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source, profile_group
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DIVISIONS = [
+    Division(1, 0, workers=3, host_buffer=6, device_buffer=3, beside=True),
+    Division(0, 2, device_buffer=2, beside=True),
+    Division(2, 2, workers=2, host_buffer=5, device_buffer=3, takes_over=True, beside=True),
+    Division(2, 2, workers=2, host_buffer=5, device_buffer=3),
+]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(num_nodes=3000, num_edges=30000, num_features=12, num_classes=4, seed=1)
+
+
+def task(model: str, **changes) -> Task:
+    return Task(graph="g", model=model, **{"hidden": 8, "epochs": 3, "dropout": 0.5, "lr": 0.05, **changes})
+
+
+def run_of(graph, division, model="sage", place="host", members=1, replay=True):
+    placement = Placement(place, place, overlap=True)
+    tasks = [task(model, seed=seed) for seed in range(members)]
+    names = tuple(map(str, range(members)))
+    plan = Plan(names, device="cuda", replay=replay, mode="sampled", placement=placement)
+    sampling = Sampling(fanout=(5, 3), batch=100, placement=placement)
+    make = sampling if division is None else DividedSampling(sampling, division)
+    return GroupRun(tasks, graph, plan, torch.device("cuda", 0), make_source=make)
+
+
+def rows(update) -> list[float]:
+    return [value for row in update.rows for value in row]
+
+
+@pytest.mark.parametrize("place", ["host", "gpu"])
+def test_both_sides_make_the_same_batch_bit_for_bit(graph, place):
+    source = divided_source(run_of(graph, DIVISIONS[2], place=place))
+    for seeds in source.seeds()[:3]:
+        packed = source.divided.host.prepare(seeds)
+        mine = arrived(source.divided.host.transfer(packed))
+        source.divided.host.discard(packed)
+        theirs = arrived(source.divided.device.read(source.divided.device.batch(seeds)))
+        count = packed.count
+        assert torch.equal(mine.nodes[:count], theirs.nodes[:count])
+        assert torch.equal(mine.x, theirs.x)
+        for (indptr, indices), (other, others) in zip(mine.hops, theirs.hops, strict=True):
+            edges = int(indptr[-1])
+            assert torch.equal(indptr, other)
+            assert torch.equal(indices[:edges], others[:edges])
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_a_division_changes_no_number(graph, model):
+    found = []
+    for division in DIVISIONS:
+        run = run_of(graph, division, model)
+        found.append(rows(run.advance(3)[0]))
+        assert run.recorded, run.notes
+    assert found[0] == found[2] == found[3]
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-5)  # features' own captured fetch and step
+    plain = run_of(graph, None, model)
+    assert rows(plain.advance(3)[0]) == pytest.approx(found[0], rel=2e-3, abs=2e-3)
+
+
+def test_stacked_members_share_divided_batches(graph):
+    together = run_of(graph, DIVISIONS[2], members=3)
+    found = [rows(update) for update in together.advance(2)]
+    alone = rows(run_of(graph, DIVISIONS[0]).advance(2)[0])
+    assert found[0] == pytest.approx(alone, rel=2e-3, abs=2e-3)
+
+
+def test_divisions_change_between_epochs_without_another_capture(graph):
+    run = run_of(graph, DIVISIONS[2])
+    found = rows(run.advance(1)[0])
+    for division in (DIVISIONS[0], DIVISIONS[1]):
+        divided_source(run).divide(division)
+        found += rows(run.advance(1)[0])
+    expected = rows(run_of(graph, DIVISIONS[0]).advance(3)[0])
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_poisoned_batches_harm_no_other(graph):
+    source = divided_source(run_of(graph, DIVISIONS[2]))
+    expected = [[t.clone() for t in arrived(source.divided.device.read(source.divided.device.batch(s))).tensors()]
+                for s in source.seeds()]  # fmt: skip
+    for item, before in zip(source.divided.run(source.seeds()), expected, strict=True):
+        time.sleep(0.003)
+        torch.cuda.synchronize()
+        assert torch.equal(item.x, before[1])
+        for tensor in item.tensors():
+            tensor.fill_(7)
+
+
+def test_the_profile_is_short_and_leaves_the_state_alone(graph):
+    run = run_of(graph, DIVISIONS[2])
+    begin = time.perf_counter()
+    times = profile_group(run, workers=2)
+    assert time.perf_counter() - begin < 60  # kernels are compiled in it
+    assert set(times.phases) == {"batching_cpu", "transfer_pcie", "batching_gpu", "transfer_gpu", "training_gpu"}
+    assert "transfer_gpu" in times.interference["training_gpu"]
+    expected = rows(run_of(graph, DIVISIONS[2]).advance(2)[0])
+    assert rows(run.advance(2)[0]) == expected
+
+
+def test_a_run_with_host_features_is_divided_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_HOME", str(tmp_path))
+    notes = []
+    about = {"mode": "sampled", "fanout": [5, 3], "batch": 64, "epochs": 3, "hidden": 16}
+    weft.run(
+        weft.Task(graph="demo", model="sage", **about),
+        device="cuda",
+        features="host",
+        topology="host",
+        progress=False,
+        on_event=lambda event: notes.append(event.data.get("message", "")) if event.kind == "note" else None,
+    )
+    assert any("predicted per epoch" in note for note in notes)

@@ -1,0 +1,195 @@
+"""Where features and edges lie on a machine with a GPU: the same bits from everywhere, overlapped or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.core.placement import Placement
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.flow import CacheChoice
+from weft.flow.feature_store import FeatureStore
+from weft.flow.sampler import NeighbourSampler
+from weft.graph.generate import citation
+from weft.runtime.batches import pinned as pinning
+from weft.runtime.batches.placing import place_graph
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.group import GroupRun
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda", 0)
+FANOUT, BATCH, EPOCHS = (5, 3), 100, 3
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return citation(num_nodes=3000, num_edges=30000, num_features=12, num_classes=4, seed=1)
+
+
+def task(model: str = "sage", **changes) -> Task:
+    return Task(graph="g", model=model, **{"hidden": 8, "epochs": EPOCHS, "dropout": 0.5, "lr": 0.05, **changes})
+
+
+def run_of(graph, placement: Placement, model: str = "sage", members: int = 1, **sampling) -> GroupRun:
+    names = tuple(map(str, range(members)))
+    plan = Plan(names, join="stacked" if members > 1 else "solo", device="cuda", replay=True, placement=placement)
+    make = Sampling(FANOUT, BATCH, placement=placement, **sampling)
+    tasks = [task(model, seed=seed) for seed in range(members)]
+    return GroupRun(tasks, graph, plan, DEVICE, make_source=make)
+
+
+def trained(run: GroupRun) -> tuple[list, torch.Tensor]:
+    rows = [update.rows for update in run.advance(EPOCHS)]
+    assert run.recorded, run.notes
+    return rows, run.stacks[0].state.flat.clone()
+
+
+def assert_same(mine, theirs, bits: bool = True) -> None:
+    """Weights and training losses bit for bit; evaluations, in chunks here and as a whole there, nearly."""
+    if not bits:
+        torch.testing.assert_close(mine[1], theirs[1], rtol=1e-3, atol=1e-4)
+        return
+    assert torch.equal(mine[1], theirs[1])
+    for member, other in zip(mine[0], theirs[0], strict=True):
+        assert [row[0] for row in member] == [row[0] for row in other]
+        for one, two in zip(member, other, strict=True):
+            assert one == pytest.approx(two, rel=1e-3, abs=1e-3)
+
+
+PLACEMENTS = {
+    "host": Placement("host"),
+    "host, overlapped": Placement("host", overlap=True),
+    "gpu, overlapped": Placement(overlap=True),
+    "cached": Placement("cached", cache_bytes=4 * 3000 + 500 * 48),
+    "cached, overlapped": Placement("cached", cache_bytes=4 * 3000 + 500 * 48, policy="presampling", overlap=True),
+    "all in host memory": Placement("host", "host", overlap=True),
+    "lists cached": Placement("host", "cached", cache_bytes=4 * 3000 + 10000, policy="benefit", overlap=True),
+    "both cached": Placement("cached", "cached", cache_bytes=8 * 3000 + 40000, policy="benefit", overlap=True),
+}
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_same_bits_from_everywhere(graph, name, members):
+    """Training is that with everything on the GPU, one step after another, bit for bit; both are replayed."""
+    expected = trained(run_of(graph, Placement(), members=members))
+    assert_same(trained(run_of(graph, PLACEMENTS[name], members=members)), expected)
+
+
+@pytest.mark.parametrize("model", ["gcn", "gin", "gat"])
+def test_other_models(graph, model):
+    expected = trained(run_of(graph, Placement(), model))
+    # Attention subtracts a bound of the scores of all rows, padding included: it may round otherwise.
+    assert_same(trained(run_of(graph, Placement("host", overlap=True), model)), expected, bits=model != "gat")
+
+
+def test_what_is_left_early_is_resumed(graph):
+    """A batch on its way when training stops does no harm, and the rest of the epoch is as if uninterrupted."""
+    expected = trained(run_of(graph, Placement("host", overlap=True)))
+    run = run_of(graph, Placement("host", overlap=True))
+    answers = iter([False, False, True])
+    run.advance(EPOCHS, lambda: next(answers))
+    assert (run.epoch, run.step_in_epoch) == (0, 3)
+    other = run_of(graph, Placement("host", overlap=True))
+    other.restore({name: tensor.clone() for name, tensor in run.tensors().items()})
+    for one in (run, other):
+        one.advance(EPOCHS)
+        assert torch.equal(one.stacks[0].state.flat, expected[1])
+
+
+def test_poisoned_buffers(graph, monkeypatch):
+    """Whatever a buffer holds before a batch is fetched into it, nothing of it is trained on."""
+    expected = trained(run_of(graph, Placement("host", overlap=True)))
+    run = run_of(graph, Placement("host", overlap=True))
+    run.prepare()
+    (epoch,) = run._stepped
+    train_on = type(epoch).train_on
+
+    def poisoned(self, slot):
+        train_on(self, slot)
+        slot.fetched.x.fill_(1e6)  # on the stream of training, behind it: the next fetch waits for training
+        slot.fetched.y.fill_(0)
+        self._overlapped._trained[slot.place].record(torch.cuda.current_stream())
+
+    monkeypatch.setattr(type(epoch), "train_on", poisoned)
+    assert_same(trained(run), expected)
+
+
+@pytest.mark.parametrize("topology", ["gpu", "host"])
+@pytest.mark.parametrize("members", [1, 2])
+def test_evaluation_in_chunks(graph, topology, members):
+    few = graph.with_splits(graph.train[:50], graph.val[:20], graph.test[:20])
+    placement = Placement("host", topology, overlap=True, evaluation="layers", chunk_edges=500)
+    assert_same(trained(run_of(few, placement, members=members)), trained(run_of(few, Placement(), members=members)))
+
+
+def test_hits_are_counted(graph):
+    run = run_of(graph, Placement("cached", cache_bytes=4 * 3000 + 1500 * 48, overlap=True))
+    run.advance(1)
+    reads = run.stacks[0].source.reads()
+    assert 0.3 < reads["feature_hit_rate"] < 1.0
+    steps = run.stacks[0].source.steps_per_epoch
+    assert steps * BATCH < reads["rows_read"] < (steps + 1) * BATCH * 24
+
+
+def test_rows_of_a_cache_and_pinning_in_place(graph, monkeypatch):
+    monkeypatch.setattr(pinning, "IN_PLACE", 1)
+    x = torch.randn(5000, 33)
+    host = pinning.pinned(x)
+    assert host.is_pinned()
+    assert host.data_ptr() == x.data_ptr()
+    assert pinning.pinned(x.cuda()).is_pinned()
+    ids = torch.randint(0, 5000, (4000,), device=DEVICE, dtype=torch.int32)
+    store = FeatureStore(host, DEVICE, cached=torch.arange(0, 5000, 3))
+    assert torch.equal(store.read(ids).cpu(), x[ids.cpu().long()])
+    out = torch.zeros(4000, 33, device=DEVICE)
+    for beside in (False, True):
+        store.read_padded(ids, torch.tensor([1234], dtype=torch.int32, device=DEVICE), out.zero_(), beside)
+        assert torch.equal(out[:1234].cpu(), x[ids[:1234].cpu().long()])
+        assert not out[1234:].any()
+
+
+def test_a_graph_in_host_memory_is_sampled_alike(graph):
+    host = place_graph(graph, Placement("host", "host"), DEVICE)
+    near = NeighbourSampler(graph.to(DEVICE), FANOUT)
+    for cached in (None, torch.arange(0, 3000, 2)):
+        far = NeighbourSampler(host, FANOUT, device=DEVICE, cached=cached)
+        for batch in range(3):
+            seeds = graph.train[batch * 50 : batch * 50 + 50].cuda()
+            one, other = near.sample(seeds, 0, batch), far.sample(seeds, 0, batch)
+            assert torch.equal(one.input_nodes, other.input_nodes)
+            assert all(torch.equal(a.indices, b.indices) for a, b in zip(one.blocks, other.blocks, strict=True))
+
+
+class FirstNodes:
+    """A user's policy."""
+
+    def choose(self, graph, row_bytes, budget):
+        return CacheChoice(torch.arange(min(budget // row_bytes, graph.num_nodes)))
+
+
+def test_runs_with_options(graph, tmp_path):
+    one = Task(graph=graph, model="sage", hidden=8, epochs=2, mode="sampled", batch=100, fanout=[5, 3])
+    plain = weft.run(one, device="cuda", progress=False)
+    for options in (
+        {"features": "host"},
+        {"cache": "100KB"},
+        {"cache": "100KB", "cache_policy": "presampling"},
+        {"cache": "100KB", "cache_policy": FirstNodes()},
+        {"features": "host", "topology": "host"},
+    ):
+        result = weft.run(one, device="cuda", progress=False, **options)
+        assert result.history["loss"] == plain.history["loss"], options
+        places = result.plan.places
+        assert places.features == ("cached" if "cache" in options else "host")
+        if "cache" in options:
+            assert 0 < result.plan.measured["feature_hit_rate"] < 1
+    graph.save(tmp_path / "graph")
+    saved = one.with_values(graph=str(tmp_path / "graph"))
+    result = weft.run(saved, device="cuda", progress=False, features="disk", topology="disk")
+    assert result.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-3)

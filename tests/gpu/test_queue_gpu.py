@@ -1,0 +1,60 @@
+"""The queue on a GPU: workers in byte budgets, an overrun that harms one task alone, MPS started and stopped."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from tests.serve.serving import FAULTY, Queue
+from weft.serve.queue.queue_db import Submission
+from weft.serve.workers.mps import CONTROL
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory):
+    opened = Queue(tmp_path_factory.mktemp("queue"), devices=("cuda:0",), workers=2, budget=12 * GIB)
+    opened.until(lambda: all(worker.ready for worker in opened.supervisor.pool.workers.values()), 180.0)
+    yield opened
+    opened.close()
+    assert opened.supervisor.error == ""
+
+
+def test_tasks_train_side_by_side_within_the_budget(queue):
+    shape = {"graph": "shape:ogbn-arxiv?scale=0.2", "epochs": 20}
+    names = queue.submit(*({**shape, "model": model, "layers": 3} for model in ("gcn", "sage", "gin")))
+    done = queue.wait(names, 300.0)
+    assert [task.state for task in done] == ["done"] * 3
+    for task in done:
+        assert 0 < task.result["peak_bytes"] <= 1.15 * task.plan["bytes"]
+    assert queue.supervisor.counters.memory_errors == 0
+
+
+def test_mps_runs_where_it_is_installed(queue):
+    service = queue.supervisor.pool._mps
+    assert service.running == (shutil.which(CONTROL) is not None)
+
+
+def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
+    before = queue.supervisor.counters.memory_errors
+    leak = {"model": f"{FAULTY}:LeaksSmallOnDevice", "graph": "demo", "epochs": 100_000}
+    bad = [task.id for task in queue.db.submit_many([Submission({"task": leak})])]
+    good = queue.submit({"seed": 4, "hidden": 4})
+    [failed], [done] = queue.wait(bad, 300.0), queue.wait(good, 300.0)
+    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
+    assert "out of memory" in failed.error
+    assert queue.supervisor.counters.memory_errors == before + 2
+
+
+def test_a_graph_is_kept_for_the_next_group(queue):
+    names = queue.submit({"epochs": 5, "seed": 1, "model": "gcn", "layers": 2})
+    queue.wait(names, 120.0)
+    more = queue.submit({"epochs": 5, "seed": 2, "model": "sage", "layers": 2})
+    assert [task.state for task in queue.wait(more, 120.0)] == ["done"]

@@ -1,0 +1,111 @@
+"""Drift is adapted to within two epochs, noise is not, and the journal says what a change gained."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.planner.division.cases import REGISTRY, times
+from weft.planner.division.adapting import DRIFT, FORGET, Adapter
+from weft.planner.division.partitioner import Limits, partition
+from weft.planner.division.simulator import simulate
+
+BATCHES = 100
+LIMITS = Limits(16, 6, 4)
+
+
+def adapter(**seconds) -> Adapter:
+    measured = times(**{"host": 16, "dma": 1, "sample": 1, "uva": 2, "train": 1, **seconds})
+    found = partition(measured, REGISTRY, BATCHES, LIMITS)
+    return Adapter(measured, found.division, REGISTRY, LIMITS, BATCHES)
+
+
+def measured_epoch(adapting: Adapter, noise: float = 0.0, seed: int = 0, **factors: float) -> dict[str, float]:
+    """Mean seconds by phase of an epoch in which some phases take longer than profiled."""
+    found = simulate(adapting.division, adapting.profiled.scaled(**factors), BATCHES, REGISTRY)
+    spent: dict[str, list[float]] = {}
+    for one in found.activities:
+        spent.setdefault(one.key, []).append(one.end - one.begin)
+    chance = random.Random(seed)
+    return {key: chance.gauss(1, noise) * sum(some) / len(some) for key, some in spent.items()}
+
+
+def test_a_slow_host_is_adapted_to_after_one_epoch():
+    adapting = adapter()
+    before = adapting.division.device_share
+    change = adapting.observe(measured_epoch(adapting, batching_cpu=3.0))
+    assert change is not None
+    assert change.division.device_share > before
+    assert change.after < 0.95 * change.before
+    assert "batching_cpu takes 3 times as long" in change.why
+
+
+def test_a_weak_drift_needs_two_epochs():
+    adapting = adapter()
+    assert adapting.observe(measured_epoch(adapting, batching_cpu=1.5)) is None
+    assert adapting.observe(measured_epoch(adapting, batching_cpu=1.5)) is not None
+
+
+def test_the_new_division_is_near_the_best_for_the_new_times():
+    adapting = adapter()
+    for _ in range(2):
+        adapting.observe(measured_epoch(adapting, batching_cpu=3.0))
+    true = adapting.profiled.scaled(batching_cpu=3.0)
+    best = partition(true, REGISTRY, BATCHES, LIMITS).simulation.seconds
+    assert simulate(adapting.division, true, BATCHES, REGISTRY).seconds <= 1.05 * best
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_changes_nothing(seed):
+    adapting = adapter()
+    before = adapting.division
+    for epoch in range(40):
+        assert adapting.observe(measured_epoch(adapting, 0.08, seed=100 * seed + epoch)) is None
+    assert adapting.division == before
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drift_with_noise_changes_once_and_does_not_flap(seed):
+    adapting, changes = adapter(), 0
+    for epoch in range(30):
+        drift = {"batching_cpu": 3.0} if epoch >= 5 else {}
+        changes += adapting.observe(measured_epoch(adapting, 0.08, seed=100 * seed + epoch, **drift)) is not None
+    assert 1 <= changes <= 2
+
+
+def test_what_recovers_is_divided_as_before():
+    adapting = adapter()
+    before = adapting.division.device_share
+    adapting.observe(measured_epoch(adapting, batching_cpu=3.0))
+    moved = adapting.division.device_share
+    for _ in range(4):
+        adapting.observe(measured_epoch(adapting))
+    assert adapting.division.device_share < moved
+    assert adapting.division.device_share == pytest.approx(before, abs=0.1)
+
+
+def test_a_side_that_is_no_longer_used_is_tried_again_after_a_while():
+    adapting = adapter()
+    adapting.factors["batching_cpu"] = 100.0
+    others = {key: value for key, value in measured_epoch(adapting).items() if key != "batching_cpu"}
+    for _ in range(FORGET):
+        assert "batching_cpu" in adapting.factors
+        adapting.observe(others)
+    assert "batching_cpu" not in adapting.factors
+
+
+def test_a_drift_that_gains_nothing_changes_nothing():
+    adapting = adapter(host=0.4, train=20)  # training dominates: the host prepares everything in time
+    assert adapting.division.kind == "pipeline"
+    assert adapting.observe(measured_epoch(adapting, batching_cpu=2.0)) is None
+    assert adapting.factors["batching_cpu"] > DRIFT
+
+
+def test_the_journal_says_what_changed_and_what_it_gained():
+    adapting = adapter()
+    change = adapting.observe(measured_epoch(adapting, batching_cpu=3.0))
+    (said,) = adapting.told(900.0, change)
+    assert said.startswith("divided anew, because batching_cpu")
+    assert adapting.told(600.0, None) == ["divided anew: an epoch took 10.0 min, before 15.0 min"]
+    assert adapting.told(600.0, None) == []

@@ -1,0 +1,104 @@
+"""The choice is the fastest that fits; what does not fit or needs a setting is named, not taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planner.division.cases import times
+from weft.core.cost import Cost
+from weft.core.graph_stats import GraphStats
+from weft.core.placement import Placement
+from weft.core.task import Task
+from weft.planner.division.choose import Setup, choose, elsewhere
+from weft.planner.machine_profiles import profile
+
+GB = 10**9
+STATS = GraphStats(
+    "g", 2_000_000, 60_000_000, num_features=100, num_classes=10, symmetric=True, num_train=200_000, max_degree=5000,
+    degree_histogram=(0, 1000, 10_000, 100_000, 500_000, 800_000, 400_000, 150_000, 30_000, 8_000, 900, 90, 10),
+)  # fmt: skip
+HOST, GPU = Placement("host", "host", overlap=True), Placement()
+
+
+def task(**changes) -> Task:
+    return Task(graph="g", model="sage", layers=3, fanout=[15, 10, 5], batch=1024, **{"mode": "sampled", **changes})
+
+
+def setup(placement=HOST, bytes=4 * GB, seconds=0.4, **changes) -> Setup:
+    training = Cost(seconds={"gpu": seconds}, phases={"forward": seconds})
+    return Setup(changes.pop("task", task()), placement, training, bytes, **changes)
+
+
+def chosen(setups, budget=12 * GB, **options):
+    return choose(setups, STATS, profile("h200"), budget, **options)
+
+
+def test_features_on_the_gpu_are_fastest_if_they_fit():
+    found = chosen([setup(GPU, 10 * GB), setup()])
+    assert found.best.setup.placement == GPU
+    assert found.best.division is None
+    found = chosen([setup(GPU, 100 * GB), setup()])
+    assert found.best.setup.placement == HOST
+    assert "faster, but does not fit into" in found.why[1]
+
+
+def test_measured_phases_decide_over_predicted_ones():
+    slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002, bytes=GB // 10)
+    found = chosen([setup()], measured=lambda one: slow_gpu)
+    assert found.best.division.divided
+    assert found.best.measured
+    assert found.best.division.beside
+    assert any("busy meanwhile" in one for one in found.why)
+    slow_host = times(host=500.0, dma=0.004, sample=0.001, uva=0.002, train=0.02)
+    assert chosen([setup()], measured=lambda one: slow_host).best.division is None
+
+
+def test_buffers_and_pinned_memory_keep_to_the_budget():
+    slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002)
+    found = chosen([setup()], measured=lambda one: slow_gpu)
+    assert found.best.device_bytes <= 12 * GB
+    assert found.best.host_bytes <= 0.25 * profile("h200").host_bytes
+    tight = chosen([setup()], budget=4 * GB + 1000, measured=lambda one: slow_gpu)
+    assert tight.best.division is None  # no room for a buffer
+
+
+def test_what_needs_a_setting_is_a_runner_up():
+    faster = setup(GPU, 8 * GB, 0.1, task=task(precision="bf16"), condition="precision='bf16'")
+    found = chosen([setup(GPU, 10 * GB), faster])
+    assert found.best.setup.task.precision == "fp32"
+    assert "needs precision='bf16'" in found.runners_up[0].words()
+
+
+def test_tasks_that_share_batches_are_compared_per_task():
+    found = chosen([setup(GPU, 6 * GB, 0.4), setup(GPU, 9 * GB, 1.0, members=8)])
+    assert found.best.setup.members == 8
+    assert found.best.seconds_per_task == pytest.approx(found.best.seconds / 8)
+
+
+def test_the_whole_graph_is_preferred_where_the_caller_says_so():
+    whole = setup(GPU, 8 * GB, 50.0, task=Task(graph="g", model="sage"))
+    found = chosen([setup(GPU, 8 * GB), whole], prefer=lambda one: not one.setup.task.sampled)
+    assert found.best.setup is whole
+    assert found.best.words().startswith("whole graph")
+
+
+def test_batches_of_their_own_sizes_are_prepared_in_turn():
+    slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002)
+    found = chosen([setup(captured=False)], measured=lambda one: slow_gpu)
+    assert not found.best.division.beside
+    assert "steps not captured" in found.best.words()
+
+
+def test_what_was_not_dry_run_is_compared_but_not_taken():
+    base = setup(HOST, 4 * GB, 0.4)
+    near = elsewhere(base, GPU, STATS)
+    assert near.device_bytes == 4 * GB + 2_000_000 * 400 + 4 * 60_000_000
+    found = chosen([base, near])
+    assert found.best.setup is base
+    assert any("about" in one.figures() for one in found.runners_up)
+
+
+def test_if_nothing_fits_the_smallest_is_said_not_to():
+    found = chosen([setup(bytes=50 * GB), setup(GPU, 90 * GB)], budget=GB)
+    assert found.best.device_bytes == 50 * GB
+    assert "nothing that was tried fits" in found.why[0]

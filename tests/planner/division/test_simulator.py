@@ -1,0 +1,194 @@
+"""Schedules keep to hardware, dependencies and buffers, and come near the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.planner.division.cases import BESIDE, REGISTRY, times, with_npu
+from tests.planner.division.optimum import optimum
+from weft.core.division import Division, PhaseTime, PhaseTimes
+from weft.core.errors import SpecError
+from weft.planner.division.constraints import violations
+from weft.planner.division.loads import bound, loads
+from weft.planner.division.partitioner import Limits, best_share, partition
+from weft.planner.division.simulator import Activity, Simulation, simulate
+
+SECONDS = st.floats(0.05, 10.0)
+DIVISIONS = st.builds(
+    Division,
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.booleans(),
+)
+ONE_SIDED = st.one_of(
+    st.builds(Division, st.integers(1, 5), st.just(0), st.integers(1, 4), st.integers(0, 6), st.integers(0, 6)),
+    st.builds(Division, st.just(0), st.integers(1, 6), st.just(1)),
+)
+FIVE = st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40), st.one_of(st.none(), st.integers(0, 9)))
+def test_every_schedule_keeps_to_the_constraints(five, division, batches, seed):
+    measured = {key: PhaseTime(one.mean, 0.3 * one.mean) for key, one in times(*five).phases.items()}
+    interference = {"training_gpu": {"batching_cpu": 1.3}, "transfer_pcie": {"training_gpu": 1.1}}
+    found = simulate(division, PhaseTimes(measured, interference, 0.05), batches, REGISTRY, seed)
+    assert violations(found, REGISTRY) == []
+    assert sum(one.key == "training_gpu" for one in found.activities) == batches
+
+
+@settings(max_examples=150, deadline=None)
+@given(FIVE, st.one_of(DIVISIONS, ONE_SIDED), st.integers(1, 40))
+def test_preparing_beside_training_keeps_to_the_constraints(five, division, batches):
+    found = simulate(replace(division, beside=True), times(*five), batches, BESIDE)
+    assert violations(found, BESIDE) == []
+    share = sum(one.key == "batching_gpu" for one in found.activities) / batches
+    by_resource = loads(times(*five), BESIDE, "gpu", division.workers)
+    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(FIVE, st.integers(1, 6))
+def test_beside_training_a_long_epoch_comes_near_the_busiest_resource(five, workers):
+    measured = times(4 * five[0], *five[1:])
+    chosen = partition(measured, BESIDE, 200, Limits(host_buffer=32, device_buffer=8, workers=workers))
+    by_resource = loads(measured, BESIDE, "gpu", workers)
+    lowest = bound(by_resource, best_share(by_resource))
+    assert chosen.division.beside
+    assert lowest * (1 - 1e-9) <= chosen.simulation.seconds_per_batch <= 1.35 * lowest
+
+
+@settings(max_examples=100, deadline=None)
+@given(FIVE, DIVISIONS, st.integers(1, 60))
+def test_no_schedule_is_shorter_than_the_busiest_resource(five, division, batches):
+    measured = times(*five)
+    found = simulate(division, measured, batches, REGISTRY)
+    share = sum(one.key == "batching_gpu" for one in found.activities) / batches
+    by_resource = loads(measured, REGISTRY, "gpu", division.workers)
+    assert found.seconds >= batches * bound(by_resource, share) * (1 - 1e-9)
+    assert all(used <= 1 + 1e-9 for used in found.utilisation().values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(FIVE, st.integers(1, 5), st.integers(1, 3))
+def test_the_chosen_plan_is_within_the_papers_bound_of_the_optimum(five, batches, gbs):
+    """Theorem 2: less than 2 + t_uva / t_dma times the optimum, which brute force finds with equal buffers."""
+    measured = times(*five)
+    chosen = partition(measured, REGISTRY, batches, Limits(host_buffer=4, device_buffer=gbs, workers=1))
+    division = chosen.division
+    assert violations(chosen.simulation, REGISTRY) == []
+    host, dma, device, train = five[0], five[1], five[2] + five[3], five[4]
+    least = optimum(batches, host, dma, device, train, max(division.host_buffer, 4), max(division.device_buffer, gbs))
+    assert chosen.simulation.seconds <= (2 + device / dma) * least * (1 + 1e-9)
+    assert chosen.simulation.seconds <= 2 * least * (1 + 1e-9)  # what holds of all cases tried, the paper's aside
+    assert chosen.simulation.seconds >= least * (1 - 1e-9)
+
+
+def test_a_plain_pipeline_is_as_long_as_training_after_the_first_batch():
+    found = simulate(Division(1, 0, workers=1, device_buffer=2), times(host=1, dma=0.5, train=2), 10, REGISTRY)
+    assert found.seconds == pytest.approx(1 + 0.5 + 10 * 2)
+    assert found.busy["gpu"] == pytest.approx(20)
+
+
+def test_the_device_alone_does_one_thing_after_another():
+    found = simulate(Division(0, 4), times(sample=1, uva=2, train=3), 8, REGISTRY)
+    assert found.seconds == pytest.approx(8 * 6)
+    assert found.utilisation()["gpu"] == pytest.approx(1)
+    assert found.busy["pcie"] == pytest.approx(8 * 3)
+
+
+def test_filling_then_flushing_in_the_order_of_the_batches():
+    """Two batches each: the device fills while the host does, then all are trained while the bus brings the host's."""
+    found = simulate(Division(2, 2), times(host=2, dma=1, sample=1, uva=1, train=1), 4, REGISTRY)
+    spans = {(one.key, one.batch): (one.begin, one.end) for one in found.activities}
+    assert spans["transfer_gpu", 1][1] == spans["training_gpu", 0][0] == 4
+    assert spans["batching_cpu", 3] == (2, 4)
+    assert spans["transfer_pcie", 2] == (4, 5)
+    assert spans["training_gpu", 3] == (7, 8)
+    assert found.seconds == 8
+
+
+def test_the_device_takes_over_what_a_slow_host_has_not_begun():
+    slow = times(host=50, dma=1, sample=1, uva=1, train=1)
+    waits = simulate(Division(4, 4, host_buffer=4, takes_over=False), slow, 16, REGISTRY)
+    goes_on = simulate(Division(4, 4, host_buffer=4, takes_over=True), slow, 16, REGISTRY)
+    assert goes_on.taken_over > 0
+    assert waits.taken_over == 0
+    assert goes_on.seconds < 0.6 * waits.seconds
+    assert waits.host_late > 0
+    assert waits.host_is_late
+
+
+def test_interference_stretches_what_runs_at_once_and_nothing_else():
+    alone = simulate(Division(0, 2), times(interference={"training_gpu": {"batching_cpu": 2.0}}), 4, REGISTRY)
+    assert alone.seconds == simulate(Division(0, 2), times(), 4, REGISTRY).seconds
+    division = Division(1, 0, workers=2, device_buffer=2)
+    plain = simulate(division, times(host=1, train=1), 20, REGISTRY)
+    both = simulate(
+        division, times(host=1, train=1, interference={"training_gpu": {"batching_cpu": 2.0}}), 20, REGISTRY
+    )
+    assert plain.seconds < both.seconds < 2 * plain.seconds + 1
+
+
+def test_an_epoch_too_long_to_simulate_is_extended_from_its_middle():
+    division, measured = Division(3, 2, workers=2), times(host=3.1, dma=0.7, sample=0.4, uva=0.9, train=1.3)
+    short = simulate(division, measured, 200, REGISTRY)
+    long = simulate(division, measured, 2000, REGISTRY)
+    assert long.seconds_per_batch == pytest.approx(short.seconds_per_batch, rel=0.02)
+
+
+def test_variance_changes_an_epoch_little_and_repeats_with_its_seed():
+    measured = times(host=2)
+    varied = PhaseTimes({key: PhaseTime(one.mean, 0.1 * one.mean) for key, one in measured.phases.items()})
+    division = Division(2, 2, workers=2, host_buffer=4)
+    mean = simulate(division, measured, 100, REGISTRY)
+    first, again, other = (simulate(division, varied, 100, REGISTRY, seed) for seed in (1, 1, 2))
+    assert first.seconds == again.seconds != other.seconds
+    assert first.seconds == pytest.approx(mean.seconds, rel=0.1)
+
+
+def test_an_accelerator_that_weft_does_not_know_is_simulated_with_its_own_resources():
+    registry = with_npu()
+    more = {"batching_npu": PhaseTime(1.0), "transfer_npu": PhaseTime(2.0), "training_npu": PhaseTime(1.0)}
+    measured = PhaseTimes({**times().phases, **more})
+    found = simulate(Division(2, 2, trainer="npu"), measured, 12, registry)
+    assert violations(found, registry) == []
+    assert found.busy["npu"] > 0
+    assert found.busy["pcie"] > 0
+    assert "gpu" not in found.busy
+
+
+def test_a_division_over_hardware_that_cannot_prepare_batches_is_refused():
+    measured = PhaseTimes({**times().phases, "training_npu": PhaseTime(1.0)})
+    with pytest.raises(SpecError, match="not registered"):
+        simulate(Division(1, 1, trainer="npu"), measured, 4, with_npu(batching=False))
+
+
+def test_violations_are_found():
+    division = Division(1, 1, host_buffer=1)
+    overlapping = (
+        Activity("batching_gpu", 0, ("gpu", "pcie"), 0, 2),
+        Activity("training_gpu", 0, ("gpu",), 1, 3),
+    )
+    found = violations(Simulation(division, 1, 3, {}, overlapping), REGISTRY)
+    assert any("gpu runs 2" in one for one in found)
+    assert any("begins before" in one for one in found)
+    three = tuple(
+        activity
+        for batch in range(3)
+        for activity in (
+            Activity("batching_cpu", batch, ("cpu",), batch, batch + 1),
+            Activity("transfer_pcie", batch, ("pcie",), 10 + batch, 11 + batch),
+            Activity("training_gpu", batch, ("gpu",), 20 + batch, 21 + batch),
+        )
+    )
+    found = violations(Simulation(division, 3, 23, {}, three), REGISTRY)
+    assert "the host buffer holds 3 batches of 1" in found
+    assert "the device buffer holds 3 batches of 1" in found

@@ -1,0 +1,45 @@
+"""The plan of a group on its way to a worker: executable as plain data, with the numbers of a run."""
+
+from __future__ import annotations
+
+import json
+
+import weft
+from weft.core.event import finite
+from weft.core.plan import Plan
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.machines import find_machine
+from weft.planner.report.group_plan import group_plan, report_to_run
+
+HOW = {"device": "cpu", "progress": False}
+
+
+def planned(tasks, total_bytes=1 << 30):
+    stats, machine = Graphs().stats(tasks[0]), find_machine("cpu")
+    alone = weft.plan(tasks[0], machine=machine).plans[0]
+    made = group_plan(tasks, stats, alone, total_bytes, machine)
+    sent = json.loads(json.dumps(finite(made.to_dict()), allow_nan=False))
+    return made, report_to_run(sent, machine)
+
+
+def test_a_task_alone_keeps_its_plan():
+    task = weft.Task(graph="demo", model="gcn", hidden=8, epochs=3, name="one")
+    made, report = planned([task])
+    assert (made.members, made.join, made.tasks) == (("one",), "solo", (task,))
+    assert weft.run(report, **HOW).history == weft.run(task, **HOW).history
+
+
+def test_tasks_of_one_kind_are_one_stack():
+    tasks = [weft.Task(graph="demo", model="gcn", hidden=8, epochs=3, seed=s, name=f"s{s}") for s in range(3)]
+    made, report = planned(tasks)
+    assert (made.join, made.cost["total_bytes"]) == ("stacked", 1 << 30)
+    found, expected = weft.run(report, **HOW), weft.run(tasks, **HOW)
+    assert [one.history for one in found] == [one.history for one in expected]
+
+
+def test_different_tasks_on_a_graph_train_concurrently():
+    tasks = [weft.Task(graph="demo", model=m, hidden=8, epochs=2, name=m) for m in ("gcn", "sage")]
+    made, report = planned(tasks)
+    assert made.join == "concurrent"
+    assert Plan.from_dict(made.to_dict()).stacks == made.stacks
+    assert {one.status for one in weft.run(report, **HOW)} == {"finished"}

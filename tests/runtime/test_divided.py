@@ -1,0 +1,96 @@
+"""Divided preparation through a group: the numbers of a synchronous run, whatever the division and the hardware."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.runtime.test_sampled import CPU, graph, group_of, rows, task  # noqa: F401
+from weft.core.division import Division
+from weft.core.errors import InputError
+from weft.core.plan import Plan
+from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.runtime.batches.divided_source import DividedSampling
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source, profile_group
+
+pytestmark = pytest.mark.timeout(120)
+SAMPLING = Sampling(fanout=(5, 3), batch=32)
+DIVISIONS = [
+    Division(1, 0, workers=2, trainer="npu"),
+    Division(0, 2, trainer="npu"),
+    Division(2, 1, workers=2, trainer="npu", takes_over=True),
+    Division(1, 2, trainer="npu", beside=True),
+]
+
+
+@pytest.fixture
+def npu():
+    fake = ThreadAccelerator("npu")
+    yield fake
+    fake.stop()
+
+
+def divided(tasks, graph, division, npu):  # noqa: F811
+    plan = Plan(tuple(str(place) for place in range(len(tasks))), join="stacked" if len(tasks) > 1 else "solo")
+    return GroupRun(tasks, graph, plan, CPU, make_source=DividedSampling(SAMPLING, division, npu))
+
+
+@pytest.mark.parametrize("division", DIVISIONS, ids=[one.kind for one in DIVISIONS])
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat"])
+def test_a_division_changes_no_number(graph, model, division, npu):  # noqa: F811
+    plain = group_of([task(model)], graph, depth=1)
+    mine = divided([task(model)], graph, division, npu)
+    assert rows(mine.advance(3)[0]) == rows(plain.advance(3)[0])
+    assert torch.equal(mine.stacks[0].state.flat, plain.stacks[0].state.flat)
+    prepared = divided_source(mine).divided.prepared
+    assert (prepared["device"] > 0) == (division.device_batches > 0)
+
+
+def test_stacked_members_share_divided_batches(graph, npu):  # noqa: F811
+    tasks = [task(seed=seed, lr=lr) for seed, lr in enumerate((0.01, 0.05))]
+    plain, mine = group_of(tasks, graph), divided(tasks, graph, DIVISIONS[2], npu)
+    assert [rows(one) for one in mine.advance(2)] == [rows(one) for one in plain.advance(2)]
+
+
+def test_a_division_may_change_between_epochs(graph, npu):  # noqa: F811
+    plain, mine = group_of([task(epochs=4)], graph), divided([task(epochs=4)], graph, DIVISIONS[2], npu)
+    found = []
+    for division in (None, Division(1, 3, trainer="npu"), Division(20, 1, workers=2, trainer="npu"), DIVISIONS[1]):
+        if division is not None:
+            divided_source(mine).divide(division)
+        found += rows(mine.advance(1)[0])
+    assert found == rows(plain.advance(4)[0])
+
+
+def test_an_interrupted_epoch_is_resumed_bit_for_bit(graph, npu):  # noqa: F811
+    plain = group_of([task()], graph)
+    expected = rows(plain.advance(3)[0])
+    first = divided([task()], graph, DIVISIONS[2], npu)
+    steps = iter(range(100))
+    first.advance(3, lambda: next(steps) == 3)
+    saved = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    again = divided([task()], graph, DIVISIONS[3], npu)
+    again.restore(saved)
+    again.advance(3)
+    assert rows(again.poll(0)[0]) == expected
+
+
+def test_profiling_leaves_the_state_alone_and_phases_are_measured_while_training(graph, npu):  # noqa: F811
+    mine = divided([task()], graph, DIVISIONS[2], npu)
+    before = {name: tensor.clone() for name, tensor in mine.tensors().items()}
+    times = profile_group(mine, workers=2, steps=3, limit=2.0)
+    assert {"batching_cpu", "transfer_pcie", "batching_npu", "transfer_npu", "training_npu"} == set(times.phases)
+    for name, tensor in mine.tensors().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
+    plain = group_of([task()], graph)
+    assert rows(mine.advance(3)[0]) == rows(plain.advance(3)[0])
+    source = divided_source(mine)
+    assert 3 < source.phases()["training_npu"].count <= 3 * source.steps_per_epoch  # stalls do not count
+    assert source.phases() == {}
+
+
+def test_only_divided_groups_are_profiled(graph):  # noqa: F811
+    with pytest.raises(InputError, match="divided between two sides"):
+        profile_group(group_of([task()], graph), workers=1)

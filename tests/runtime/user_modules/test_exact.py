@@ -1,0 +1,465 @@
+"""Users' modules of every kind: alone as a plain loop of torch, stacked as alone, or not stacked with the reason."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import weft
+from weft.runtime.group import GroupRun
+
+EPOCHS, RATE = 12, 0.02
+
+
+def small(nodes: int = 40) -> weft.Graph:
+    draw = np.random.default_rng(0)
+    src, dst = draw.integers(0, nodes, (2, 4 * nodes))
+    x, y = draw.normal(size=(nodes, 6)).astype("float32"), draw.integers(0, 3, nodes)
+    graph = weft.Graph.from_edges(src, dst, num_nodes=nodes, x=x, y=y, directed=False, name="g")
+    return graph.random_split(0.5, 0.25)
+
+
+GRAPH = small()
+
+
+class Base(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.conv, self.last = weft.nn.GCNConv(i, 8), nn.Linear(8, o)
+
+    def hidden(self, x, adj):
+        return torch.relu(self.conv(x, adj))
+
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj))
+
+
+class ZeroD(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) * self.scale
+
+
+class KeepsActivation(Base):
+    def forward(self, x, adj):
+        self.embedding = self.hidden(x, adj)
+        return self.last(self.embedding)
+
+
+class ReadsKeptActivation(Base):
+    kept = None
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        mixed = h if self.kept is None or not self.training else 0.5 * h + 0.5 * self.kept
+        if self.training:
+            self.kept = h.detach()
+        return self.last(mixed)
+
+
+class OwnList(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.scale = torch.rand(8).mul(3).tolist()
+
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) * torch.tensor(self.scale))
+
+
+class OwnArrayInDict(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.about = {"scale": torch.rand(8).numpy()}
+
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) * torch.from_numpy(self.about["scale"]))
+
+
+class Unregistered(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.__dict__["extra"] = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x, adj):
+        return self.last(self.extra(self.hidden(x, adj)))
+
+
+class OwnClosure(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        factor = float(torch.rand(()))
+        self.act = lambda h: h * factor
+
+    def forward(self, x, adj):
+        return self.last(self.act(self.hidden(x, adj)))
+
+
+class HookInForward(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if h.requires_grad:
+            h.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+        return self.last(h)
+
+
+class HookOnParameter(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last.weight.register_hook(lambda grad: grad * 0)
+
+
+class HookOnModule(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last.register_full_backward_hook(lambda module, before, after: (before[0] * 0.5,))
+
+
+class ParameterInList(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.own = list(self.last.parameters())
+
+    def forward(self, x, adj):
+        return F.linear(self.hidden(x, adj), *self.own)
+
+
+class ParameterInClosure(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        weight, bias = self.last.weight, self.last.bias
+        self.project = lambda h: F.linear(h, weight, bias)
+
+    def forward(self, x, adj):
+        return self.project(self.hidden(x, adj))
+
+
+class ParameterInAnyType(ParameterInList):
+    def forward(self, x, adj):
+        return F.linear(self.hidden(x, adj), *(one.to(x.dtype) for one in self.own))
+
+
+class TiedParameters(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.b.weight = self.a.weight
+
+    def forward(self, x, adj):
+        return self.last(self.b(torch.relu(self.a(self.hidden(x, adj)))))
+
+
+class Frozen(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.conv.requires_grad_(False)
+
+
+class Unused(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.never = nn.Linear(8, 8)
+
+
+class Detached(Base):
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj).detach())
+
+
+class TiedBuffers(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        count = torch.zeros(1)
+        self.register_buffer("count", count)
+        self.last.register_buffer("same", count)
+
+    def forward(self, x, adj):
+        if self.training:
+            self.count += 1
+        return super().forward(x, adj) * (1 + 0.1 * self.last.same)
+
+
+class ReplacedBuffer(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        return self.last(h - self.mean)
+
+
+class IntegerBuffer(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, adj):
+        if self.training:
+            self.calls += 1
+        return super().forward(x, adj) / (1 + 0.1 * self.calls)
+
+
+class Complex(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.turn = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, x, adj):
+        return self.last((self.hidden(x, adj) * self.turn).abs())
+
+
+class ClampedData(Base):
+    def forward(self, x, adj):
+        self.last.weight.data = self.last.weight.data.clamp(min=0)
+        return super().forward(x, adj)
+
+
+class ClampedInPlace(Base):
+    def forward(self, x, adj):
+        with torch.no_grad():
+            self.last.weight.clamp_(min=-0.1, max=0.1)
+        return super().forward(x, adj)
+
+
+class MaxNorm(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(40, 8, max_norm=0.5), nn.Linear(8, o)
+
+    def forward(self, x, adj):
+        return self.last(self.embedding(torch.arange(40)))
+
+
+class CountsInPython(Base):
+    calls = 0
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.calls = 0
+
+    def forward(self, x, adj):
+        if self.training:
+            self.calls += 1
+        return self.last(self.hidden(x, adj) * (1 + 0.1 * self.calls))
+
+
+class CountsInDict(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.state = {"calls": 0}
+
+    def forward(self, x, adj):
+        if self.training:
+            self.state["calls"] += 1
+        return self.last(self.hidden(x, adj) * (1 + 0.1 * self.state["calls"]))
+
+
+class Reentrant(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        return checkpoint(self.last, h, use_reentrant=True) if self.training else self.last(h)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3  # on purpose not the derivative
+
+
+class OwnFunction(Base):
+    def forward(self, x, adj):
+        return self.last(Doubling.apply(self.hidden(x, adj)))
+
+
+class Spectral(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last = nn.utils.parametrizations.weight_norm(self.last)
+
+
+class Draws(Base):
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        return self.last(h + 0.1 * torch.randn_like(h) if self.training else h)
+
+
+class DrawsWithPython(Base):
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) * (1 + random.random() * self.training))
+
+
+class DrawsWithNumpy(Base):
+    def forward(self, x, adj):
+        return self.last(self.hidden(x, adj) * (1 + float(np.random.rand()) * self.training))
+
+
+ALL = [
+    *(Base, ZeroD, KeepsActivation, ReadsKeptActivation, OwnList, OwnArrayInDict, Unregistered, OwnClosure),
+    *(HookInForward, HookOnParameter, HookOnModule, ParameterInList, ParameterInClosure, TiedParameters, Frozen),
+    *(Unused, Detached, TiedBuffers, ReplacedBuffer, IntegerBuffer, Complex, ClampedData, ClampedInPlace, MaxNorm),
+    *(CountsInPython, CountsInDict, Reentrant, OwnFunction, Spectral, Draws, DrawsWithPython, DrawsWithNumpy),
+]
+STACKED = (
+    *(Base, ZeroD, KeepsActivation, TiedParameters, Unused, Detached, TiedBuffers, ReplacedBuffer, IntegerBuffer),
+    *(Complex,),
+)
+NOT_PLANNED = (MaxNorm,)  # its dry run fails, so no plan stacks it
+
+
+def seed_all(seed):
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def plain(model, seed=0, decay=0.0, optimizer=torch.optim.Adam):
+    """The loop that a user would write."""
+    seed_all(seed)
+    module, losses = model(6, 3), []
+    update = optimizer(module.parameters(), lr=RATE, weight_decay=decay)
+    for _ in range(EPOCHS):
+        module.train()
+        update.zero_grad()
+        loss = F.cross_entropy(module(GRAPH.x, GRAPH.adj)[GRAPH.train], GRAPH.y[GRAPH.train])
+        loss.backward()
+        update.step()
+        losses.append(loss.item())
+        module.eval()
+        with torch.no_grad():
+            module(GRAPH.x, GRAPH.adj)
+    return losses, module
+
+
+def tasks_of(model, seeds, **settings):
+    settings = {"epochs": EPOCHS, "lr": RATE, "graph": GRAPH, "model": model} | settings
+    return [weft.Task(seed=seed, name=f"{model.__name__}-{seed}", **settings) for seed in seeds]
+
+
+run = partial(weft.run, device="cpu", progress=False)
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_alone_is_a_plain_loop(model):
+    (task,) = tasks_of(model, [0], weight_decay=0.05)
+    seed_all(0)
+    mine = run(task)
+    losses, module = plain(model, decay=0.05)
+    assert mine.history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
+    assert mine.status == "finished"
+    assert {name: t.dtype for name, t in mine.model.state_dict().items()} == {
+        name: t.dtype for name, t in module.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("model", [m for m in ALL if m not in (DrawsWithPython, DrawsWithNumpy)])
+def test_stacked_is_alone(model):
+    tasks = tasks_of(model, range(3), weight_decay=0.05)
+    together = run(tasks)
+    for task, one in zip(tasks, together, strict=True):
+        alone = run(task)
+        assert one.history["loss"] == pytest.approx(alone.history["loss"], rel=2e-4, abs=2e-5)
+        for name, value in alone.model.state_dict().items():
+            torch.testing.assert_close(one.model.state_dict()[name], value, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ALL)
+def test_what_stacks_is_one_stack_and_the_rest_says_why_not(model):
+    notes = []
+
+    def collect(event):
+        if event.kind == "note":
+            notes.append(event.data["message"])
+
+    run(tasks_of(model, range(3), epochs=2), on_event=collect)
+    why = [note for note in notes if "not as one stack" in note]
+    assert bool(why) != (model in STACKED or model in NOT_PLANNED), notes
+
+
+def test_a_parameter_that_sometimes_has_no_gradient_is_refused():
+    class Alternating(Base):
+        def forward(self, x, adj):
+            if self.training:
+                self.calls = getattr(self, "calls", 0) + 1
+            h = self.hidden(x, adj)
+            return self.last(h if getattr(self, "calls", 0) % 2 else h.detach())
+
+    with pytest.raises(weft.TrainingError, match="had a gradient in some steps and none in others"):
+        run(tasks_of(Alternating, [0])[0])
+
+
+def test_a_float64_module_is_refused():
+    with pytest.raises(weft.SpecError, match=r"parameter conv\.weight of model Base is float64"):
+        run(weft.Task(graph=GRAPH, model=Base(6, 3).double(), epochs=1))
+
+
+def test_bf16_refuses_parameters_that_are_read_elsewhere():
+    with pytest.raises(weft.WeftError, match="reads a parameter other than as an attribute"):
+        run(tasks_of(ParameterInAnyType, [0], precision="bf16")[0])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_parameters_without_a_gradient_do_not_decay(optimizer):
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    mine = run(tasks_of(Detached, [0], weight_decay=0.05, optimizer=optimizer)[0])
+    losses, _ = plain(Detached, decay=0.05, optimizer=kinds[optimizer])
+    assert mine.history["loss"] == pytest.approx(losses, rel=2e-4)
+
+
+KEEPING = [CountsInPython, CountsInDict, ReadsKeptActivation, DrawsWithPython, DrawsWithNumpy, Draws]
+
+
+def preempted_after(epochs, task, out, monkeypatch):
+    control, one_epoch = weft.Control(), GroupRun._one_epoch
+
+    def counted(group, stop):
+        ended = one_epoch(group, stop)
+        if group.epoch == epochs:
+            control.preempt()
+        return ended
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupRun, "_one_epoch", counted)
+        assert run(task, out=out, control=control).status == "preempted"
+
+
+@pytest.mark.parametrize("model", KEEPING)
+def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
+    (task,) = tasks_of(model, [0])
+    seed_all(0)
+    whole = run(task).history["loss"]
+    seed_all(0)
+    preempted_after(6, task, tmp_path / "out", monkeypatch)
+    seed_all(1)
+    assert run(task, out=tmp_path / "out", resume=True).history["loss"] == whole
+
+
+def test_state_that_no_checkpoint_holds_is_refused_when_resumed(tmp_path, monkeypatch):
+    class Collects(Base):
+        def __init__(self, i, o):
+            super().__init__(i, o)
+            self.seen = set()
+
+        def forward(self, x, adj):
+            self.seen.add(len(self.seen) if self.training else -1)
+            return super().forward(x, adj)
+
+    (task,) = tasks_of(Collects, [0])
+    preempted_after(6, task, tmp_path / "out", monkeypatch)
+    with pytest.raises(weft.SpecError, match="keeps 'seen' between calls"):
+        run(task, out=tmp_path / "out", resume=True)
