@@ -24,7 +24,7 @@ def test_a_sweep_has_a_page_from_the_beginning_on(tmp_path, monkeypatch):
 
     sweep = weft.Sweep("demo", model=["gcn", "gat"], hidden=8, epochs=30)
     weft.run(sweep, device="cpu", out=tmp_path, progress=False, on_event=look, checkpoint_every=0.0)
-    assert 'class="running"' in pages[0]
+    assert any('class="running"' in page for page in pages)
     assert 'class="waiting"' in pages[0]
     final = (tmp_path / "report.html").read_text()
     assert 'class="running"' not in final
@@ -33,9 +33,11 @@ def test_a_sweep_has_a_page_from_the_beginning_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("several", [True, False])
 def test_an_interrupt_leaves_a_page(tmp_path, several):
+    sent = []
+
     def interrupt(event):
-        if event.kind == "progress":
-            os.kill(os.getpid(), signal.SIGINT)
+        if event.kind == "progress" and not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGINT))
 
     work = {"graph": "demo", "hidden": 4, "epochs": 100_000}
     work = weft.Sweep(**work, seed=[0, 1]) if several else weft.Task(**work)
