@@ -110,7 +110,8 @@ def kept(suite: str) -> Results | None:
 
 def not_yet(suite: str) -> str:
     """What stands where a suite has not been run."""
-    module = next(SUITES.rglob(f"{suite}.py")).relative_to(SUITES).with_suffix("")
+    found = min(SUITES.rglob(f"{suite}.py"), key=lambda path: len(path.parts))
+    module = found.relative_to(SUITES).with_suffix("")
     return f"Not measured yet: `python -m benchmarks.suites.{'.'.join(module.parts)}`."
 
 

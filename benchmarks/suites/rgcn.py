@@ -11,6 +11,7 @@ Sampled cells time ``--steps`` steps: neighbours of all relations together (``fa
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,9 +24,8 @@ from torch.nn import functional as F
 
 from benchmarks.harness.graphs import fresh, make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
-from benchmarks.harness.timing import Memory, time_until
+from benchmarks.harness.timing import Memory, synchronize, time_until
 from benchmarks.harness.weft_side import eager_memory, group_epoch
-from benchmarks.suites.sampled_epoch import MOST_EPOCHS, Clock
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -34,9 +34,27 @@ from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.group import GroupRun
 
+MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated
 SHARED = {"bases": {"bases": 8}, "blocks": {"blocks": 8}}
 FANOUTS = {"together": (15, 10), "each": ({"each": 1}, {"each": 1})}
 SIDES = ("weft", "weft-every-step", "pyg", "pyg-fast")
+
+
+class Clock:
+    """``stop()`` after every step: reads the clock after ``warmup`` steps and after ``steps`` more, then ends."""
+
+    def __init__(self, device: torch.device, warmup: int, steps: int) -> None:
+        self._device, self._begin, self._end = device, warmup, warmup + steps
+        self._done, self._since, self.seconds = 0, 0.0, 0.0
+
+    def stop(self) -> bool:
+        """Whether enough has been timed."""
+        self._done += 1
+        if self._done in (self._begin, self._end):
+            synchronize(self._device)
+            now = time.perf_counter()
+            self._since, self.seconds = now, now - self._since if self._done == self._end else 0.0
+        return self._done >= self._end
 
 
 def task_of(graph: Graph, sharing: str, hidden: int, **more: Any) -> Task:
@@ -110,7 +128,7 @@ def measure_sampled(graph: Graph, how: str, args: Namespace) -> dict[str, Any]:
     plan = Plan((task.label,), device=device.type, replay=device.type == "cuda")
     memory = Memory(device)
     run = GroupRun([task], graph, plan, device, make_source=Sampling(task.fanouts, task.batch))
-    clock = Clock(device, args.warmup, args.steps, lambda: None)
+    clock = Clock(device, args.warmup, args.steps)
     while not clock.seconds:
         run.advance(MOST_EPOCHS, clock.stop)
     step = clock.seconds / args.steps
@@ -131,7 +149,7 @@ def measure_pyg_sampled(graph: Graph, args: Namespace) -> dict[str, Any]:
     batches = pyg_batches(graph, args)
     model = PygRGCN(RGCNConv, graph, "bases", args.hidden).to(graph.device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=graph.device.type == "cuda")
-    clock = Clock(graph.device, args.warmup, args.steps, lambda: None)
+    clock = Clock(graph.device, args.warmup, args.steps)
     for batch in batches:
         batch = batch.to(graph.device)
         optimizer.zero_grad()

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import weft
+from tests.serve.serving import Queue
 from weft.cluster.ray_run import run_on_ray
 from weft.core.errors import SpecError
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 STORE = 80 * 2**20
 
@@ -90,3 +91,28 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
 def test_a_cluster_without_gpus_is_told(cluster):
     with pytest.raises(SpecError, match="no node of the cluster has such a device"):
         run_on_ray(sweep(1), "ray", device="cuda")
+
+
+def test_a_queue_over_the_cluster_survives_a_node(cluster, tmp_path):
+    """The last test: it loses another node."""
+    from weft.cluster.ray_nodes import device_names, nodes_of
+
+    alive = {node.id for node in nodes_of(ray)}
+    victims = [node for name, node in cluster.others.items() if name in alive]
+    devices = device_names(nodes_of(ray))
+    assert len(devices) == len(alive)
+    work = Queue(tmp_path, devices=devices, workers=1)
+    try:
+        # Models of different structure are groups of their own, so that every node has some.
+        settings = [{"hidden": 8, "layers": layers, "epochs": 400} for layers in (1, 2, 3, 4)]
+        names = work.submit(*settings)
+        on_victim = f"cpu@{victims[0].node_id}"
+        work.until(
+            lambda: any(one.group and one.device == on_victim for one in work.supervisor.pool.workers.values()), 150
+        )
+        cluster.remove_node(victims[0], allow_graceful=False)
+        ended = work.wait(names, 200)
+        assert [task.state for task in ended] == ["done"] * 4
+        assert on_victim not in work.supervisor.pool.room
+    finally:
+        work.close()

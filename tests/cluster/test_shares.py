@@ -6,7 +6,8 @@ import pytest
 
 import weft
 from weft.cluster.node_work import pack, train_share, unpack
-from weft.cluster.ray_cluster import Mailbox, Node, address_of, gpu_bytes, needs
+from weft.cluster.ray_cluster import Mailbox, gpu_bytes, needs
+from weft.cluster.ray_nodes import Node, address_of, device_names
 from weft.cluster.shares import Share, divide, shares_of
 from weft.core.errors import SpecError
 
@@ -53,6 +54,12 @@ def test_addresses():
     for wrong in ("slurm", "ray://", "ray:/x"):
         with pytest.raises(SpecError, match="must be 'ray' or"):
             address_of(wrong)
+
+
+def test_devices_of_nodes():
+    nodes = [Node("a", 1), Node("b", 1, gpus=2)]
+    assert device_names(nodes) == ("cuda:0@b", "cuda:1@b")
+    assert device_names(nodes[:1]) == ("cpu@a",)
 
 
 def test_a_newer_checkpoint_replaces_the_one_before():

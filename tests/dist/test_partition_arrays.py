@@ -13,6 +13,7 @@ from weft.dist.partition_arrays import (
     split_edges,
     to_block,
 )
+from weft.graph.catalog import shapes
 from weft.ops.csr.adjacency import Adjacency
 from weft.planner import partition as plain
 
@@ -73,3 +74,10 @@ def test_large_row_offsets_are_searched_not_scanned():
     found = plain.split_by_edges(indptr, 8)
     assert found.imbalance < 0.01
     assert Counted.reads < 400
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed", "proteins", "artist", "ogbn-arxiv"])
+def test_ranks_have_equally_many_edges(name):
+    """Within one percent, at the shapes' full size; the large shapes are counted by the benchmark."""
+    indptr = shapes.make(name).adj.indptr.numpy()
+    assert all(plain.split_by_edges(indptr, ranks).imbalance < 0.01 for ranks in (2, 4, 8))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from weft.core.errors import SpecError
 from weft.core.units import parse_bytes
 
 
@@ -18,6 +19,14 @@ def serve(
     devices: Annotated[
         list[str] | None,
         typer.Option("--devices", metavar="NAME", help="cpu, cuda:0, ...; repeat.", show_default="every GPU, or cpu"),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray|ray://HOST:PORT",
+            help="Train on the nodes of a Ray cluster, which must see FILE.runs.",
+            show_default="this machine",
+        ),
     ] = None,
     token: Annotated[
         Path | None,
@@ -68,6 +77,8 @@ def serve(
     from weft.serve.server import serve as run_server
 
     host, port = parse_address(bind)
+    if on is not None:
+        devices = _devices_on(on, devices)
     db.absolute().parent.mkdir(parents=True, exist_ok=True)
     options = ServeOptions(
         db=db.absolute(),
@@ -89,3 +100,13 @@ def serve(
     known = f"token in {file}" if file is not None else "no token is needed"
     print(f"weft: serving {db} at http://{bind} ({known})", file=sys.stderr, flush=True)
     run_server(options, host, port, tokens, drain_seconds)
+
+
+def _devices_on(on: str, devices: list[str] | None) -> list[str]:
+    """The devices of a cluster."""
+    from weft.cluster.ray_nodes import connect, device_names, nodes_of
+
+    if devices:
+        raise SpecError(f"--devices {devices[0]} does not go with --on {on}: the cluster says what it has")
+    ray, _ = connect(on)
+    return list(device_names(nodes_of(ray)))

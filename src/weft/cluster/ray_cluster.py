@@ -13,57 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.cluster.node_work import train_share
+from weft.cluster.ray_nodes import HEAD, Node, connect, nodes_of
 from weft.cluster.shares import Share
-from weft.core.errors import InputError, SpecError, TrainingError
+from weft.core.errors import SpecError, TrainingError
 from weft.core.units import show_bytes
 from weft.planner.machine_profiles import PROFILES
 
 POLL_SECONDS = 0.2
 MOST_ATTEMPTS = 5  # of one share: a share that kills every node it is on is not tried for ever
-HEAD = "node:__internal_head__"
 
 Take = Callable[[str, str, Any], None]  # key of a share, kind of message, message
-
-
-def import_ray() -> Any:
-    """Ray, or one sentence."""
-    try:
-        import ray
-    except ImportError:
-        raise InputError("--on ray needs Ray: pip install 'weft-gnn[ray]'") from None
-    return ray
-
-
-def address_of(on: str) -> str | None:
-    """``"ray"``: the cluster at hand, or one on this machine (None); ``"ray://host:port"``: that one."""
-    if on == "ray":
-        return None
-    if on.startswith("ray://") and len(on) > len("ray://"):
-        return on
-    raise SpecError(f"on={on!r} must be 'ray' or 'ray://HOST:PORT'")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node: its id, its memory in bytes, its GPUs and what they are called (as Ray calls them, lower case)."""
-
-    id: str
-    memory: int
-    gpus: int = 0
-    gpu: str = ""
-    head: bool = False
 
 
 @contextmanager
 def connected(on: str) -> Iterator[Cluster]:
     """The cluster that ``on`` names. What was connected before stays so."""
-    address, ray = address_of(on), import_ray()
-    mine = not ray.is_initialized()
-    if mine:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise InputError(f"on={on!r}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
+    ray, mine = connect(on)
     try:
         yield Cluster(ray)
     finally:
@@ -86,15 +51,7 @@ class Cluster:
 
     def nodes(self) -> list[Node]:
         """Those that are there."""
-        found = []
-        for one in self.ray.nodes():
-            if one["Alive"]:
-                has = one["Resources"]
-                kind = next((name.split(":", 1)[1] for name in has if name.startswith("accelerator_type:")), "")
-                found.append(
-                    Node(one["NodeID"], int(has.get("memory", 0)), int(has.get("GPU", 0)), kind.lower(), HEAD in has)
-                )
-        return found
+        return nodes_of(self.ray)
 
     def train(
         self, shares: list[Share], options: Mapping[str, Any], take: Take, done: Callable[[Share, Any], None]

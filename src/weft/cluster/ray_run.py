@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.cluster.ray_cluster import Cluster, Node, connected
+from weft.cluster.ray_cluster import Cluster, connected
+from weft.cluster.ray_nodes import Node
 from weft.cluster.shares import Share, shares_of
 from weft.core.errors import DivergedError, SpecError, TrainingError
 from weft.core.event import Event

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from weft.core.division import PhaseTimes
 from weft.core.errors import InputError
 from weft.flow.division.profiler import LIMIT_SECONDS, STEPS, Profiled, profile
@@ -23,10 +25,17 @@ def profile_group(group: GroupRun, workers: int, steps: int = STEPS, limit: floa
     train = group.one_step(source)
     saved = {name: tensor.clone() for name, tensor in group.tensors().items()}
     pipeline, hardware = source.divided, source.hardware
+    clocks = [(stack.state.clock, stack.state.clock.clone()) for stack in group.stacks]
+
+    def step(item: Any) -> None:
+        train(source.as_batch(item))
+        for clock, before in clocks:  # there are rates for the steps of the training alone
+            clock.copy_(before)
+
     what = Profiled(
         pipeline.host,
         pipeline.device,
-        lambda item: train(source.as_batch(item)),
+        step,
         hardware.name,
         pipeline.clock,
         hardware.registry().beside(hardware.name),

@@ -16,15 +16,15 @@ MIB = 1 << 20
 class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
-    ``devices``: ``auto``, or names such as ``cpu`` and ``cuda:0``. ``workers``: groups that may run at once on each.
-    ``budget``: bytes per device for all groups (None: what is free). ``models``: import paths that tasks may name.
-    ``graphs``: the folder that paths of graphs are relative to (None: no paths). ``downloads``: whether tasks may name
-    graphs that are downloaded. ``quota``: tasks per user that have not ended. ``overrun_bytes``: what a CPU worker may
-    hold beyond its group's bytes before its allocations fail. ``hang_seconds`` without progress, or ``silent_seconds``
-    without a heartbeat, end a worker. ``keep_seconds``: how long ended tasks stay in the queue (None: for good).
-    ``keep_graphs``: bytes of graphs that each worker keeps between groups. ``reserved``: bytes of the budget that no
-    group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's multi-process
-    service is started for several workers of a GPU.
+    ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
+    groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
+    ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
+    no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
+    not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
+    ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
+    how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
+    between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
+    most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
     """
 
     db: Path
@@ -55,7 +55,7 @@ class ServeOptions:
             raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
         if self.quota < 1:
             raise SpecError(f"quota={self.quota} must be at least 1 task per user")
-        for name in self.devices:
+        for name in (one.partition("@")[0] for one in self.devices):
             if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdigit()):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
 

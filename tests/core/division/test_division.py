@@ -53,6 +53,7 @@ def test_phase_times_keep_mean_and_variance():
     time = PhaseTime.of([1.0, 2.0, 3.0])
     assert (time.mean, time.std, time.count) == (2.0, 1.0, 3)
     assert time.scaled(2.0).std == 2.0
+    assert PhaseTime.of([1.0, 1.0, 1.2, 50.0]).mean == pytest.approx(3.2 / 3)  # another process had the core
 
 
 def test_workers_crowd_the_host_and_concurrent_phases_slow_each_other():

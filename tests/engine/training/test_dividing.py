@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(120)
 def quick(monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "home"))
     profile = dividing.profile_group
-    monkeypatch.setattr(dividing, "profile_group", lambda group, workers: profile(group, workers, steps=4, limit=3.0))
+    monkeypatch.setattr(
+        dividing, "profile_group", lambda group, workers, limit: profile(group, workers, steps=4, limit=3.0)
+    )
     monkeypatch.setattr(dividing.Dividing, "workers", 2)
 
 
@@ -88,7 +90,7 @@ def test_a_slow_host_is_adapted_to_and_the_journal_says_so(tmp_path):
 
 def test_what_was_profiled_is_not_profiled_again(monkeypatch):
     run(ThreadAccelerator("npu", Slowed(10**9, 1.0)))
-    monkeypatch.setattr(dividing, "profile_group", lambda *_: pytest.fail("profiled twice"))
+    monkeypatch.setattr(dividing, "profile_group", lambda *_, **__: pytest.fail("profiled twice"))
     result, _ = run(ThreadAccelerator("npu", Slowed(10**9, 1.0)))
     assert result[0].status == "finished"
 

@@ -10,6 +10,7 @@ from typing import Any
 from weft.core.errors import SpecError
 
 HOST_BATCHING = "batching_cpu"
+STALL = 4.0  # times the median of a phase
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class PhaseTime:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> PhaseTime:
-        """Of measured seconds."""
+        """Of measured seconds; those of a few stalls (:data:`STALL` times the median and more) do not count."""
         if not seconds:
             raise SpecError("a phase needs at least one measured batch")
+        median = sorted(seconds)[len(seconds) // 2]
+        seconds = [value for value in seconds if value <= STALL * median]
         mean = sum(seconds) / len(seconds)
         variance = sum((value - mean) ** 2 for value in seconds) / max(len(seconds) - 1, 1)
         return cls(mean, math.sqrt(variance), len(seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from weft.core.cost import Cost
 from weft.core.division import Division, PhaseTimes
 from weft.core.errors import WeftError
 from weft.core.machine import Machine
@@ -12,6 +13,7 @@ from weft.core.plan import Plan
 from weft.core.units import show_seconds
 from weft.engine.base.machines import load_calibration, update_calibration
 from weft.flow.division.hardware import Hardware
+from weft.flow.division.profiler import LIMIT_SECONDS
 from weft.planner.division.adapting import Adapter
 from weft.planner.division.partitioner import Limits, partition
 from weft.runtime.batches.divided_source import DividedSampled, DividedSampling
@@ -22,9 +24,10 @@ from weft.runtime.profile_division import divided_source, profile_group
 
 RESERVED_CORES = 2  # for the thread that trains and the one that transfers
 MOST_WORKERS = 14
+PROFILE_EPOCHS, SHORTEST_PROFILE = 2.0, 1.0
 PINNED_SHARE = 0.25  # of the host's memory that prepared batches may take
 DEVICE_BUFFER = 4
-SLOTS_PER_WORKER = 2
+SPARE_SLOTS = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Dividing:
     def _trial(self) -> Division:
         """Room for a profile and for what may be chosen after it."""
         trainer = "gpu" if self.hardware is None else self.hardware.name
-        slots = SLOTS_PER_WORKER * self.workers
+        slots = self.workers + SPARE_SLOTS
         return Division(1, 1, self.workers, slots, DEVICE_BUFFER, trainer=trainer)
 
     @property
@@ -84,8 +87,14 @@ class Dividing:
         calibration = load_calibration(self.machine)
         return None if calibration is None else calibration.phases.get(key)
 
+    @staticmethod
+    def _limit(plan: Plan) -> float:
+        """Seconds that a profile may take: about two epochs, and at most fifteen."""
+        predicted = Cost.from_dict(plan.cost).epoch_seconds if plan.cost else 0.0
+        return min(max(PROFILE_EPOCHS * predicted, SHORTEST_PROFILE), LIMIT_SECONDS) if predicted else LIMIT_SECONDS
+
     def _profiled(self, group: GroupRun, key: str) -> PhaseTimes:
-        times = profile_group(group, self.workers)
+        times = profile_group(group, self.workers, limit=self._limit(group.plan))
         with suppress(WeftError, OSError):  # what is learned is kept if it can be
             update_calibration(self.machine, lambda known: known.with_phases(key, times))
         return times

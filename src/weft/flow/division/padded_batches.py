@@ -26,6 +26,8 @@ from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 
+SPARE_ROWS = 1.1  # rows of a pinned buffer beyond the largest batch so far
+
 
 @dataclass(frozen=True)
 class PaddedLayout:
@@ -118,6 +120,7 @@ class PaddedHost(HostSide):
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
         self._idle: list[tuple[Tensor, Tensor]] = []
+        self._largest = 0  # nodes of a batch so far
         self._lock = threading.Lock()
 
     def prepare(self, seeds: SeedBatch) -> PackedItem:
@@ -126,19 +129,22 @@ class PaddedHost(HostSide):
         count = seeds.seeds.numel()
         layout = PaddedLayout.of(count, self._sampler.fanouts, self._sampler.graph.num_nodes)
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
-        packed, rows = self._buffers(layout)
-        pack(batch, layout, packed)
         nodes = batch.input_nodes.numel()
+        packed, rows = self._buffers(layout, nodes)
+        pack(batch, layout, packed)
         gather_rows_cpu(self._x, batch.input_nodes, rows[:nodes], shares=1)
         return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch)
 
-    def _buffers(self, layout: PaddedLayout) -> tuple[Tensor, Tensor]:
-        """Pinned buffers that no batch holds; pinning takes long, so they are kept."""
-        size, rows = sum(layout.sizes), layout.nodes
+    def _buffers(self, layout: PaddedLayout, nodes: int) -> tuple[Tensor, Tensor]:
+        """Pinned buffers that no batch holds; pinning takes long, so they are kept. ``nodes``: rows that are needed."""
+        size = sum(layout.sizes)
         with self._lock:
+            self._largest = max(self._largest, nodes)
             for place, (packed, x) in enumerate(self._idle):
-                if packed.numel() == size and x.shape[0] >= rows:
+                if packed.numel() == size and x.shape[0] >= nodes:
                     return self._idle.pop(place)
+            self._idle = [one for one in self._idle if one[1].shape[0] >= nodes or one[0].numel() != size]
+            rows = min(int(self._largest * SPARE_ROWS), layout.nodes)
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._pins)
         return packed, torch.empty(rows, self._x.shape[1], dtype=self._x.dtype, pin_memory=self._pins)
 

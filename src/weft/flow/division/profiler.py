@@ -123,8 +123,9 @@ class _Profiler:
         if self._workers < 2:
             return
         with self._busy_host() as seconds:
-            self._wait_for(seconds, FEWEST * self._workers)
-        ratio = _mean(seconds) / max(self._phases[HOST_BATCHING].mean, 1e-9)
+            self._wait_for(seconds, (1 + FEWEST) * self._workers)
+        steady = seconds[self._workers :] or seconds  # the first of each worker may allocate its buffers
+        ratio = _mean(steady) / max(self._phases[HOST_BATCHING].mean, 1e-9)
         self._crowding = max(ratio - 1.0, 0.0) / (self._workers - 1)
 
     def _wait_for(self, seconds: list[float], count: int) -> None:
@@ -244,7 +245,7 @@ def _background(works: Sequence[Callable[[], Any]]) -> Iterator[list[float]]:
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    return sum(seconds) / max(len(seconds), 1)
+    return PhaseTime.of(seconds).mean if seconds else 0.0
 
 
 def _bytes_of(item: Any) -> int:

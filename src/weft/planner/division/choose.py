@@ -15,6 +15,7 @@ from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
+from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.planner.division.loads import bound, loads
@@ -30,6 +31,7 @@ DEVICE_BUFFERS = (4, 2, 1)
 PINNED_SHARE = 0.25  # of the host's memory for prepared batches
 RESERVED_CORES, MOST_WORKERS = 2, 14
 RUNNERS_UP = 6
+SPARE_SLOTS = 4  # prepared batches in host memory beyond one per worker
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class _Search:
         pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
         if device is None or pinned < 1:
             return None
-        limits = Limits(min(pinned, 2 * workers), device, workers)
+        limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers)
         steps = steps_per_epoch(setup.task, self._stats)
         division = _shared(partition(times, registry, min(steps, SEARCHED), limits))
         whole = simulate(division, times, steps, registry)
@@ -230,7 +232,7 @@ class _Search:
         """Bytes of a batch at its largest: features and neighbours."""
         task, rows = setup.task, min(setup.task.batch, max(self._stats.num_train, 1))
         most, edges = rows, 0
-        for fanout in task.fanouts:
+        for fanout in picks_per_hop(task.fanouts, self._stats):
             edges += most * max(fanout, 1)
             most = min(most * (max(fanout, 0) + 1), self._stats.num_nodes + rows)
         return most * (row_bytes(task, self._stats) + 4) + 8 * edges

@@ -45,7 +45,7 @@ def loading_for(task: Task, loader: Any, plan: Plan | None = None) -> Loading:
 class Loaded(OneByOne):
     """The loader's batches, epoch after epoch, each as one local subgraph for all layers."""
 
-    constant, overlaps, reduce = False, False, ONE_RANK
+    constant, reduce = False, ONE_RANK
 
     def __init__(self, request: SourceRequest, loader: Any, sampling: Sampling) -> None:
         self._request, self._loader, self._most = request, loader, sampling.batch
@@ -58,10 +58,6 @@ class Loaded(OneByOne):
     def reads(self) -> dict[str, float]:
         """What caches had of the features that were read here."""
         return self._whole.reads()
-
-    def counters(self) -> list[Tensor]:
-        """None: no step is captured."""
-        return []
 
     def batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's next pass, or the rest of one that was left; that of another process cannot be continued."""

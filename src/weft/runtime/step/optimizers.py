@@ -17,6 +17,8 @@ from weft.core.task import Task
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.schedules import learning_rates
 
+SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
+
 
 def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
     """The numbers of every step ``[epochs * steps_per_epoch, 8]``, computed in double precision."""
@@ -39,12 +41,12 @@ def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mas
 
 
 def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int = 1) -> Tensor:
-    """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch, 8]``; ``length`` counts epochs.
+    """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch + SPARE, 8]``; ``length`` counts epochs.
 
     A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
     """
     still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    table = still.expand(len(tasks), length * steps_per_epoch, 8).clone()
+    table = still.expand(len(tasks), length * steps_per_epoch + SPARE, 8).clone()
     for row, task in zip(table, tasks, strict=True):
         row[: task.epochs * steps_per_epoch] = hyper_table(task, steps_per_epoch)
     return table

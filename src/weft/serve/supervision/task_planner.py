@@ -40,7 +40,7 @@ class TaskPlanner:
                 plans += self._within_limits(task, known)
             elif self._planning is None and self._pool.workers[PLANNER].ready:
                 self._planning = (task.id, key)
-                device = self._state.options.device_names()[0]
+                device = self._state.options.device_names()[0].partition("@")[0]
                 self._pool.workers[PLANNER].send("plan", id=task.id, task=worker_settings(task), device=device)
         if plans:
             self._state.db.plan_many(plans)

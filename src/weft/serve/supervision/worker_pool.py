@@ -10,6 +10,7 @@ from weft.core.errors import WeftError
 from weft.core.units import show_bytes
 from weft.serve.supervision.supervisor_state import SupervisorState
 from weft.serve.workers.mps import MPS
+from weft.serve.workers.ray_worker import RayWorker
 from weft.serve.workers.worker_process import Inbox, Spawner, WorkerProcess
 
 MOST_STARTS_FAILED = 5  # workers in a row that ended before they were ready
@@ -38,7 +39,7 @@ class WorkerPool:
         """Start the planner and the workers of every device."""
         options = self._state.options
         devices = options.device_names()
-        self._mps = MPS(devices, options.workers, options.mps)
+        self._mps = MPS([name for name in devices if "@" not in name], options.workers, options.mps)
         self._mps.start()
         self._start(PLANNER, devices[0], planner=True)
         for device in devices:
@@ -56,6 +57,10 @@ class WorkerPool:
     def _start(self, name: str, device: str, planner: bool = False) -> None:
         environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
         keep, there = (0, "cpu") if planner else (self._state.options.keep_graphs, device)
+        if "@" in there:
+            environment = {**self._state.options.environment, **environment}
+            self.workers[name] = RayWorker(name, there, self.inbox, environment, keep)
+            return
         self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep)
 
     def any_idle(self) -> bool:
@@ -95,11 +100,22 @@ class WorkerPool:
             if now - active.heard > self._state.options.hang_seconds and not active.worker.end_reason:
                 active.worker.kill(f"made no progress for {self._state.options.hang_seconds:.0f} s")
 
+    def _forget(self, worker: WorkerProcess) -> None:
+        """A machine is gone, and its device with it; what it trained is queued again, for the others."""
+        del self.workers[worker.name]
+        if not any(one.device == worker.device for name, one in self.workers.items() if name != PLANNER):
+            self.room.pop(worker.device, None)
+        if all(name == PLANNER for name in self.workers):
+            raise NoWorkersError("every node of the cluster was lost; the queue is kept, start the server again")
+
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that has ended."""
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
         self._failed_starts[worker.name] = failed
         worker.stop(0.1)
+        if worker.lost:
+            self._forget(worker)
+            return
         if failed >= MOST_STARTS_FAILED:
             log = f"{self._state.options.runs}/workers.log"
             raise NoWorkersError(f"worker {worker.name!r} ended {failed} times before it was ready; see {log}")

@@ -89,15 +89,16 @@ def _fork(link: socket.socket, wanted: dict[str, Any], handles: list[int], own: 
 
 
 def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
-    """Work in this fork; on a GPU in a new program if the spawner has touched CUDA, which no fork survives."""
-    import torch
+    """Work in this fork; on a GPU in a new program, since no fork survives that the spawner has touched CUDA.
 
+    Torch touches it when it is asked for devices, without knowing of it afterwards.
+    """
     device, keep = wanted["device"], int(wanted.get("keep_bytes", 0))
-    if device.startswith("cuda") and torch.cuda._is_in_bad_fork():
+    if device.startswith("cuda"):
         os.dup2(out, 1)
         told = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
         os.execv(sys.executable, [sys.executable, "-m", "weft.serve.workers.worker", *told])
-    work_on(device, sys.stdin, out, warm=not device.startswith("cuda"), keep_bytes=keep)
+    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep)
 
 
 def _report_ended(link: socket.socket) -> None:

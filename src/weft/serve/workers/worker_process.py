@@ -105,7 +105,12 @@ class Spawner:
 
 
 class WorkerProcess:
-    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended."""
+    """One worker process; its messages go to ``inbox``, and ``{"say": "gone"}`` when it has ended.
+
+    ``lost``: the machine that it was on is gone, so another cannot be started there.
+    """
+
+    lost = False
 
     def __init__(
         self,
