@@ -32,7 +32,7 @@ from weft.graph.data.graph import Graph
 SETTINGS: dict[str, Any] = {
     "layers": 2, "hidden": 64, "dropout": 0.5, "lr": 0.01, "weight_decay": 5e-4, "fanout": (10, 10), "batch": 1024,
 }  # fmt: skip
-EPOCHS = {"facebook": 12, "squirrel": 40}
+EPOCHS = {"facebook": 10, "squirrel": 30}
 PROJECTIONS = 128
 
 

@@ -37,6 +37,7 @@ def test_every_node_is_sampled_for_once_in_the_hop_after_it_was_found(fanouts):
     assert not sampled[hop == len(fanouts)].any()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("fanouts", [[-1], [-1, -1]], ids=str)
 def test_equals_pyg_with_all_neighbours(fanouts):
     loaders = pytest.importorskip("torch_geometric.loader")

@@ -84,7 +84,7 @@ def test_the_same_bits_from_everywhere(graph, name, members):
 @pytest.mark.parametrize("model", ["gcn", "gin", "gat"])
 def test_other_models(graph, model):
     expected = trained(run_of(graph, Placement(), model))
-    # Attention subtracts a bound of the scores of all rows, those beyond the existing ones included: it may round others.
+    # Attention subtracts a bound of the scores of all rows, padding included: it may round otherwise.
     assert_same(trained(run_of(graph, Placement("host", overlap=True), model)), expected, bits=model != "gat")
 
 

@@ -158,6 +158,7 @@ def test_weft_run_takes_a_loader(graph, model):
     assert result.history["train_loss"][-1] < result.history["train_loss"][0]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_weft_run_takes_pygs_neighbor_loader(graph):
     loaders = pytest.importorskip("torch_geometric.loader")
     typing = pytest.importorskip("torch_geometric.typing")

@@ -125,7 +125,12 @@ def _with_division(
     moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=why)
     more = best.device_bytes - estimate.cost.total_bytes
     sizes = {name: getattr(estimate.cost, name) + more for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
-    cost = replace(estimate.cost, **sizes, seconds={"gpu": best.seconds})
+    buffers = best.device_bytes - best.setup.device_bytes
+    kinds = {name: size for name, size in estimate.cost.bytes.items() if name != "cache"} | {"prepared": buffers}
+    kinds |= {"cache": best.setup.placement.cache_bytes} if best.setup.placement.cache_bytes else {}
+    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, best.seconds)
+    seconds = {"gpu": trained, "pcie": best.seconds - trained}
+    cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds)
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
 
 

@@ -33,6 +33,7 @@ KINDS = {
     "workspace": "workspaces",
     "rounding": "rounding",
     "setup": "set-up beyond the step",
+    "prepared": "prepared batches",
 }
 FAMILY_WORDS = {
     "spmm": "aggregation",
