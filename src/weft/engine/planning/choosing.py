@@ -191,7 +191,7 @@ class _Setups:
                 if (place.features, place.topology) in seen:
                     continue
                 seen.add((place.features, place.topology))
-                exact = known or not fits or self._has_time
+                exact = known or not fits or self._has_time or self._wants_cache
                 setups += self._placed(task, place, plan) if exact else [elsewhere(setups[0], place, stats)]
         finally:
             estimator.place(task, before)
