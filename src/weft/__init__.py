@@ -12,6 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from weft.core.lazy.names import gc_paused
 from weft.core.version import __version__
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     place, attribute = _PLACES[name]
-    found = getattr(import_module(place), attribute)
+    with gc_paused():
+        found = getattr(import_module(place), attribute)
     globals()[name] = found
     return found
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.baselines.modules import CONVS, JUMPS, NORMS, OPAQUE, Recipe, opaque_module, random_module
+from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.scatter import Axis, Point, write_scatter
 from benchmarks.suites.prediction.queues import LAYERS, MODULES, QUEUES, SHAPES, entries, queue
 from weft.graph.generate import citation
@@ -35,6 +36,17 @@ def test_all_sets_together():
     found = entries(["queues", "modules", "opaque"])
     assert len(found) == 5 * 20 + MODULES + len(OPAQUE)
     assert len(entries(["modules"])) == MODULES
+    assert len(entries(["users"])) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_users_modules_give_logits_and_gradients(name, graph):
+    model = users_module(name, hidden=16)(6, 3)
+    edges = torch.stack([graph.adj.indices.long(), graph.adj.rows().long()])
+    logits = model(graph.x, edges if "transformer" in name else graph.adj)
+    assert logits.shape == (60, 3)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 def test_twenty_modules_have_every_part():

@@ -12,7 +12,7 @@ import weft.cli.main as shell
 from weft.cli.data import app
 from weft.core.errors import GraphError, SpecError
 from weft.graph.catalog import datasets
-from weft.graph.catalog import names as catalog
+from weft.graph.catalog.listing import DATA_VARIABLE
 from weft.graph.readers import read
 
 
@@ -20,7 +20,7 @@ from weft.graph.readers import read
 def offline(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "reachable", lambda *_args: False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(catalog.DATA_VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "data"))
 
 
 def data(*words: object) -> str:

@@ -5,7 +5,9 @@
 
 The trainings are those of ``queues.py``: CoGNN's five queues, 20 random modules over ``weft.nn``, and
 PyG's
-modules, alone and (the first two) stacked T = 4 and 16. The estimate sees sizes only and allocates nothing; the run is
+modules, alone and (the first two) stacked T = 4 and 16; and five users' modules with torch's norms, dropout and
+attention, stacked at every T (``--sets users --tasks 1,4,6,16`` are 20 stacks). The estimate sees sizes only and
+allocates nothing; the run is
 what ``weft.run`` would do: every tensor of the graph on the device, the step recorded, then a few epochs with their
 evaluation. Memory is torch's own account, ``max_memory_allocated`` and ``max_memory_reserved``, from an empty cache.
 
@@ -144,7 +146,8 @@ def chosen(args: Namespace) -> list[tuple[Entry, int]]:
     every = entries(listed(args.sets))[:: args.every]
     for tasks in (int(text) for text in listed(args.tasks)):
         for place, entry in enumerate(every):
-            if tasks == 1 or (entry.kind != "opaque" and place % args.stacked_every == 0):
+            stacked = entry.kind == "users" or (entry.kind != "opaque" and place % args.stacked_every == 0)
+            if tasks == 1 or stacked:
                 found.append((entry, tasks))
     return found
 

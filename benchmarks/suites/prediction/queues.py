@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
+from benchmarks.baselines.users_modules import NAMES, users_module
 from weft.core.models import BUILT_IN
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -25,7 +26,8 @@ QUEUE_LENGTH = 20
 MODULES = 20
 MODULE_SHAPES = ("pubmed", "artist", "soc-blog", "dd", "amazon0601")
 OPAQUE_SHAPES = ("pubmed", "soc-blog", "amazon0601")
-SETS = ("queues", "modules", "opaque")
+USERS_SHAPES = ("pubmed", "soc-blog", "ogbn-arxiv")
+SETS = ("queues", "modules", "opaque", "users")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Entry:
     def _model(self, hidden: int) -> Any:
         if self.kind == "modules":
             return random_module(self.seed)
+        if self.kind == "users":
+            return users_module(self.model, hidden)
         return opaque_module(self.model, hidden=hidden) if self.kind == "opaque" else self.model
 
 
@@ -84,6 +88,13 @@ def opaque() -> list[Entry]:
     ]  # fmt: skip
 
 
+def users() -> list[Entry]:
+    """Modules with torch's own norms, dropout and attention, all of which are stacked."""
+    return [
+        Entry("users", "users", USERS_SHAPES[place % len(USERS_SHAPES)], name) for place, name in enumerate(NAMES)
+    ]  # fmt: skip
+
+
 def entries(sets: list[str]) -> list[Entry]:
     """Everything in the named sets."""
     found: list[Entry] = []
@@ -93,4 +104,6 @@ def entries(sets: list[str]) -> list[Entry]:
         found += modules()
     if "opaque" in sets:
         found += opaque()
+    if "users" in sets:
+        found += users()
     return found

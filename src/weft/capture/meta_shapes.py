@@ -20,7 +20,7 @@ def shape_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in WITH_OPTIONS:
         return WITH_OPTIONS[func](*args, **kwargs)
     rule = RULES.get(func)
-    if rule is pointwise and "alpha" in kwargs and args[0].is_floating_point():
+    if rule in (pointwise, in_place) and "alpha" in kwargs and args[0].is_floating_point():
         kwargs = {**kwargs, "alpha": None}  # a factor changes no shape
     plain = all(value is None or value is False for value in kwargs.values())  # left out or switched off
     return rule(*args) if rule is not None and plain else NotImplemented
@@ -138,6 +138,48 @@ def addmm(bias: Tensor, one: Tensor, other: Tensor) -> Any:
     return one.new_empty(one.shape[0], other.shape[1]) if fits and one.is_meta and len(types) == 1 else NotImplemented
 
 
+def truth(tensor: Tensor, dim: int, keep: bool = False) -> Any:
+    """One bool per row, over one dimension."""
+    if tensor.dim() == 0 or not _in_order([tensor]):
+        return NotImplemented
+    sizes = list(tensor.shape)
+    sizes[dim % tensor.dim()] = 1
+    kept = sizes if keep else [size for place, size in enumerate(sizes) if place != dim % tensor.dim()]
+    return tensor.new_empty(kept, dtype=torch.bool)
+
+
+def argmax(tensor: Tensor, dim: Any = None, keep: bool = False) -> Any:
+    """One position per row, over one dimension."""
+    found = NotImplemented if dim is None else truth(tensor, dim, keep)
+    return found if found is NotImplemented else found.new_empty(found.shape, dtype=torch.int64)
+
+
+def gather(tensor: Tensor, dim: int, places: Tensor) -> Any:
+    """A value per position."""
+    fits = _dense(places) and tensor.is_meta and places.dim() == tensor.dim()
+    return tensor.new_empty(places.shape) if fits else NotImplemented
+
+
+def like(tensor: Tensor, *numbers: Any) -> Any:
+    """A result like the argument, whatever the numbers."""
+    return pointwise(tensor) if tensor.is_floating_point() else NotImplemented
+
+
+def index_copy_(target: Tensor, dim: int, places: Tensor, source: Tensor) -> Any:
+    """The target itself, for rows that fit."""
+    sizes = list(target.shape)
+    sizes[dim % target.dim()] = places.numel()
+    fits = target.is_meta and source.is_meta and target.dtype == source.dtype
+    return target if fits and list(source.shape) == sizes else NotImplemented
+
+
+def mm(one: Tensor, other: Tensor) -> Any:
+    """``[M, K] x [K, N]``."""
+    fits = one.dim() == other.dim() == 2 and one.shape[1] == other.shape[0]
+    fits = fits and one.is_meta and other.is_meta and one.dtype == other.dtype
+    return one.new_empty(one.shape[0], other.shape[1]) if fits else NotImplemented
+
+
 def bmm(one: Tensor, other: Tensor) -> Any:
     """``[B, M, K] x [B, K, N]``."""
     fits = one.dim() == other.dim() == 3 and one.shape[0] == other.shape[0] and one.shape[2] == other.shape[1]
@@ -253,10 +295,20 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cumsum.default: cumsum,
     aten.where.self: where,
     aten.clamp.default: clamp,
+    aten.mm.default: mm,
     aten.addmm.default: addmm,
     aten.bmm.default: bmm,
     aten.index.Tensor: index,
     aten.mean.dim: reduced,
+    aten.sum.dim_IntList: reduced,
+    aten.argmax.default: argmax,
+    aten.gather.default: gather,
+    aten.nan_to_num.default: like,
+    aten.index_copy_.default: index_copy_,
+    aten.bitwise_not.default: pointwise,
+    aten.addcmul.default: pointwise,
+    aten.all.dim: truth,
+    aten.any.dim: truth,
     aten.logsumexp.default: reduced,
     aten.binary_cross_entropy_with_logits.default: cross_entropy,
     aten._softmax.default: softmax,
@@ -274,7 +326,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{getattr(aten, name).default: pointwise for name in ["zeros_like", "ones_like", "empty_like"]},
     **{
         getattr(aten, name).Tensor: pointwise
-        for name in ["add", "sub", "mul", "bitwise_and", "bitwise_or", "bitwise_xor"]
+        for name in ["add", "sub", "mul", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"]
     },
     **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub"]},
     aten.div.Tensor: floating,

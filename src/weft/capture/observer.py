@@ -197,7 +197,7 @@ class Observer(TorchDispatchMode):
             return func(*args, **kwargs)
         if is_composite(func):
             with self:  # inside an operator, below autograd, no other rule decomposes it
-                return func.decompose(*args, **kwargs)
+                return _taken_apart(func, args, kwargs)
         self.settle()
         reads = _unique(self._know(t)[0] for t in inputs)
         seen_args, seen_kwargs = self._seen(tuple(args)), {key: self._seen(v) for key, v in kwargs.items()}
@@ -315,6 +315,17 @@ def is_composite(func: Any) -> bool:
     if func.namespace != "aten":
         return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _taken_apart(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operators that ``func`` is written in. Torch's rule for products imports sympy, which most do not need."""
+    if func is torch.ops.aten.matmul.default:
+        one, other = args
+        if one.dim() == other.dim() == 2:
+            return torch.mm(one, other)
+        if one.dim() == other.dim() == 3 and one.shape[0] == other.shape[0]:
+            return torch.bmm(one, other)
+    return func.decompose(*args, **kwargs)
 
 
 def name_of(func: Any) -> str:

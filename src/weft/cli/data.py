@@ -35,9 +35,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a graph th
 @app.command("ls")
 def list_graphs(json: Json = False) -> None:
     """Everything that can be loaded by name (paths can be, too)."""
-    from weft.graph.catalog import names as catalog  # loads torch, which --help can do without
+    from weft.graph.catalog.listing import entries
 
-    found = catalog.entries()
+    found = entries()
     if json:
         for entry in found:
             print(jsonlib.dumps(asdict(entry)))

@@ -20,6 +20,7 @@ from weft.cli.queue import app as queue
 from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
 from weft.cli.run import run
 from weft.cli.serve import serve
+from weft.cli.warm import warm
 from weft.core.errors import WeftError
 from weft.core.version import __version__
 from weft.core.wording import shell_words
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(probe)
+app.command()(warm)
 app.command()(serve)
 for command in (submit, watch, cancel, pause, resume, logs, fetch):
     app.command()(command)

@@ -15,6 +15,7 @@ from weft.cli.files import check_file, write_file
 from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
 from weft.core.errors import SpecError
 from weft.core.event import finite
+from weft.core.lazy.names import gc_paused
 from weft.core.settings.spec_file import read_spec
 
 DOES_NOT_FIT = 4
@@ -80,26 +81,27 @@ def plan(
 
     Exit codes: 0 it fits, 2 a mistake in the input, 4 it does not fit (the plan names the nearest that does).
     """
-    from weft.dist.node_order import check_order
-    from weft.engine.planning.explaining import explanation, schedules
-    from weft.engine.planning.plan_report_builder import plan as make_plan  # loads torch, which --help can do without
-    from weft.engine.planning.sharding_report import effect_words, order_effects, shard_groups
-    from weft.engine.report.memory_timeline import check_plot, write_timeline
-    from weft.engine.report.schedule_chart import check_simulate, write_schedules
-
-    if plot is not None:
-        check_plot(plot)
-    if simulate is not None:
-        check_simulate(simulate)
     if out is not None:
         _check_out(out)
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
         raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several")
+    work = read_spec(spec, changes or [])  # a mistake in it is told before torch is loaded
+    with gc_paused():
+        from weft.dist.node_order import check_order
+        from weft.engine.planning.explaining import explanation, schedules
+        from weft.engine.planning.plan_report_builder import plan as make_plan
+        from weft.engine.planning.sharding_report import effect_words, order_effects, shard_groups
+        from weft.engine.report.memory_timeline import check_plot, write_timeline
+        from weft.engine.report.schedule_chart import check_simulate, write_schedules
+
+    if plot is not None:
+        check_plot(plot)
+    if simulate is not None:
+        check_simulate(simulate)
     if order is not None:
         check_order(order)
-    work = read_spec(spec, changes or [])
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)
     if out is not None:  # before printing: stdout may be closed (| head)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from weft.core.errors import SpecError
 from weft.core.event import Event
+from weft.core.lazy.names import gc_paused
 from weft.core.settings.spec_file import read_spec
 from weft.engine.training.interrupt import Interrupted
 
@@ -128,10 +129,6 @@ def run(
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
-    from weft.engine.results.sweep_result import SweepResult  # loads torch, which --help can do without
-    from weft.engine.run import is_first_rank
-    from weft.engine.run import run as train
-
     if on is not None:
         given = {"--resume": resume, "--prune": prune, "--weave": weave, "--compile": compile, "--gpus": gpus}
         given |= {"--ranks": ranks, "--order": None if order == "given" else order}
@@ -139,7 +136,12 @@ def run(
         _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
         return
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
-    work = _read(spec, changes or [], places, weave=weave, compile=compile)
+    work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
+    with gc_paused():
+        from weft.engine.results.sweep_result import SweepResult
+        from weft.engine.run import is_first_rank
+        from weft.engine.run import run as train
+
     folder = out if out is not None else Path("runs") / spec.stem
     asked = {"--gpus": gpus, "--ranks": ranks}
     count, device = ranks_for(gpus, ranks, device)

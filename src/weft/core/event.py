@@ -11,7 +11,7 @@ from typing import Any
 
 STEERED = ("paused", "resumed", "preempted")  # by a control, from outside
 KINDS = (
-    *("start", "note", "group", "progress", "end", "checkpoint", *STEERED),
+    *("preparing", "start", "note", "group", "progress", "end", "checkpoint", *STEERED),
     *("finish", "interrupted", "failed"),
 )
 
@@ -20,6 +20,7 @@ KINDS = (
 class Event:
     """Something that happened to a task or sweep: what (``kind``), to whom, when, and the numbers that go with it.
 
+    ``preparing``: what is done before training (``message``), and how much of it (``done`` of ``total``).
     ``start``: plan, device, settings. ``note``: a ``message`` worth reading. ``progress``: epoch, loss and
     metrics so far (of a sweep: of all ``members`` that run); with a cache also ``rows_read`` and ``feature_hit_rate``
     (``lists_read`` and ``list_hit_rate`` of neighbour lists). ``checkpoint``: path and epoch. ``paused``, ``resumed``:

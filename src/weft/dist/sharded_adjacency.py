@@ -101,6 +101,8 @@ class ShardedAdjacency(Adjacency):
     All ranks have to make the same calls: whatever is derived or aggregated may exchange rows.
     """
 
+    spans_ranks = True
+
     def __init__(
         self,
         forward: ShardRows,

@@ -6,10 +6,10 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -21,8 +21,6 @@ from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import switch
 from weft.dist.errors import RankLostError
-from weft.dist.launch import is_first_rank, start_ranks
-from weft.dist.ranks import Ranks
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
@@ -32,9 +30,11 @@ from weft.engine.base.options import (
     check_handles,
     check_hardware,
     check_options,
+    check_ranks,
+    check_relations,
     not_work,
 )
-from weft.engine.display.progress_bar import display_for
+from weft.engine.display.choose_display import display_for
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
 from weft.engine.results.result import Result
@@ -44,10 +44,12 @@ from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, 
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
-from weft.engine.training.sharded_job import ShardedJob, check_ranks, check_relations, train_as_rank
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
+
+if TYPE_CHECKING:
+    from weft.dist.ranks import Ranks
 
 MakeJob = Callable[[Sequence[Task], torch.device, Any, RunFolder | None, JobOptions], Job]
 
@@ -137,7 +139,7 @@ def run(
     options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
-    count = check_ranks(ranks, target, weave, compile, report is not None, order)
+    count = check_ranks(ranks, weave, compile, report is not None, order)
     check_relations(tasks, count)
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
@@ -155,15 +157,31 @@ def run(
         if count > 1:
             stack.enter_context(_lost_ranks_told(folder))
             spread = torch.device(target.type) if str(device) in ("auto", "cuda") else target
-            here = stack.enter_context(start_ranks(count, spread, train_as_rank, (tuple(tasks), order)))
+            here = stack.enter_context(_ranks(count, spread, tasks, order))
             make_job, target = partial(_sharded, here, order), here.device
         if isinstance(work, Task):
             return _run_task(work, target, folder, resume, emit, options, make_job)
         return _run_sweep(work, target, folder, resume, emit, options, make_job)
 
 
+def is_first_rank() -> bool:
+    """Whether this process tells and saves; see :func:`weft.dist.launch.is_first_rank`."""
+    from weft.dist.launch import is_first_rank as asked
+
+    return asked()
+
+
 def _sharded(ranks: Ranks, order: str, tasks: Sequence[Task], _: torch.device, *others: Any) -> Job:
+    from weft.engine.training.sharded_job import ShardedJob
+
     return ShardedJob(tasks, ranks, *others, order=order)
+
+
+def _ranks(count: int, device: torch.device, tasks: Sequence[Task], order: str) -> AbstractContextManager[Ranks]:
+    from weft.dist.launch import start_ranks
+    from weft.engine.training.sharded_job import train_as_rank
+
+    return start_ranks(count, device, train_as_rank, (tuple(tasks), order))
 
 
 @contextmanager

@@ -1,6 +1,14 @@
 """Graphs: build, check, read, store and generate them."""
 
-from weft.graph.data.graph import Graph
-from weft.graph.data.sparse_features import SparseFeatures
+from typing import TYPE_CHECKING
+
+from weft.core.lazy.names import lazy_names
+
+if TYPE_CHECKING:
+    from weft.graph.data.graph import Graph
+    from weft.graph.data.sparse_features import SparseFeatures
 
 __all__ = ["Graph", "SparseFeatures"]
+
+_PLACES = {"Graph": "weft.graph.data.graph", "SparseFeatures": "weft.graph.data.sparse_features"}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -1,19 +1,24 @@
 """Layers and models over Weft's operators, and their conversion from and to PyG."""
 
-from weft.core.models import ModelTraits
-from weft.nn.build import build, register_model
-from weft.nn.conv.gat import GATConv
-from weft.nn.conv.gatv2 import GATv2Conv
-from weft.nn.conv.gcn import GCNConv
-from weft.nn.conv.gin import GINConv
-from weft.nn.conv.rgcn import RGCNConv
-from weft.nn.conv.sage import SAGEConv
-from weft.nn.dropout import Dropout, assign_sites
-from weft.nn.epilogue import Epilogue
-from weft.nn.initial import reset_parameters
-from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
-from weft.nn.norm import BatchNorm, LayerNorm
-from weft.nn.pyg.models import from_pyg, to_pyg
+from typing import TYPE_CHECKING
+
+from weft.core.lazy.names import lazy_names
+
+if TYPE_CHECKING:
+    from weft.core.models import ModelTraits
+    from weft.nn.build import build, register_model
+    from weft.nn.conv.gat import GATConv
+    from weft.nn.conv.gatv2 import GATv2Conv
+    from weft.nn.conv.gcn import GCNConv
+    from weft.nn.conv.gin import GINConv
+    from weft.nn.conv.rgcn import RGCNConv
+    from weft.nn.conv.sage import SAGEConv
+    from weft.nn.dropout import Dropout, assign_sites
+    from weft.nn.epilogue import Epilogue
+    from weft.nn.initial import reset_parameters
+    from weft.nn.models import GAT, GCN, GIN, GNN, RGCN, SAGE, GATv2
+    from weft.nn.norm import BatchNorm, LayerNorm
+    from weft.nn.pyg.models import from_pyg, to_pyg
 
 __all__ = [
     "GAT",
@@ -41,3 +46,31 @@ __all__ = [
     "reset_parameters",
     "to_pyg",
 ]
+
+_PLACES = {
+    "BatchNorm": "weft.nn.norm",
+    "Dropout": "weft.nn.dropout",
+    "Epilogue": "weft.nn.epilogue",
+    "GAT": "weft.nn.models",
+    "GATConv": "weft.nn.conv.gat",
+    "GATv2": "weft.nn.models",
+    "GATv2Conv": "weft.nn.conv.gatv2",
+    "GCN": "weft.nn.models",
+    "GCNConv": "weft.nn.conv.gcn",
+    "GIN": "weft.nn.models",
+    "GINConv": "weft.nn.conv.gin",
+    "GNN": "weft.nn.models",
+    "LayerNorm": "weft.nn.norm",
+    "ModelTraits": "weft.core.models",
+    "RGCN": "weft.nn.models",
+    "RGCNConv": "weft.nn.conv.rgcn",
+    "SAGE": "weft.nn.models",
+    "SAGEConv": "weft.nn.conv.sage",
+    "assign_sites": "weft.nn.dropout",
+    "build": "weft.nn.build",
+    "from_pyg": "weft.nn.pyg.models",
+    "register_model": "weft.nn.build",
+    "reset_parameters": "weft.nn.initial",
+    "to_pyg": "weft.nn.pyg.models",
+}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

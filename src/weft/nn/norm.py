@@ -16,9 +16,6 @@ from weft.core.errors import InputError
 from weft.nn.checks import check_choice, check_count
 from weft.nn.initial import ONES, ZEROS, Parametrised
 from weft.ops.launch.backend import on_gpu
-from weft.ops.norm.batch_norm import batch_norm_act_dropout, normalise_act_dropout
-from weft.ops.norm.layer_norm import layer_norm_act_dropout
-from weft.ops.norm.layer_norm_triton import WIDEST
 from weft.ops.reduce import ONE_RANK, Reduce
 
 NORMS = (None, "batch", "layer")
@@ -105,6 +102,8 @@ class BatchNorm(Parametrised):
         return then((x - mean) * (var + self.eps).rsqrt() * weight + bias)
 
     def _train_in_one(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
+        from weft.ops.norm.batch_norm import batch_norm_act_dropout  # models without norms do without
+
         bias = bias if b is None else torch.add(bias, b, alpha=0.0)  # see above
         out, mean, var = batch_norm_act_dropout(x, weight, bias, self.eps, *then)
         rows = x.shape[-2]
@@ -119,6 +118,8 @@ class BatchNorm(Parametrised):
     def _evaluate(self, x: Tensor, weight: Tensor, bias: Tensor, b: Tensor | None, then: Then) -> Tensor:
         centre = self.running_mean if b is None else self.running_mean - b
         if on_gpu(x) and not torch.is_grad_enabled():
+            from weft.ops.norm.batch_norm import normalise_act_dropout
+
             return normalise_act_dropout(x, centre, self.running_var, weight, bias, self.eps, *then)
         scale = weight * (self.running_var + self.eps).rsqrt()
         return then(torch.addcmul(bias - centre * scale, x, scale).to(x.dtype))
@@ -144,9 +145,16 @@ class LayerNorm(Parametrised):
         self.declare("weight", (features,), ONES)
         self.declare("bias", (features,), ZEROS)
 
+    def _fits_one_tile(self) -> bool:
+        from weft.ops.norm.layer_norm_triton import WIDEST
+
+        return self.features <= WIDEST
+
     def forward(self, x: Tensor, b: Tensor | None = None, then: Then = NOTHING) -> Tensor:
         """``x [N, F]`` (and the bias ``b [F]`` that was not added yet) to ``[N, F]``, with what follows."""
-        if self.mode == "node" and self.features <= WIDEST and on_gpu(x):
+        if self.mode == "node" and on_gpu(x) and self._fits_one_tile():
+            from weft.ops.norm.layer_norm import layer_norm_act_dropout
+
             return layer_norm_act_dropout(x, b, self.weight, self.bias, self.eps, *then)
         x = x if b is None else x + b
         if self.mode == "node":

@@ -10,7 +10,6 @@ import torch
 
 from weft.core.errors import InputError
 from weft.core.plan import Plan
-from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.step.stack import Stack
@@ -125,6 +124,8 @@ class GroupStep:
         """Compile the steps of stacks with Inductor if the plan says so; if that fails, a note says why."""
         if not self._plan.compiled or self.merged is not None:
             return
+        from weft.runtime.compile.inductor import compile_stack  # brings in torch's compilers
+
         for stack in self._stacks:
             if id(stack) in self._refused:
                 continue

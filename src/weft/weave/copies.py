@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.triton_lang import tl, triton
 
 BLOCK = 1024
@@ -66,7 +67,7 @@ def copied_triton(x: Tensor) -> Tensor:
     return out
 
 
-@torch.library.custom_op("weft::copied", mutates_args=(), schema="(Tensor x) -> Tensor")
+@custom_op("weft::copied", mutates_args=(), schema="(Tensor x) -> Tensor")
 def copied(x):
     """``x`` in memory of its own, contiguous."""
     return copied_triton(x) if use_triton(x) else x.clone(memory_format=torch.contiguous_format)
@@ -90,7 +91,7 @@ def side_by_side_triton(parts: Sequence[Tensor]) -> Tensor:
     return out if parts[0].dim() == 2 else out[0]
 
 
-@torch.library.custom_op("weft::side_by_side", mutates_args=(), schema="(Tensor[] parts) -> Tensor")
+@custom_op("weft::side_by_side", mutates_args=(), schema="(Tensor[] parts) -> Tensor")
 def side_by_side(parts):
     """``[T, K]`` each, of one type, to ``[T, sum of K]``; or ``[K]`` each."""
     return torch.cat(parts, -1)  # outside of a merged launch, torch's single launch is faster

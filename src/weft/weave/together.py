@@ -24,6 +24,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.launch.backend import use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse import spmm_max  # noqa: F401  registers an operator that may be merged
 from weft.weave.merged_launch import Launch, collected, launch_parts
 
@@ -157,7 +158,7 @@ def _made(names, tensors, counts, numbers, words) -> list[Tensor]:
     return [result for outputs in done for result in outputs]
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::together",
     mutates_args=(),
     schema="(str[] names, Tensor?[] tensors, int[] counts, float[] numbers, str[] words) -> Tensor[]",
@@ -171,7 +172,7 @@ def _fake(names, tensors, counts, numbers, words):
     return [result for call in unflatten(FlatCalls(names, tensors, counts, numbers, words)) for result in call()]
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::together_",
     mutates_args=("tensors",),
     schema="(str[] names, Tensor(a!)?[] tensors, int[] counts, float[] numbers, str[] words) -> ()",

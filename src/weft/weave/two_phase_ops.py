@@ -26,6 +26,7 @@ from weft.ops.dense.linear_backward_triton import linear_backward_triton
 from weft.ops.dense.partial_sums_triton import add_parts as add_parts_triton
 from weft.ops.dense.weight_grad_triton import choose_launch, weight_grad_triton
 from weft.ops.launch.backend import use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.device_limits import limits_of
 from weft.ops.train.cross_entropy import cross_entropy_rows_torch
 from weft.ops.train.cross_entropy_triton import cross_entropy_parts_triton
@@ -76,7 +77,7 @@ def weight_grad_parts(grad: Tensor, x: Tensor, make: bool = True) -> Tensor:
     return _taken(lambda: weight_grad_triton(grad, x, launch), lambda out: _flat(out, 2), make)[1]
 
 
-@torch.library.custom_op("weft::weight_grad_parts", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
+@custom_op("weft::weight_grad_parts", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
 def _weight_grad_op(grad, x):
     return weight_grad_parts(grad, x)
 
@@ -96,7 +97,7 @@ def column_sum_parts(x: Tensor, make: bool = True) -> Tensor:
     return _taken(lambda: column_sum_triton(x), lambda out: _flat(out, 1), make)[1]
 
 
-@torch.library.custom_op("weft::column_sum_parts", mutates_args=(), schema="(Tensor x) -> Tensor")
+@custom_op("weft::column_sum_parts", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _column_sum_op(x):
     return column_sum_parts(x)
 
@@ -117,7 +118,7 @@ def backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts, ma
     return grad_x, partial
 
 
-@torch.library.custom_op("weft::bias_act_dropout_backward_bias_parts", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
+@custom_op("weft::bias_act_dropout_backward_bias_parts", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
     return backward_bias_parts(grad, out, bias_shape, act, rate, clock, site, parts)
 
@@ -141,9 +142,7 @@ def linear_backward_parts(*given: Any, make: bool = True) -> tuple[Tensor, Tenso
     return grad_in, grad_x, partial
 
 
-@torch.library.custom_op(
-    "weft::linear_backward_parts", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor)"
-)
+@custom_op("weft::linear_backward_parts", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor)")
 def _linear_backward_op(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     return linear_backward_parts(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x)
 
@@ -167,7 +166,7 @@ def cross_entropy_parts(logits: Tensor, labels: Tensor, rows: Tensor, make: bool
     return partial
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::cross_entropy_rows_parts", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor"
 )
 def _cross_entropy_op(logits, labels, rows):
@@ -189,7 +188,7 @@ def add_parts_torch(partial: Tensor, first: int, second: int, dtype: torch.dtype
     return tuple(part.clone(memory_format=torch.contiguous_format) for part in (one, other))
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::add_parts", mutates_args=(), schema="(Tensor partial, int first, int second, str dtype) -> (Tensor, Tensor)"
 )
 def _add_parts_op(partial, first, second, dtype):

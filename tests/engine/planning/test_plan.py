@@ -24,6 +24,7 @@ from weft.planner.cost.calibration import Calibration, Observation
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import profile
+from weft.runtime import dry_run
 
 ARXIV = "shape:ogbn-arxiv"
 
@@ -169,8 +170,8 @@ def test_what_is_not_work(work):
 
 
 def test_groups_alike_are_followed_once(monkeypatch):
-    followed, follow = [], estimate.capture
-    monkeypatch.setattr(estimate, "capture", lambda *args, **kw: followed.append(args) or follow(*args, **kw))
+    followed, follow = [], dry_run.capture
+    monkeypatch.setattr(dry_run, "capture", lambda *args, **kw: followed.append(args) or follow(*args, **kw))
     estimator = estimate.Estimator(profile("h200"))
 
     def cost(**settings):

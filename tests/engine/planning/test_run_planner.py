@@ -34,6 +34,12 @@ def graph():
     return tiny_graph()
 
 
+@pytest.fixture
+def dry_runs(monkeypatch):
+    """Every run is planned by a dry run, however small it is."""
+    monkeypatch.setattr("weft.engine.planning.small_run.SMALL_SECONDS", 0.0)
+
+
 def test_a_run_groups_as_the_plan_says(graph):
     sweep = Sweep(graph, model=["gcn", "gat"], hidden=[8, 16], seed=range(3), epochs=2)
     foreseen = [group.plan for group in weft.plan(sweep).groups]
@@ -102,6 +108,7 @@ def test_a_model_that_cannot_be_followed_trains_by_rule(graph):
     assert other.plan.cost["epoch_seconds"] > 0
 
 
+@pytest.mark.usefixtures("dry_runs")
 def test_a_fault_in_an_estimate_ends_no_run(graph, monkeypatch):
     def faulty(*args):
         raise ZeroDivisionError("oops")
@@ -122,7 +129,8 @@ def test_looking_ahead_draws_no_numbers(graph):
 # ---- predicted and measured --------------------------------------------------------------------------
 
 
-def test_every_run_writes_down_what_was_predicted_and_what_it_took(graph, tmp_path):
+@pytest.mark.usefixtures("dry_runs")
+def test_a_run_writes_down_what_was_predicted_and_what_it_took(graph, tmp_path):
     weft.run(weft.Task(graph=graph, epochs=12), device="cpu", progress=False, out=tmp_path / "one")
     plan = json.loads((tmp_path / "one" / "result.json").read_text())["plan"]
     assert plan["cost"]["peak_bytes"] > 0
@@ -140,6 +148,7 @@ def test_every_run_writes_down_what_was_predicted_and_what_it_took(graph, tmp_pa
         assert "tensors at the peak" in page
 
 
+@pytest.mark.usefixtures("dry_runs")
 def test_the_next_plan_is_corrected_by_what_a_run_took(graph, tmp_path):
     task = weft.Task(graph=graph, epochs=40, name="t")
     assert load_calibration(find_machine()) is None
@@ -156,6 +165,7 @@ def test_the_next_plan_is_corrected_by_what_a_run_took(graph, tmp_path):
     assert len(load_calibration(machine_with(CPU)).observations) == 1
 
 
+@pytest.mark.usefixtures("dry_runs")
 def test_members_of_a_sweep_teach_once_a_group(graph, tmp_path):
     weft.run(Sweep(graph, seed=range(3), epochs=40), device="cpu", progress=False, out=tmp_path / "run")
     learn([tmp_path], machine_with(CPU))

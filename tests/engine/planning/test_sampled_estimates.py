@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from weft.core.sweep import Sweep
-from weft.engine.planning import estimator as estimate
+from weft.engine.base.home import home
 from weft.engine.planning import sampled_estimates as following
 from weft.engine.planning.plan_report_builder import plan
+from weft.engine.planning.step_memory import FOLDER
+from weft.runtime import dry_run
 
 SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="layer", seed=range(4), epochs=10)
 
@@ -15,8 +19,8 @@ SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="lay
 @pytest.fixture
 def followed(monkeypatch):
     """The numbers of tasks in the steps that were followed."""
-    sizes, follow = [], estimate.capture
-    monkeypatch.setattr(estimate, "capture", lambda tasks, *a, **k: sizes.append(len(tasks)) or follow(tasks, *a, **k))
+    sizes, follow = [], dry_run.capture
+    monkeypatch.setattr(dry_run, "capture", lambda tasks, *a, **k: sizes.append(len(tasks)) or follow(tasks, *a, **k))
     return sizes
 
 
@@ -29,6 +33,7 @@ def test_few_tasks_are_all_followed(followed):
 def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
+    shutil.rmtree(home() / FOLDER)  # the steps that are remembered
     monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
     monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
     monkeypatch.setattr(following, "MAX_SOLO_DRY_RUNS", 2)

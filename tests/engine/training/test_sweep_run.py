@@ -167,7 +167,8 @@ class TestEvents:
         result = run(
             make_sweep(model=["gcn", "sage"], seed=[0, 1]), progress=False, on_event=events.append, out=tmp_path
         )
-        start = events[0]
+        planned, start = events[:2]
+        assert (planned.kind, planned.data["tasks"], planned.data["groups"]) == ("preparing", 4, len(result.plan))
         assert (start.kind, start.task, start.data["tasks"], start.data["epochs"]) == ("start", "s", 4, 48)
         assert [event.data["group"] for event in of_kind(events, "group")] == list(range(1, len(result.plan) + 1))
         assert sorted(event.task for event in of_kind(events, "end")) == sorted(member.name for member in result)
@@ -257,7 +258,7 @@ class TestEnds:
             make_sweep(seed=[0, 1]), progress=False, cancel=everything, out=tmp_path / "never", on_event=events.append
         )
         assert result.statuses == {"cancelled": 2}
-        assert [event.kind for event in events] == ["end", "end", "finish"]
+        assert [event.kind for event in events] == ["preparing", "end", "end", "finish"]
         assert "report" not in events[-1].data
         assert not (tmp_path / "never").exists(), "nothing has begun"
         one = Cancel()
@@ -320,8 +321,8 @@ class TestTrouble:
     def test_a_member_that_fails_first_is_in_the_journal(self, tmp_path):
         run(make_sweep(model=["nowhere.py:Net", "gcn"], epochs=2), progress=False, out=tmp_path)
         journal = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-        assert [event["event"] for event in journal[:3]] == ["start", "end", "group"]
-        assert (journal[1]["task"], journal[1]["status"]) == ("nowhere.py:Net", "failed")
+        assert [event["event"] for event in journal[:4]] == ["preparing", "start", "end", "group"]
+        assert (journal[2]["task"], journal[2]["status"]) == ("nowhere.py:Net", "failed")
 
     def test_memory_that_is_not_enough_for_all_is_enough_for_some(self, monkeypatch, tmp_path):
         real = GroupRun.advance

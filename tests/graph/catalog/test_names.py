@@ -12,6 +12,7 @@ from weft.core.errors import GraphError
 from weft.graph import Graph, SparseFeatures
 from weft.graph.catalog import datasets
 from weft.graph.catalog import names as catalog
+from weft.graph.catalog.listing import DATA_VARIABLE, DEMO_SIZES, entries
 from weft.graph.embedded.make_demo import demo_arrays, demo_graph
 from weft.graph.generate import citation
 
@@ -28,13 +29,13 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr(datasets, "reachable", lambda *_args: False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(catalog.DATA_VARIABLE, raising=False)
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
 
 
 def test_demo_is_embedded_small_and_whole():
     graph = catalog.load("demo").verify()
     assert graph.name == "demo"
-    assert (graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes) == catalog.DEMO_SIZES
+    assert (graph.num_nodes, graph.num_edges, graph.num_features, graph.num_classes) == DEMO_SIZES
     assert isinstance(graph.x, SparseFeatures)
     assert graph.adj.symmetric
     assert [part.numel() for part in (graph.train, graph.val, graph.test)] == [140, 500, 1_000]
@@ -72,17 +73,17 @@ def test_data_folders_are_searched_in_order(tmp_path, monkeypatch):
     for folder, nodes in (("root", 5), ("variable", 6), ("home/.cache/weft/data", 7)):
         (tmp_path / folder).mkdir(parents=True)
         np.savez(tmp_path / folder / "cora.npz", **{**CORA, "num_nodes": nodes, "y": [0] * nodes})
-    monkeypatch.setenv(catalog.DATA_VARIABLE, str(tmp_path / "variable"))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "variable"))
     assert catalog.load("cora", root=tmp_path / "root").num_nodes == 5
     assert catalog.load("cora").num_nodes == 6
-    monkeypatch.delenv(catalog.DATA_VARIABLE)
+    monkeypatch.delenv(DATA_VARIABLE)
     assert catalog.load("cora").num_nodes == 7
 
 
 def test_a_saved_folder_in_a_data_folder_has_a_name(tmp_path):
     citation(20, 40, 3, 2).save(tmp_path / "mine")
     assert catalog.load("mine", root=tmp_path).num_edges == 40
-    assert "mine" in [entry.name for entry in catalog.entries(tmp_path) if entry.kind == "file"]
+    assert "mine" in [entry.name for entry in entries(tmp_path) if entry.kind == "file"]
 
 
 def test_shapes_take_a_scale_and_a_seed():
@@ -127,7 +128,7 @@ def test_what_is_no_name():
 
 
 def test_everything_listed_has_a_kind_and_every_shape_its_size():
-    listed = {entry.name: entry for entry in catalog.entries()}
+    listed = {entry.name: entry for entry in entries()}
     assert {entry.kind for entry in listed.values()} == {"embedded", "generated", "download"}
     assert listed["shape:ogbn-products"].num_edges == 123_718_280
     assert isinstance(catalog.load("shape:bgs?scale=0.01"), Graph)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import InputError
 from weft.core.task import Task
-from weft.runtime import group, group_build, group_step
+from weft.runtime import group, group_build
 from weft.runtime.compile import inductor as compiled
 from weft.runtime.compile.inductor import compile_stack
 from weft.runtime.device.cuda_graph import Replay
@@ -133,7 +133,7 @@ def test_what_could_not_be_compiled_is_not_tried_again_and_told_once(monkeypatch
         tried.append(len(stack.tasks))
         raise InputError("no")
 
-    monkeypatch.setattr(group_step, "compile_stack", refuse)
+    monkeypatch.setattr("weft.runtime.compile.inductor.compile_stack", refuse)
     run = run_of(Masked, 3, compiled=True)
     run.advance(2)
     run.drop([1])

@@ -79,6 +79,34 @@ def check_choices(**choices: Any) -> None:
             raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
 
 
+def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: bool, order: str = "given") -> int:
+    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
+    if order != "given" and ranks == 1:
+        from weft.dist.node_order import check_order
+
+        check_order(order)
+        raise SpecError(f"order={order!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
+    if ranks == 1:
+        return 1
+    if planned:
+        raise SpecError(f"ranks={ranks}: a plan that was written for one device runs on one rank; give the spec itself")
+    for name, choice in (("weave", weave), ("compile", compile)):
+        if choice:
+            raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
+    return ranks
+
+
+def check_relations(tasks: Sequence[Task], ranks: int) -> None:
+    """A :class:`SpecError` for a model that reads relations over several ranks: shards do not hold them."""
+    for task in tasks:
+        if ranks > 1 and task.traits is not None and task.traits.relational:
+            raise SpecError(
+                f"task {task.label!r}: {task.model} trains on one rank, not on ranks={ranks}: shards have no relations"
+            )
+
+
 def not_work(work: Any, caller: str) -> SpecError:
     """The complaint about something that is neither a task nor tasks."""
     if isinstance(work, (list, tuple)):

@@ -34,6 +34,7 @@ class LiveTable:
         self._members: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, Any] = {}
         self._metric, self._count, self._graphs = "", 0, ("",)
+        self._preparing = "preparing"
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> LiveTable:
@@ -56,6 +57,8 @@ class LiveTable:
                     self._members.setdefault(member["task"], {}).update(member)
             elif event.kind == "end":
                 self._end(event)
+            elif event.kind == "preparing":
+                self._preparing = event.data["message"]
             elif event.kind == "note":
                 self._say(f"[yellow]note[/] {escape(event.data['message'])}")
             elif event.kind in STEERED:
@@ -99,7 +102,7 @@ class LiveTable:
     def _render(self) -> RenderableType:
         with self._lock:
             if not self._members:
-                return Text("preparing (the first run compiles kernels)", style="dim")
+                return Text(self._preparing, style="dim")
             return Group(self._table(), *self._rest(), self._bar())
 
     def _rows(self) -> int:

@@ -8,10 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from weft.core.errors import SpecError
 from weft.core.event import STEERED, Event
 from weft.core.units import show_loss
-from weft.engine.display.live_table import LiveTable
 
 
 class LiveDisplay:
@@ -29,9 +27,7 @@ class LiveDisplay:
             console=console,
         )
         self._metric, self._epochs = "metric", 0
-        self._line = self._bar.add_task(
-            "preparing (the first run compiles kernels)", total=None, count="", numbers="", rate=""
-        )
+        self._line = self._bar.add_task("preparing", total=None, count="", numbers="", rate="")
 
     def __enter__(self) -> LiveDisplay:
         self._bar.start()
@@ -49,6 +45,8 @@ class LiveDisplay:
             self._show(event.data)
         elif event.kind == "finish":
             self._bar.update(self._line, total=event.data["metrics"]["epochs_run"])
+        elif event.kind == "preparing" and not self._epochs:
+            self._bar.update(self._line, description=escape(event.data["message"]))
         elif event.kind == "note":
             self._console.print(f"[yellow]note[/] {escape(event.data['message'])}", highlight=False)
         elif event.kind in STEERED:
@@ -82,13 +80,3 @@ class LiveDisplay:
             numbers="  ".join(words),
             rate=f"{data['epochs_per_second']:,.0f} epochs/s",
         )
-
-
-def display_for(progress: bool | str, several: bool = False) -> LiveDisplay | LiveTable | None:
-    """What ``progress`` (True, False or ``"auto"``: only on a terminal) selects; a table for ``several`` tasks."""
-    if progress not in (True, False, "auto"):
-        raise SpecError(f"progress={progress!r} must be True, False or 'auto'")
-    console = Console(stderr=True)
-    if progress is True or (progress == "auto" and console.is_terminal):
-        return LiveTable(console) if several else LiveDisplay(console)
-    return None

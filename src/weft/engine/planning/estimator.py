@@ -18,8 +18,10 @@ from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
 from weft.engine.planning.sampled_estimates import group_estimates
+from weft.engine.planning.step_memory import Steps, remember, remembered, switches
 from weft.graph.data.graph import Graph
 from weft.ops.launch.device_limits import H200, DeviceLimits, assume_limits
+from weft.ops.launch.kernel_versions import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
@@ -30,22 +32,10 @@ from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.sampling.places import chunks, reasons, with_cache
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
-from weft.runtime.dry_run import capture
-from weft.runtime.weight_shapes import weight_digests
 
 NONE = PlanOptions()
 ATTEMPTS = 4  # at groups that fit
 LESS = 0.99  # of the budget that would be right if memory were proportional to the members
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes."""
-
-    step: Program
-    preparation: Program
-    parameters: tuple[int, ...]
-    weights: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +63,12 @@ class Estimator:
         machine: Machine,
         calibration: Calibration | None = None,
         graphs: Graphs | None = None,
+        limits: DeviceLimits | None = None,
     ) -> None:
         self.machine, self.calibration = machine, calibration
+        self._limits = limits if limits is not None else limits_for(machine)
+        self._versions: dict[str, KernelVersion] = {}  # of the kernels in the steps that were captured here
+        self.known_kernels: set[str] = set()  # digests of all of them, and of the steps that were remembered
         self._graphs = Graphs() if graphs is None else graphs
         self._captures: dict[Hashable, Steps] = {}
         self._estimates: dict[Hashable, Estimate] = {}
@@ -131,9 +125,38 @@ class Estimator:
             self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
 
+    def recalled(self, tasks: Sequence[Task], plan: Plan) -> Estimate | None:
+        """What ``tasks`` take as an earlier dry run captured them; None if there was none."""
+        steps = remembered(tasks, self.stats(tasks[0]), plan, self._limits)
+        return None if steps is None else self._estimate(steps, tasks, plan)
+
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
-        with assume_limits(limits_for(self.machine)):
-            return captured(tasks, self._graphs.summary(tasks[0]), plan)
+        stats = self.stats(tasks[0])
+        known = remembered(tasks, stats, plan, self._limits)
+        if known is not None:
+            self.known_kernels.update(known.kernels)
+            return known
+        found = self._captured_now(tasks, plan)
+        remember(found, tasks, stats, plan, self._limits)
+        return found
+
+    def _captured_now(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        with assume_limits(self._limits), kernel_versions() as versions:
+            found = captured(tasks, self._graphs.summary(tasks[0]), plan)
+        known = {version.digest: version for version in versions}
+        self._versions |= known
+        self.known_kernels.update(known)
+        return replace(found, kernels=tuple(known))
+
+    def kernels(self, tasks: Sequence[Task], plan: Plan) -> tuple[str, ...]:
+        """Digests of the versions of kernels that ``tasks`` launch as the group of ``plan``."""
+        return self._captured(tasks, plan).kernels
+
+    def versions(self, tasks: Sequence[Task], plan: Plan) -> Mapping[str, KernelVersion]:
+        """The same with the versions themselves, by digest."""
+        if any(digest not in self._versions for digest in self.kernels(tasks, plan)):
+            self._captured_now(tasks, plan)
+        return self._versions
 
     def knows(self, tasks: Sequence[Task], plan: Plan | None = None) -> bool:
         """Whether :meth:`alone` or :meth:`together` would answer at once."""
@@ -146,13 +169,13 @@ class Estimator:
 
     def _key(self, task: Task) -> Hashable:
         """Equal for tasks whose steps differ in numbers alone."""
-        numbers = (width(task), task.epochs, *_switches(task))
+        numbers = (width(task), task.epochs, *switches(task))
         return (self._batches(task), self.placement(task), tuple(stack_key(task).items()), *numbers)
 
     def _stack_key(self, tasks: Sequence[Task]) -> Hashable:
         """Equal for stacks of the same size as wide as each other: narrower members are padded."""
         widest = max(tasks, key=width)
-        kinds = tuple(sorted({_switches(task) for task in tasks}))
+        kinds = tuple(sorted({switches(task) for task in tasks}))
         longest = max(task.epochs for task in tasks)
         return (self._key(widest), len({width(task) for task in tasks}), kinds, longest, len(tasks))
 
@@ -209,14 +232,11 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
 
 
-def _switches(task: Task) -> tuple[bool, ...]:
-    """Numbers that leave operators out when they are zero."""
-    attention = task.dropout if task.attention_dropout is None else task.attention_dropout
-    return (task.dropout > 0, attention > 0, task.weight_decay > 0, task.label_smoothing > 0, task.patience is None)
-
-
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
     """The step of ``tasks``; a model that cannot be dry-run raises an InputError with the reason."""
+    from weft.runtime.dry_run import capture  # a run that needs no dry run does without
+    from weft.runtime.weight_shapes import weight_digests
+
     try:
         found = capture(tasks, graph, plan.device, plan=plan, merger=merger_for(plan))
     except WeftError:

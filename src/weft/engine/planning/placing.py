@@ -12,7 +12,6 @@ from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.planning.estimator import NONE, Estimator
 from weft.planner.sampling.places import candidates, check_options
-from weft.runtime.batches.caches import policy_name
 
 
 def place_options(
@@ -26,6 +25,8 @@ def place_options(
         if place is not None:
             check_place(name, place)
     if cache_policy is not None:
+        from weft.runtime.batches.caches import policy_name
+
         policy_name(cache_policy)
     size = None if cache is None else parse_bytes(cache, "cache")
     found = {"features": features, "topology": topology, "cache": size, "cache_policy": cache_policy}

@@ -13,6 +13,7 @@ from weft.core.plan import Plan, PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
+from weft.engine.base.kernel_store import seconds_to_compile
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.choosing import with_divisions
@@ -61,6 +62,8 @@ def plan(
     room = there.memory_bytes if limit is None else limit
     tasks = with_modes(tasks, estimator, room, options)
     report = report_on(tasks, name, estimator, room, options)
+    if machine is None and there.device == "cuda":
+        report = replace(report, compile_seconds=seconds_to_compile(estimator.known_kernels))
     return _executable(report, planned, estimator, limit)
 
 

@@ -6,7 +6,7 @@ its tasks as a plan says it will.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from weft.core.errors import DoesNotFitError, WeftError
 from weft.core.placement import on_device
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
@@ -24,7 +25,9 @@ from weft.engine.planning.choosing import with_divisions
 from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
+from weft.engine.planning.small_run import is_small
 from weft.engine.planning.training_modes import with_modes
+from weft.ops.launch.device_limits import limits_of
 from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
@@ -42,7 +45,8 @@ class RunPlanner:
     ) -> None:
         self._device, self._budget, self._plan_options = device, budget, plan_options
         self.machine = machine_with(device)
-        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs)
+        limits = limits_of(device) if device.type == "cuda" else None
+        self._estimator = Estimator(self.machine, load_calibration(self.machine), graphs, limits)
 
     @property
     def room(self) -> int:
@@ -69,13 +73,40 @@ class RunPlanner:
 
     def groups(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:
         """Groups within the budget, with predicted costs; by rule of thumb if there is no dry run."""
+        room = self.room
+        if self._budget is None and self._plan_options == NONE and is_small(tasks, self._estimator, room):
+            told = f"no dry run: it surely fits into {show_bytes(room)} and trains for seconds"
+            return [self._with_known_cost(plan, tasks) for plan in self._by_rule(tasks, throughput, told)]
         with seeded(tasks[0].seed, self._device):  # a user's model may draw during its dry run
             known, unknown = self._followed(tasks)
             plans = self._estimated(known, throughput) if known else []
         for reason in dict.fromkeys(unknown.values()):
-            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, reason)
+            told = f"memory by rule of thumb, time not known: {reason}"
+            plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
+
+    def warm(self, tasks: Sequence[Task], plan: Plan, told: Callable[[int, int], None]) -> int:
+        """Compile the kernels that a group lacks, on all cores; ``told(done, total)`` on the way. How many there were.
+
+        A failure to do so is ignored: launches compile what they lack.
+        """
+        if self._device.type != "cuda":
+            return 0
+        from weft.engine.planning.warm_kernels import warm_kernels
+
+        major, minor = torch.cuda.get_device_capability(self._device)
+        try:
+            with seeded(tasks[0].seed, self._device):
+                return warm_kernels(tasks, plan, self._estimator, 10 * major + minor, told)
+        except Exception:  # a model that cannot be dry-run, a full disk
+            return 0
+
+    def _with_known_cost(self, plan: Plan, tasks: Sequence[Task]) -> Plan:
+        """The plan with the cost that an earlier dry run of such a group found, if there was one."""
+        known = {task.label: task for task in tasks}
+        found = self._estimator.recalled([known[name] for name in plan.members], plan)
+        return plan if found is None else replace(plan, cost=found.cost.to_dict(), weights=found.weights)
 
     def _followed(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
         """The tasks whose steps can be dry-run; of the others, what went wrong."""
@@ -95,13 +126,13 @@ class RunPlanner:
             divided = with_divisions(found, by_name, self._estimator, self.room, self._plan_options)
             return [plan for plan, _ in divided]
         except Exception as error:  # a fault in an estimate must not keep anybody from training
-            return self._by_rule(tasks, throughput, _in_words(error))
+            told = f"memory by rule of thumb, time not known: {_in_words(error)}"
+            return self._by_rule(tasks, throughput, told)
 
-    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, reason: str) -> list[Plan]:
+    def _by_rule(self, tasks: Sequence[Task], throughput: Throughput, told: str) -> list[Plan]:
         stats, machine = self._estimator.stats, self.machine
         limits = {"throughput": throughput, "budget": self.room, "weave": self._plan_options.weave}
         plans = group(tasks, stats, machine.device, machine=machine, **limits)
-        told = f"memory by rule of thumb, time not known: {reason}"
         found = []
         for plan in plans:
             compiled, why = whether_to_compile(self._plan_options.compile, None, 0, plan.device, plan.join)

@@ -32,6 +32,9 @@ class EventSource(Protocol):
     def note(self, message: str) -> None:
         """Something worth reading."""
 
+    def preparing(self, message: str, **numbers: int) -> None:
+        """Something is done before training, ``done`` of ``total``."""
+
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
         """A group is about to train; ``key`` names it for good, ``position`` is its place among ``plans`` now."""
 
@@ -74,6 +77,9 @@ class TaskEvents:
 
     def note(self, message: str) -> None:
         self.event("note", message=message)
+
+    def preparing(self, message: str, **numbers: int) -> None:
+        self.event("preparing", message=message, **numbers)
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
         self._key = key
@@ -125,11 +131,14 @@ class SweepEvents:
         held = self._held if kind in ("group", "finish", "failed") else []
         while held:
             self._emit(held.pop(0))
-        of_a_group = kind not in ("start", "finish", "failed")
+        of_a_group = kind not in ("preparing", "start", "finish", "failed")
         self._emit(Event(kind, self._sweep.label, data, group=self._key if of_a_group else ""))
 
     def note(self, message: str) -> None:
         self.event("note", message=message)
+
+    def preparing(self, message: str, **numbers: int) -> None:
+        self.event("preparing", message=message, **numbers)
 
     def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
         described = group.describe(0)

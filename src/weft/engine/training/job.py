@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -33,7 +33,6 @@ from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
-from weft.engine.training.dividing import Dividing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.group_queue import next_group
 from weft.engine.training.interrupt import Interrupted, Interruption
@@ -45,13 +44,15 @@ from weft.graph.data.graph import Graph
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
-from weft.runtime.batches.loaded_source import loading_for
-from weft.runtime.batches.sampled_source import source_for
+from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
+
+if TYPE_CHECKING:
+    from weft.engine.training.dividing import Dividing
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,6 @@ class Job:
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
-        self._dividing = Dividing(self._planner.machine, options.hardware)
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
@@ -121,6 +121,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
+        self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
         with Interruption(self._options.control), self._cap():
             while waiting:
@@ -188,6 +189,7 @@ class Job:
         with group_state(tasks[0], plan.threads, self._device):
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
+                    self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     group = self._make_group(tasks, graph, plan)
@@ -205,17 +207,37 @@ class Job:
                 return self._failed(key, plan, error)
         return []
 
+    def _warm(self, tasks: list[Task], plan: Plan) -> None:
+        """Compile the kernels that the group lacks, before the first of them is launched."""
+        self._planner.warm(tasks, plan, self._tell_compiling)
+
+    def _tell_compiling(self, done: int, total: int) -> None:
+        self._events.preparing(f"compiling kernels: {done} of {total}", done=done, total=total)
+
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+        whole = not tasks[0].sampled and self._options.batches is None
+        source = FullGraph if whole else self._sampled_source(tasks[0], plan)
+        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+
+    def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
+        from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
+        from weft.runtime.batches.sampled_source import source_for
+
         loader = self._options.batches
         if loader is None:
-            source = source_for(tasks[0], plan, own_policy(self._options.plan_options))
+            source = source_for(task, plan, own_policy(self._options.plan_options))
         else:
-            source = loading_for(tasks[0], loader, plan)
-        source = self._dividing.source(source, plan)
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+            source = loading_for(task, loader, plan)
+        return self._dividing.source(source, plan)
+
+    @cached_property
+    def _dividing(self) -> Dividing:
+        from weft.engine.training.dividing import Dividing
+
+        return Dividing(self._planner.machine, self._options.hardware)
 
     def _divide(self, group: GroupRun) -> Adapter | None:
         """Choose who prepares the batches of ``group``, where both sides can."""
@@ -342,3 +364,9 @@ class Job:
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
+
+
+def _planned_words(groups: Groups) -> str:
+    tasks = sum(len(plan.members) for _, plan in groups)
+    several = f" in {len(groups)} groups" if len(groups) > 1 else ""
+    return f"planned: {tasks} task{'s' if tasks > 1 else ''}{several}"

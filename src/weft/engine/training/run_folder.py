@@ -29,8 +29,6 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
 from weft.core.wording import option, switch
-from weft.engine.report.sweep_page import write_sweep_report
-from weft.engine.report.task_page import write_report
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.folder_lock import FolderLock
@@ -189,6 +187,8 @@ class RunFolder:
 
     def save_members(self, results: Sequence[Result]) -> None:
         """Write what the task left behind."""
+        from weft.engine.report.task_page import write_report
+
         (result,) = results
         with self.writing():
             result.save(self.path)
@@ -275,6 +275,8 @@ class SweepFolder(RunFolder):
 
     def save_sweep(self, result: SweepResult) -> None:
         """Write what the sweep left behind as a whole."""
+        from weft.engine.report.sweep_page import write_sweep_report
+
         with self.writing():
             write_json(self.path / "result.json", result.to_dict())
             write_sweep_report(result, self.path / REPORT)

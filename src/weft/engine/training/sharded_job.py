@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, Update
-from weft.core.errors import SpecError, WeftError
+from weft.core.errors import WeftError
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.dist.node_order import check_order, order_nodes, reordered_graph
+from weft.dist.node_order import order_nodes, reordered_graph
 from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
 from weft.dist.sharded_adjacency import ShardedAdjacency
@@ -159,6 +157,9 @@ class ShardedJob(Job):
         if is_worth_tuning(adj, shard.stats().num_edges):
             self._events.note(choose_launch(adj, tasks, self._ranks, machine_of(self._device)))
 
+    def _warm(self, tasks: list[Task], plan: Plan) -> None:
+        """A rank's kernels are compiled by their launches: a dry run sees the graph as a whole."""
+
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         session = SharedSession(group, self._events, save, driver, self._options.control)
         session.ranks = self._ranks
@@ -185,30 +186,3 @@ def train_as_rank(ranks: Ranks, tasks: Sequence[Task], order: str = "given") -> 
     """The part of a rank other than 0 in a run of ``tasks``."""
     with process_state(Needs.of(tasks, ranks.device, None), ranks.device):
         ShardedJob(tasks, ranks, NoEvents(), None, JobOptions(), order).train(resume=False)
-
-
-def check_ranks(
-    ranks: Any, device: torch.device, weave: bool | None, compile: bool | None, planned: bool, order: str = "given"
-) -> int:
-    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them."""
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
-    if check_order(order) != "given" and ranks == 1:
-        raise SpecError(f"order={order!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
-    if ranks == 1:
-        return 1
-    if planned:
-        raise SpecError(f"ranks={ranks}: a plan that was written for one device runs on one rank; give the spec itself")
-    for name, choice in (("weave", weave), ("compile", compile)):
-        if choice:
-            raise SpecError(f"{name}=True does not go with ranks={ranks}: ranks wait for each other inside of a step")
-    return ranks
-
-
-def check_relations(tasks: Sequence[Task], ranks: int) -> None:
-    """A :class:`SpecError` for a model that reads relations over several ranks: shards do not hold them."""
-    for task in tasks:
-        if ranks > 1 and task.traits is not None and task.traits.relational:
-            raise SpecError(
-                f"task {task.label!r}: {task.model} trains on one rank, not on ranks={ranks}: shards have no relations"
-            )

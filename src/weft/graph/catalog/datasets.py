@@ -11,9 +11,8 @@ import threading
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,18 +20,10 @@ import torch
 from weft.core.errors import GraphError
 from weft.core.suggest import nearest_names
 from weft.graph import readers
+from weft.graph.catalog.listing import OGB_ARCHIVES, PLANETOID
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 
-PLANETOID: Mapping[str, str] = MappingProxyType({"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"})
-OGB_ARCHIVES: Mapping[str, str] = MappingProxyType(
-    {
-        "ogbn-arxiv": "arxiv",
-        "ogbn-products": "products",
-        "ogbn-proteins": "proteins",
-        "ogbn-papers100M": "papers100M-bin",
-    }
-)
 OGB_HOST = "https://snap.stanford.edu/ogb/data/nodeproppred"
 PLANETOID_HOST, PYG_HOST = "https://github.com", "https://data.pyg.org"
 ANSWER_SECONDS = 5.0  # a host that has not answered by then counts as out of reach

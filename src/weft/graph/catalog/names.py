@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import parse_qsl
@@ -27,32 +26,15 @@ from weft.core.graph_stats import GraphStats
 from weft.core.suggest import nearest_names
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
-from weft.graph.catalog.shape_stats import shape_stats
+from weft.graph.catalog.listing import all_names, data_folders, prefixed
 from weft.graph.data.graph import Graph
-from weft.graph.generate import planted_relations
-from weft.graph.readers import saved_folder as store
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
-DEMO_SIZES = (2_400, 9_600, 800, 7)
-DATA_VARIABLE = "WEFT_DATA"
 PLANTED, PLANTED_NODES, PLANTED_CLASSES = "planted", 1_000, 4
 
 FETCHERS: Mapping[str, Callable[[str, Path], Graph]] = MappingProxyType(
     {"planetoid": datasets.planetoid, "ogb": datasets.ogb, "pyg": datasets.pyg}
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Something that :func:`load` accepts, as far as it is known without loading it."""
-
-    name: str
-    kind: str
-    num_nodes: int | None = None
-    num_edges: int | None = None
-    num_features: int | None = None
-    num_classes: int | None = None
-    note: str = ""
 
 
 def load(
@@ -83,25 +65,6 @@ def load(
     return _named(text, root).to(device)
 
 
-def data_folders(root: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Where named graphs are looked for, in order; downloads go to the first."""
-    given = [root, os.environ.get(DATA_VARIABLE) or None]
-    folders = [Path(folder).expanduser() for folder in given if folder is not None]
-    return [*folders, Path("~/.cache/weft/data").expanduser()]
-
-
-def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
-    """Everything that can be loaded by name: embedded, in the data folders, generated, downloadable."""
-    listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
-    listed += _found_entries(root)
-    listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
-    listed.append(Entry("planted:relations", "generated", note="classes that only the relations of edges tell"))
-    listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in datasets.PLANETOID]
-    listed += [Entry(f"ogb:{name}", "download", note="Open Graph Benchmark") for name in datasets.OGB_ARCHIVES]
-    listed.append(Entry("pyg:DATASET", "download", note="any node dataset of PyG, e.g. pyg:Amazon/Photo"))
-    return listed
-
-
 def _looks_like_path(text: str) -> bool:
     marked = any(mark in text for mark in ("/", os.sep)) or text.startswith(("~", "."))
     return marked or readers.is_graph_file(text) or Path(text).exists()
@@ -112,6 +75,8 @@ def stats(name: str | os.PathLike[str], *, root: str | os.PathLike[str] | None =
     kind, _, rest = os.fspath(name).partition(":")
     if kind != "shape":
         return load(name, root=root).stats()
+    from weft.graph.catalog.shape_stats import shape_stats
+
     shape, options = _shape_options(rest, 0)
     return shape_stats(shapes.scaled(shapes.find(shape), options["scale"]))
 
@@ -125,6 +90,8 @@ def _planted(rest: str, seed: int, device: torch.device | str) -> Graph:
     name, options = _options(f"{PLANTED}:{rest}", {"seed": seed, "nodes": PLANTED_NODES})
     if name != f"{PLANTED}:relations":
         raise GraphError(f"there is no graph {name!r}; planted:relations is the only one planted")
+    from weft.graph.generate import planted_relations
+
     return planted_relations(int(options["nodes"]), PLANTED_CLASSES, seed=int(options["seed"]), device=device)
 
 
@@ -168,40 +135,7 @@ def _named(name: str, root: str | os.PathLike[str] | None) -> Graph:
 def _unknown(name: str, folders: list[Path]) -> str:
     places = ", ".join(str(folder) for folder in folders)
     missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {places}"
-    choices = [f"{kind}{known}" for kind, known in _prefixed() if known.lower() == name.lower()]
+    choices = [f"{kind}{known}" for kind, known in prefixed() if known.lower() == name.lower()]
     if choices:
         return f"{missing}; choose {' or '.join(repr(choice) for choice in choices)}"
-    return f"{missing}{nearest_names(name, _all_names(folders))}; `weft data ls` lists what can be loaded"
-
-
-def _prefixed() -> Iterator[tuple[str, str]]:
-    yield from (("shape:", known) for known in shapes.SHAPES)
-    yield from (("planetoid:", known) for known in datasets.PLANETOID)
-    yield from (("ogb:", known) for known in datasets.OGB_ARCHIVES)
-
-
-def _all_names(folders: list[Path]) -> list[str]:
-    found = [place.stem for folder in folders for place in _graphs_in(folder)]
-    return ["demo", *found, *datasets.PLANETOID, *(kind + known for kind, known in _prefixed()), *shapes.SHAPES]
-
-
-def _graphs_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(place for place in folder.iterdir() if place.suffix == ".npz" or store.is_saved(place))
-
-
-def _found_entries(root: str | os.PathLike[str] | None) -> list[Entry]:
-    places = {}
-    for folder in data_folders(root):
-        for place in _graphs_in(folder):
-            places.setdefault(place.stem if place.suffix == ".npz" else place.name, place)
-    return [Entry(name, "file", note=str(place)) for name, place in places.items()]
-
-
-def _shape_entry(shape: shapes.Shape) -> Entry:
-    sizes = (shape.num_nodes, shape.num_edges, shape.num_features, shape.num_classes)
-    kinds = ["directed" if shape.directed else "undirected"]
-    kinds += [f"{shape.relations} relations"] if shape.relations else []
-    kinds += ["several labels per node"] if shape.multilabel else []
-    return Entry(f"shape:{shape.name}", "generated", *sizes, note=f"{', '.join(kinds)}; {shape.source}")
+    return f"{missing}{nearest_names(name, all_names(folders))}; `weft data ls` lists what can be loaded"

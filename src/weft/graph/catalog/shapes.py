@@ -28,14 +28,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-
-import torch
+from typing import TYPE_CHECKING
 
 from weft.core.errors import GraphError
 from weft.core.suggest import nearest_names
-from weft.graph.data.graph import Graph
-from weft.graph.generate import citation
-from weft.graph.generate.planted_labels import PLANETOID, SHARES, Split
+from weft.graph.data.split_rules import PLANETOID, SHARES, Split
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.graph.data.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ def make(
 
     A seed gives the same graph on every device. ``dtype`` is that of the features.
     """
+    import torch  # the table can do without
+
+    from weft.graph.generate.citation import citation
+
     shape = find(name)
     resized = scaled(shape, scale)
     return citation(

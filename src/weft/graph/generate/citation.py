@@ -8,12 +8,11 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.data.split_rules import SHARES, Split
 from weft.graph.generate.attributes import bag_of_words, dense_features
 from weft.graph.generate.counter import COIN_SIDES, Stream, coin_side
 from weft.graph.generate.degrees import hub_draws, power_law
 from weft.graph.generate.planted_labels import (
-    SHARES,
-    Split,
     observed_labels,
     observed_tasks,
     planted_classes,

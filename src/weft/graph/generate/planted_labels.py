@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
+from weft.graph.data.split_rules import PER_CLASS, PLANETOID, PLANETOID_TEST, PLANETOID_VAL, Split
 from weft.graph.generate.counter import (
     COIN_SIDES,
     Stream,
@@ -22,12 +23,7 @@ from weft.graph.generate.counter import (
     stream_key,
 )
 
-PLANETOID = "planetoid"
-PER_CLASS, PLANETOID_VAL, PLANETOID_TEST = 20, 500, 1000
-SHARES = (0.6, 0.2, 0.2)
 ROW_BLOCK = 2**20
-
-Split = str | tuple[float, float, float] | tuple[int, int, int]
 
 
 def planted_classes(num_nodes: int, num_classes: int, *, skew: float, seed: int, device: torch.device | str) -> Tensor:

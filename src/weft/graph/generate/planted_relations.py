@@ -14,9 +14,10 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.data.graph import Graph
+from weft.graph.data.split_rules import SHARES, Split
 from weft.graph.generate.attributes import bell_noise, class_centres
 from weft.graph.generate.counter import Stream, below, hash_range, stream_key
-from weft.graph.generate.planted_labels import SHARES, Split, observed_labels, planted_classes, split_nodes
+from weft.graph.generate.planted_labels import observed_labels, planted_classes, split_nodes
 
 
 def planted_relations(

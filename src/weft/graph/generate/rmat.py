@@ -7,6 +7,7 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.data.graph import Graph
+from weft.graph.data.split_rules import SHARES, Split
 from weft.graph.generate.attributes import dense_features
 from weft.graph.generate.counter import (
     COIN_BITS,
@@ -19,7 +20,7 @@ from weft.graph.generate.counter import (
     stream_key,
 )
 from weft.graph.generate.distinct import Propose, distinct_keys, sort_values
-from weft.graph.generate.planted_labels import SHARES, Split, split_nodes
+from weft.graph.generate.planted_labels import split_nodes
 from weft.graph.generate.wiring import keys_csr, symmetric_csr
 from weft.ops.csr.adjacency import Adjacency
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.data.graph import Graph
+from weft.graph.data.split_rules import SHARES, Split
 from weft.graph.generate.attributes import dense_features
 from weft.graph.generate.counter import Stream, below, hash_, stream_key
 from weft.graph.generate.distinct import Propose, distinct_keys
-from weft.graph.generate.planted_labels import SHARES, Split, split_nodes
+from weft.graph.generate.planted_labels import split_nodes
 from weft.graph.generate.wiring import offsets, symmetric_csr
 from weft.ops.csr.adjacency import Adjacency
 

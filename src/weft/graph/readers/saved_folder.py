@@ -23,6 +23,7 @@ from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.graph.data.graph import Graph
 from weft.graph.data.mapped_array import ArraySpec, map_array, write_array
+from weft.graph.data.saved_marker import FORMAT, META, is_saved
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency
@@ -30,9 +31,7 @@ from weft.ops.csr.adjacency import Adjacency
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = "weft-graph"
 VERSION = 1
-META = "meta.json"
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -52,14 +51,6 @@ def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False)
         raise GraphError(f"cannot write {target}: {error.strerror}; nothing was kept of it") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def is_saved(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a folder that :func:`save` wrote."""
-    try:
-        return json.loads((Path(path) / META).read_text()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def open_saved(path: str | os.PathLike[str], verify: bool = False) -> Graph:

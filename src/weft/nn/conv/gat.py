@@ -11,7 +11,6 @@ from weft.nn.epilogue import Ending
 from weft.nn.features import Features, own_rows, transform
 from weft.nn.initial import ZEROS, glorot
 from weft.ops import Adjacency
-from weft.ops.attention.gat_packed import take_apart
 
 
 class GATConv(AttentionConv):
@@ -54,6 +53,8 @@ class GATConv(AttentionConv):
         if adj.num_rows == adj.num_cols:
             out = ops.graph_attention_packed(looped, packed, self.heads, self.slope, *dropout)
         else:
+            from weft.ops.attention.gat_packed import take_apart
+
             z, a_src, a_dst = take_apart(packed, self.heads)
             out = ops.graph_attention(looped, z, a_src, own_rows(a_dst, adj), self.slope, *dropout)
         return self.finish(out, ending)

@@ -33,6 +33,7 @@ from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_c
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.random.torch_bits import keep_mask_rows
 
 
@@ -137,7 +138,7 @@ def _backward_pass(grad, x, a_src, stats, slope, rate, clock, site, csr: PackedC
     return attention_backward_torch(grad, x, a_src, stats, slope, rate, clock, site, csr)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention",
     mutates_args=(),
     schema=(
@@ -149,7 +150,7 @@ def _op(x, a_src, a_dst, slope, rate, clock, site, csr, back):
     return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_row_gradient",
     mutates_args=(),
     schema=(
@@ -162,7 +163,7 @@ def _row_gradient_op(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope):
     return serve(grad, out, out_plus, alpha_plus, a_dst, log_sum, slope)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_backward",
     mutates_args=(),
     schema=(

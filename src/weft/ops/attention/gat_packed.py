@@ -21,6 +21,7 @@ from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 
 
 def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,7 +31,7 @@ def take_apart(packed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return x.unflatten(-1, (heads, width // heads)), a_src, a_dst
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_packed",
     mutates_args=(),
     schema=(
@@ -43,7 +44,7 @@ def _op(packed, heads, slope, rate, clock, site, csr, back):
     return attend(x, a_src, a_dst, slope, rate, clock, site, unpack_csr(csr), bool(back))
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_packed_backward",
     mutates_args=(),
     schema=(
@@ -75,7 +76,7 @@ def _fake(packed, heads, slope, rate, clock, site, csr, back):
     width = (packed.shape[-1] - 2 * heads) // heads
     out = packed.new_empty(*packed.shape[:-1], heads, width)
     stats = packed.new_empty(*packed.shape[:-1], heads, dtype=accumulate_dtype(packed.dtype))
-    return out, torch.empty_like(out), stats, torch.empty_like(stats)
+    return out, out.new_empty(out.shape), stats, stats.new_empty(stats.shape)
 
 
 @_backward_op.register_fake

@@ -24,6 +24,7 @@ from weft.ops.csr.packed import PackedCSR, pack_csr_backward, pack_csr_by_length
 from weft.ops.csr.segments import segment_log_sum_exp, segment_softmax, segment_sum
 from weft.ops.dense.bias_act_dropout import as_rate, lead_task
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 
 
 def _edge_scores(x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, csr: PackedCSR) -> tuple[Tensor, Tensor]:
@@ -71,7 +72,7 @@ def attention_v2_backward_torch(grad, x_src, x_dst, att, delta, log_sum, slope, 
     return grad_src.to(x_src.dtype), grad_dst.to(x_dst.dtype), grad_att.to(att.dtype)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_v2",
     mutates_args=(),
     schema=(
@@ -88,7 +89,7 @@ def _op(x_src, x_dst, att, slope, rate, clock, site, csr, back):
     return attention_v2_forward_torch(x_src, x_dst, att, slope, rate, clock, site, opened)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::graph_attention_v2_backward",
     mutates_args=(),
     schema=(

@@ -9,13 +9,13 @@ Shapes: T tasks, N rows, H heads, D features of a head.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.dense.bias_act_dropout import lead_task
 from weft.ops.dense.column_sum import column_sum
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.launch import flatten_tasks, per_task_stride, triton_acc
 from weft.ops.launch.triton_lang import tl, triton
 
@@ -64,7 +64,7 @@ def mean_heads_triton(x: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-@torch.library.custom_op("weft::mean_heads", mutates_args=(), schema="(Tensor x, Tensor? bias) -> Tensor")
+@custom_op("weft::mean_heads", mutates_args=(), schema="(Tensor x, Tensor? bias) -> Tensor")
 def _op(x, bias):
     return mean_heads_triton(x, bias) if use_triton(x) else mean_heads_torch(x, bias)
 

@@ -41,6 +41,7 @@ class Adjacency:
     """
 
     first_edge = 0
+    spans_ranks = False  # whether other ranks hold the rest of its rows
     relation: Tensor | None = None
     num_relations = 0
 

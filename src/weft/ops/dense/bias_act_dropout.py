@@ -27,6 +27,7 @@ from weft.ops.dense.bias_act_dropout_triton import (
 )
 from weft.ops.dense.column_sum import column_sum
 from weft.ops.launch.backend import on_gpu, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.random.torch_bits import keep_mask_rows
 
 ACTIVATIONS = ("none", "relu", "elu")
@@ -76,7 +77,7 @@ def bias_act_dropout_backward_torch(
     return grad.to(dtype)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::bias_act_dropout",
     mutates_args=(),
     schema="(Tensor x, Tensor? bias, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
@@ -90,7 +91,7 @@ def _op(x, bias, act, rate, clock, site, parts=1):
     return out.clone() if out is x else out
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::bias_act_dropout_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor out, str act, Tensor? rate, Tensor? clock, int site, int parts=1) -> Tensor",
@@ -155,7 +156,7 @@ BACKWARD_BIAS_SCHEMA = (
 )
 
 
-@torch.library.custom_op("weft::bias_act_dropout_backward_bias", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
+@custom_op("weft::bias_act_dropout_backward_bias", mutates_args=(), schema=BACKWARD_BIAS_SCHEMA)
 def _backward_bias_op(grad, out, bias_shape, act, rate, clock, site, parts=1):
     shape = torch.Size(bias_shape)
     if use_triton(grad):

@@ -10,11 +10,11 @@ Shapes: T tasks, N rows, F features.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2, on_gpu, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.device_limits import limits_of
 from weft.ops.launch.launch import triton_acc
 from weft.ops.launch.triton_lang import tl, triton
@@ -62,7 +62,7 @@ def column_sum_triton(x: Tensor, programs: int | None = None) -> Tensor:
     return add_parts(partial, (F, 0), x.dtype)[0].reshape(*lead, F)
 
 
-@torch.library.custom_op("weft::column_sum", mutates_args=(), schema="(Tensor x) -> Tensor")
+@custom_op("weft::column_sum", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _op(x):
     return column_sum_triton(x) if use_triton(x) else column_sum_torch(x)
 

@@ -28,7 +28,9 @@ from weft.ops.dense.linear_backward_triton import linear_backward_triton, term_b
 from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.dense.weight_grad_triton import weight_grad_triton
 from weft.ops.launch.backend import on_gpu, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.launch.device_limits import limits_of
+from weft.ops.launch.launch import common_lead
 
 
 def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -36,7 +38,7 @@ def weight_grad_torch(grad: Tensor, x: Tensor) -> Tensor:
     return grad.transpose(-2, -1) @ x
 
 
-@torch.library.custom_op("weft::weight_grad", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
+@custom_op("weft::weight_grad", mutates_args=(), schema="(Tensor grad, Tensor x) -> Tensor")
 def weight_grad(grad, x):
     """``grad [..., N, O]`` and ``x [..., N, I]`` (or ``[N, I]`` for all tasks) to ``[..., O, I]``."""
     if use_triton(x):
@@ -144,9 +146,7 @@ BACKWARD_ARGUMENTS = (
 )
 
 
-@torch.library.custom_op(
-    "weft::linear_backward", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor, Tensor)"
-)
+@custom_op("weft::linear_backward", mutates_args=(), schema=f"{BACKWARD_ARGUMENTS} -> (Tensor, Tensor, Tensor, Tensor)")
 def linear_backward(grad, out, x, weight, passed, act, rate, clock, site, wants_in, wants_x):
     """All gradients of a dense layer: ``(g [..., N, O], grad_x [..., N, I], grad_W [..., O, I], grad_b [..., O])``.
 
@@ -178,7 +178,7 @@ def _linear_backward_vmap(info, in_dims, grad, out, x, weight, passed, act, rate
     return tuple(v if k else v.reshape(info.batch_size, 0) for v, k in zip(grads, kept, strict=True)), (0, 0, 0, 0)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::linear",
     mutates_args=(),
     schema=(
@@ -201,7 +201,7 @@ def _linear_op(x, weight, bias, add, act, rate, clock, site):
 
 @_linear_op.register_fake
 def _linear_fake(x, weight, bias, add, act, rate, clock, site):
-    lead = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+    lead = common_lead(x, weight)
     return x.new_empty(*lead, x.shape[-2], weight.shape[-2])
 
 
@@ -254,7 +254,7 @@ def _linear_vmap(info, in_dims, x, weight, bias, add, act, rate, clock, site):
     return _linear_op(x, weight, bias, add, act, rate, clock, site), 0
 
 
-@torch.library.custom_op("weft::product", mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
+@custom_op("weft::product", mutates_args=(), schema="(Tensor x, Tensor weight) -> Tensor")
 def product(x, weight):
     """``x [..., N, I]`` times ``weight [..., O, I]`` transposed, ``[..., N, O]``; serves backward passes."""
     return _product(x, weight)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.ops.dense.activation_triton import activate
 from weft.ops.launch.backend import next_power_of_2
-from weft.ops.launch.launch import per_task_stride
+from weft.ops.launch.launch import common_lead, per_task_stride
 from weft.ops.launch.triton_lang import tl, triton
 from weft.ops.random.triton_bits import keep_scale, mask_row, mix_key
 
@@ -150,7 +150,7 @@ def linear_triton(
     """``dropout(act(x W^T + bias + add))``: ``x [T, N, I]`` (or shared ``[N, I]``), ``weight [T, O, I]`` or ``[O, I]``."""
     N, I = x.shape[-2:]
     O = weight.shape[-2]
-    lead = torch.broadcast_shapes(x.shape[:-2], weight.shape[:-2])
+    lead = common_lead(x, weight)
     tasks = lead.numel()
     x, weight = x.contiguous(), weight.contiguous()
     out = x.new_empty(*lead, N, O)

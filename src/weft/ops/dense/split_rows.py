@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.ops.launch.custom_op import custom_op
 
 
 def split_rows_torch(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -23,7 +24,7 @@ def split_rows_torch(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     return [part.clone(memory_format=torch.contiguous_format) for part in flat.split(list(sizes), dim=1)]
 
 
-@torch.library.custom_op("weft::split_rows", mutates_args=(), schema="(Tensor flat, int[] sizes) -> Tensor[]")
+@custom_op("weft::split_rows", mutates_args=(), schema="(Tensor flat, int[] sizes) -> Tensor[]")
 def _op(flat, sizes):
     parts = [flat.new_empty(flat.shape[0], size) for size in sizes]
     torch.split_with_sizes_copy(flat.contiguous(), list(sizes), 1, out=parts)  # one kernel on a GPU

@@ -16,6 +16,21 @@ Interceptor = Callable[[Any, Any, Callable[..., Any]], Callable[..., Any]]
 _INTERCEPTORS: ContextVar[tuple[Interceptor, ...]] = ContextVar("weft_interceptors", default=())
 
 
+# recorder(kernel, args, options): is told every launch, before it is made or intercepted
+Recorder = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+_RECORDER: ContextVar[Recorder | None] = ContextVar("weft_launch_recorder", default=None)
+
+
+@contextmanager
+def recorded(recorder: Recorder | None) -> Iterator[None]:
+    """Inside, and in this thread, ``recorder`` is told the arguments of every launch; None: nobody is."""
+    token = _RECORDER.set(recorder)
+    try:
+        yield
+    finally:
+        _RECORDER.reset(token)
+
+
 @contextmanager
 def intercepted(interceptor: Interceptor) -> Iterator[None]:
     """Inside, and in this thread, ``kernel[grid]`` is ``interceptor(kernel, grid, launch)``."""
@@ -28,16 +43,28 @@ def intercepted(interceptor: Interceptor) -> Iterator[None]:
 
 def hooked(kernel: Any) -> Any:
     """``kernel`` with launches that can be intercepted: its class becomes a subclass of the one it has."""
-    kernel.__class__ = _hooked_class(type(kernel))
+    kernel.__class__ = hooked_class(type(kernel))
     return kernel
 
 
 @cache
-def _hooked_class(kind: type) -> type:
+def hooked_class(kind: type) -> type:
+    """A subclass of ``kind``, a class of kernels, whose launches can be intercepted."""
+
     def launcher(kernel: Any, grid: Any) -> Any:
-        return _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
+        found = _launch(kind.__getitem__, kernel, grid, _INTERCEPTORS.get())  # type: ignore[attr-defined]
+        recorder = _RECORDER.get()
+        return found if recorder is None else _told(recorder, kernel, found)
 
     return type(kind.__name__, (kind,), {"__getitem__": launcher, "__module__": kind.__module__})
+
+
+def _told(recorder: Recorder, kernel: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        recorder(kernel, args, options)
+        return launch(*args, **options)
+
+    return call
 
 
 def _launch(launch: Callable[[Any, Any], Any], kernel: Any, grid: Any, interceptors: tuple[Interceptor, ...]) -> Any:

@@ -29,3 +29,14 @@ def once_for_all(value: Tensor, lead: int) -> Tensor:
     if lead and value.numel() and not any(value.stride()[:lead]):
         value = value[(0,) * lead]
     return value.contiguous()
+
+
+def common_lead(one: Tensor, other: Tensor) -> torch.Size:
+    """The leading dimensions of ``one [..., a, b]`` and ``other [..., c, d]``, broadcast.
+
+    Most are equal, or one has none; ``torch.broadcast_shapes`` would import sympy to find that out.
+    """
+    a, b = one.shape[:-2], other.shape[:-2]
+    if a == b or not b:
+        return a
+    return b if not a else torch.broadcast_shapes(a, b)

@@ -1,16 +1,25 @@
-"""Triton's language if it is installed, else inert stand-ins; and ``triton.jit`` for Weft's kernels.
+"""Triton's language and ``jit`` for Weft's kernels, imported by the first launch; without Triton inert stand-ins.
 
-A machine without a GPU needs no Triton to train. There kernels are never launched, but the modules that hold them are
-imported.
+A run on a CPU launches no kernel, but imports the modules that hold them. So a kernel is a :class:`LazyKernel` until
+it is launched, and ``tl`` stands for Triton's language until it is read. Triton's interpreter has kernels of another
+kind; with ``TRITON_INTERPRET=1`` they are made at once.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+from threading import RLock
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from weft.ops.launch.backend import have_triton
-from weft.ops.launch.hooks import hooked
+from weft.ops.launch.hooks import hooked, hooked_class
+
+_WITHOUT_TRITON = SimpleNamespace(float32="float32", float64="float64")
+_ONE_AT_A_TIME = RLock()
+# Arguments that are bounds of loops or go into a hash: a version of their own for 1 or multiples of 16 gains nothing.
+# They depend on the data (pieces of a work list) or on the place of a layer: there would be one per graph and layer.
+COUNTS = frozenset({"num_heavy", "num_light", "num_partial", "parts", "runs", "site"})
 
 
 class InertKernel:
@@ -23,17 +32,107 @@ class InertKernel:
         raise RuntimeError(f"{self.fn.__name__} is a Triton kernel, and Triton is not installed")
 
 
-if have_triton():
-    import triton.language as tl
-    from triton import jit as _jit
-else:
-    _jit = InertKernel  # type: ignore[assignment]
-    tl: Any = SimpleNamespace(float32="float32", float64="float64")  # type: ignore[no-redef]
+class LazyLanguage:
+    """``triton.language``, imported when a name of it is read; in the globals of a kernel it becomes the module."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_language(), name)
+
+
+class LazyConstant:
+    """A number that kernels read from their module: ``tl.constexpr`` once they are made."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class LazyKernel:
+    """A function that becomes Triton's kernel, in place, with its first launch or when an attribute of it is read.
+
+    A launch that is intercepted (``hooks.py``) and not made leaves it as it is.
+    """
+
+    def __init__(self, fn: Any, **options: Any) -> None:
+        self.fn, self._jit_options = fn, options
+        self.do_not_specialize = options.get("do_not_specialize", ())
+        self.__name__, self.__qualname__ = fn.__name__, fn.__qualname__
+        self.__module__, self.__doc__ = fn.__module__, fn.__doc__
+
+    def __getitem__(self, grid: Any) -> Any:
+        make(self)
+        return _kind_of(self).__getitem__(self, grid)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        make(self)
+        return getattr(self, name)
+
+
+def make(kernel: Any) -> None:
+    """Turn a lazy kernel, and every kernel that it calls, into Triton's."""
+    with _ONE_AT_A_TIME:
+        if isinstance(kernel, LazyKernel):
+            _make(kernel)
+
+
+def _make(kernel: LazyKernel) -> None:
+    from triton import jit as triton_jit
+
+    fn, options = kernel.fn, kernel._jit_options
+    kind = type(triton_jit(fn, **options))
+    kernel.__class__ = hooked_class(kind)
+    kernel.__dict__.clear()
+    kernel.__init__(fn, **options)  # type: ignore[misc]
+    _make_names(fn)
+
+
+def _make_names(fn: Any) -> None:
+    """Make what the code of ``fn`` refers to: other kernels, by name or by module, the language, constants.
+
+    The language may be named in annotations alone, which the code does not know of, so it is replaced in any case.
+    """
+    known, names = fn.__globals__, fn.__code__.co_names
+    modules = [vars(known[name]) for name in names if isinstance(known.get(name), ModuleType)]
+    for scope in (known, *(scope for scope in modules if str(scope.get("__name__")).startswith("weft."))):
+        for name, value in list(scope.items()):
+            if isinstance(value, LazyLanguage):
+                scope[name] = _language()
+            elif isinstance(value, LazyConstant):
+                scope[name] = _language().constexpr(value.value)
+        for value in (scope.get(name) for name in names):
+            if isinstance(value, LazyKernel):
+                _make(value)
+
+
+def _kind_of(kernel: Any) -> type:
+    """Triton's class of a kernel that was made, under the one whose launches can be intercepted."""
+    return type(kernel).__mro__[1]
+
+
+def _language() -> Any:
+    if not have_triton():
+        return _WITHOUT_TRITON
+    import triton.language
+
+    return triton.language
+
+
+def _interpreted() -> bool:
+    return have_triton() and os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def jit(fn: Any, **options: Any) -> Any:
-    """Triton's ``jit``; launches of the kernel can be intercepted (``hooks.py``)."""
-    return hooked(_jit(fn, **options) if have_triton() else InertKernel(fn))
+    """Triton's ``jit``, when the kernel is needed; its launches can be intercepted (``hooks.py``)."""
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    plain = {*options.get("do_not_specialize", ()), *(name for name in names if name in COUNTS)}
+    if plain:
+        options["do_not_specialize"] = tuple(name for name in names if name in plain)
+    if not _interpreted():
+        return hooked(LazyKernel(fn, **options) if have_triton() else InertKernel(fn))
+    from triton import jit as triton_jit
+
+    return hooked(triton_jit(fn, **options))
 
 
 def jit_any_size(*names: str) -> Any:
@@ -50,6 +149,12 @@ def cdiv(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def constant(value: int) -> Any:
+    """A number that kernels may read from their module."""
+    return _language().constexpr(value) if _interpreted() else LazyConstant(value)
+
+
+tl: Any = _language() if _interpreted() else LazyLanguage()
 triton = SimpleNamespace(jit=jit, cdiv=cdiv)
 
-__all__ = ["InertKernel", "jit_any_size", "tl", "triton"]
+__all__ = ["InertKernel", "LazyKernel", "constant", "jit_any_size", "make", "tl", "triton"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.norm.act_dropout import ENDING, NO_ENDING, as_ending, check_columns, lead_tasks
 from weft.ops.norm.batch_norm_triton import batch_norm_backward_triton, batch_norm_triton, normalise_triton
 
@@ -81,7 +82,7 @@ def batch_norm_backward_torch(
     return (centred * (weight * deviation).unsqueeze(-2)).to(x.dtype), torch.stack([grad_weight, grad_bias], -2)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::batch_norm_act_dropout",
     mutates_args=(),
     schema=f"(Tensor x, Tensor weight, Tensor bias, float eps, {ENDING}) -> (Tensor, Tensor, Tensor)",
@@ -91,7 +92,7 @@ def _op(x, weight, bias, eps, act, rate, clock, site, parts=1):
     return serve(x, weight, bias, eps, act, rate, clock, site, parts)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::batch_norm_act_dropout_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, float eps, "
@@ -102,7 +103,7 @@ def _backward_op(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, 
     return serve(grad, x, weight, bias, mean, var, eps, act, rate, clock, site, parts)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::normalise_act_dropout",
     mutates_args=(),
     schema=f"(Tensor x, Tensor mean, Tensor var, Tensor weight, Tensor bias, float eps, {ENDING}) -> Tensor",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.ops.dense.bias_act_dropout import bias_act_dropout_backward_torch, bias_act_dropout_torch
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.norm.act_dropout import ENDING, NO_ENDING, as_ending, check_columns, lead_tasks
 from weft.ops.norm.layer_norm_triton import WIDEST, layer_norm_backward_triton, layer_norm_triton
 
@@ -80,7 +81,7 @@ def _serves(x: Tensor) -> bool:
     return use_triton(x) and x.shape[-1] <= WIDEST
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::layer_norm_act_dropout",
     mutates_args=(),
     schema=f"(Tensor x, Tensor? b, Tensor weight, Tensor shift, float eps, {ENDING}) -> (Tensor, Tensor, Tensor)",
@@ -90,7 +91,7 @@ def _op(x, b, weight, shift, eps, act, rate, clock, site, parts=1):
     return serve(x, b, weight, shift, eps, act, rate, clock, site, parts)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::layer_norm_act_dropout_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor x, Tensor? b, Tensor weight, Tensor shift, Tensor mean, Tensor rstd, "

@@ -17,6 +17,7 @@ from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.segments import segment_softmax, segment_sum
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.edge_softmax_triton import edge_softmax_backward_triton, edge_softmax_triton
 
 
@@ -32,7 +33,7 @@ def edge_softmax_backward_torch(grad: Tensor, out: Tensor, csr: PackedCSR) -> Te
     return (product - out.to(acc) * segment_sum(product, csr).index_select(-2, csr.rows())).to(out.dtype)
 
 
-@torch.library.custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] csr) -> Tensor")
+@custom_op("weft::edge_softmax", mutates_args=(), schema="(Tensor scores, Tensor[] csr) -> Tensor")
 def _edge_softmax_op(scores, csr):
     opened = unpack_csr(csr)
     if use_triton(scores):
@@ -42,7 +43,7 @@ def _edge_softmax_op(scores, csr):
     return edge_softmax_torch(scores, opened)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::edge_softmax_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor out, Tensor[] csr) -> Tensor",

@@ -16,6 +16,7 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 
 
@@ -27,7 +28,7 @@ def sddmm_torch(a: Tensor, b: Tensor, heads: int, csr: PackedCSR) -> Tensor:
     return (left * right).unflatten(-1, (heads, -1)).sum(-1).to(a.dtype)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::sddmm",
     mutates_args=(),
     schema="(Tensor a, Tensor b, int heads, Tensor[] csr, Tensor[] back) -> Tensor",

@@ -16,6 +16,7 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.sddmm import edge_dot
 from weft.ops.sparse.spmm_triton import spmm_triton
 
@@ -39,7 +40,7 @@ def _messages(x: Tensor, weight: Tensor | None, col_scale: Tensor | None, csr: P
     return messages if weight is None else messages * weight[..., None]
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::spmm",
     mutates_args=(),
     schema=(

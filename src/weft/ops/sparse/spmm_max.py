@@ -17,6 +17,7 @@ from weft.ops.csr.dispatch import supplied_by_adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.csr.segments import scatter_extreme
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 
 
@@ -52,7 +53,7 @@ def spmm_max_backward_torch(
     return out.scatter_add(-2, csr.indices.long()[edge], value).to(grad.dtype)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::spmm_max",
     mutates_args=(),
     schema="(Tensor x, Tensor? weight, Tensor[] csr, Tensor[] back) -> (Tensor, Tensor)",
@@ -66,7 +67,7 @@ def _spmm_max_op(x, weight, csr, back):
     return spmm_max_torch(x, weight, opened)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::spmm_max_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor winner, Tensor? weight, Tensor[] csr, Tensor[] back) -> Tensor",

@@ -9,10 +9,10 @@ from weft.ops.csr.packed import PackedCSR
 from weft.ops.csr.worklist_triton import heavy_piece, light_rows
 from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
 from weft.ops.launch.launch import flatten_tasks, triton_acc
-from weft.ops.launch.triton_lang import tl, triton
+from weft.ops.launch.triton_lang import constant, tl, triton
 from weft.ops.sparse.lanes_triton import add_hub_parts
 
-NO_EDGE = tl.constexpr(2**62) if hasattr(tl, "constexpr") else 2**62
+NO_EDGE = constant(2**62)
 
 
 @triton.jit

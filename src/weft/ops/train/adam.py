@@ -6,10 +6,10 @@ Shapes: P parameters of a task; ``param, grad, exp_avg, exp_avg_sq [..., P]``; `
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.train.adam_triton import adam_triton
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "bias_correction1", "bias_correction2")
@@ -32,7 +32,7 @@ def adam_torch(
     param.sub_(lr / correction1 * exp_avg / denominator)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::adam_",
     mutates_args=("param", "exp_avg", "exp_avg_sq"),
     schema=(

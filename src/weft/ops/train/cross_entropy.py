@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
 
 
@@ -31,15 +32,13 @@ def cross_entropy_rows_backward_torch(grad_loss: Tensor, logits: Tensor, labels:
     return torch.zeros_like(logits).index_copy(-2, rows, slope)
 
 
-@torch.library.custom_op(
-    "weft::cross_entropy_rows", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor"
-)
+@custom_op("weft::cross_entropy_rows", mutates_args=(), schema="(Tensor logits, Tensor labels, Tensor rows) -> Tensor")
 def _op(logits, labels, rows):
     serve = cross_entropy_rows_triton if use_triton(logits) else cross_entropy_rows_torch
     return serve(logits, labels, rows)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::cross_entropy_rows_backward",
     mutates_args=(),
     schema="(Tensor grad_loss, Tensor logits, Tensor labels, Tensor rows) -> Tensor",

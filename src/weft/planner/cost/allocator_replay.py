@@ -3,10 +3,10 @@
 A block belongs to the stream it was allocated on, until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
-* a captured run first warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds
-  for good stays in that stream's pool. Meanwhile the default pool still holds every segment that the set-up has ever
-  asked for;
-* then the cache is emptied: segments with nothing in them go back to the device;
+* a captured run then empties the cache: segments with nothing in them go back to the device;
+* it warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds for good stays in
+  that stream's pool;
+* the cache is emptied again;
 * the capture fills a private pool, which is kept for the replays.
 
 A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
@@ -24,6 +24,7 @@ bound for it, unless the earlier one was on streams that the later one does not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.core.program import MARKER_KEPT, Operator, Program
@@ -65,7 +66,7 @@ def replay_allocations(
     if preparation is None:
         run.keep(program, default)
     else:
-        run.play(preparation, default, side)
+        run.play(preparation, default, side, between=run.trim if replay else None)
     for _ in range(WARMUPS - (preparation is not None)):
         run.play(program, side, side)
     if replay and recorded:
@@ -110,13 +111,18 @@ class _Run:
         for value in program.resident:
             self.allocate(pool, program.values[value].bytes)
 
-    def play(self, program: Program, setup: Allocator, steps: Allocator) -> None:
-        """Run the operators, those of the set-up in one pool and the others in another."""
+    def play(
+        self, program: Program, setup: Allocator, steps: Allocator, between: Callable[[], None] | None = None
+    ) -> None:
+        """Run the operators, those of the set-up in one pool and the others in another; ``between`` the two."""
         held = self._carried(program, steps)
         resident, ends, left = set(program.resident), program.ends(), set(program.left)
         for position, op in enumerate(program.operators):
             if op.name == MARKER_KEPT:
                 continue
+            if between is not None and op.phase != SETUP:
+                between()
+                between = None
             pool = self._share(setup if op.phase == SETUP else steps, op.stream)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:

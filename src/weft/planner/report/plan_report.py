@@ -142,7 +142,8 @@ class PlanReport:
     """Tasks, groups, what each takes on ``machine`` within ``budget`` bytes, and why.
 
     ``fits`` says whether every group does; where one does not, ``nearest`` names the nearest plan that would, if
-    there is one. ``notes`` are remarks on how much to trust the figures. ``work`` is what was planned, which makes the
+    there is one. ``notes`` are remarks on how much to trust the figures. ``compile_seconds``: of compiling the kernels
+    that this machine lacks, which is done once. ``work`` is what was planned, which makes the
     report executable: ``weft.run(report)``.
     """
 
@@ -155,6 +156,7 @@ class PlanReport:
     notes: tuple[str, ...] = ()
     graphs: tuple[str, ...] = ()
     work: Task | Sweep | None = None
+    compile_seconds: float = 0.0
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -189,6 +191,7 @@ class PlanReport:
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
             "run_seconds": self.run_seconds,
+            "compile_seconds": self.compile_seconds,
             "budget_bytes": self.budget,
             "machine": self.machine.to_dict(),
             "graphs": list(self.graphs),
@@ -235,6 +238,7 @@ class PlanReport:
                 tuple(data["notes"]),
                 tuple(data["graphs"]),
                 _work_from_dict(data["work"]),
+                float(data.get("compile_seconds", 0.0)),
             )
             changed = data["digest"] != _digest(data)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -78,8 +78,14 @@ def _headline(report: PlanReport) -> list[str]:
         f"{report.name}: {tasks} on {'; '.join(report.graphs)}",
         f"machine   {report.machine.name} ({'measured' if report.machine.measured else 'profile'})",
         f"memory    {show_bytes(report.peak_bytes)} of {show_bytes(report.budget)}: {verdict}",
-        f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks",
+        f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks{_compiling(report)}",
     ]
+
+
+def _compiling(report: PlanReport) -> str:
+    if not report.compile_seconds:
+        return ""
+    return f", and {show_seconds(report.compile_seconds)} once to compile kernels (`weft warm` does it ahead)"
 
 
 def _tasks(tasks: tuple[TaskEstimate, ...]) -> list[str]:

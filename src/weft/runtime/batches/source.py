@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
@@ -56,7 +55,7 @@ class Batch:
     def edge_index(self) -> Tensor:
         """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""
         adj = self._only_block()
-        if isinstance(adj, ShardedAdjacency):
+        if adj.spans_ranks:
             raise InputError(
                 "a model that takes edge_index aggregates by itself and would miss the nodes of other ranks; "
                 "train it on one rank, or write it over weft.nn layers"

@@ -72,6 +72,8 @@ class Replay:
         saved = [tensor.clone() for tensor in changed]
         random = torch.cuda.get_rng_state()
         stream, side = torch.cuda.current_stream(), self._stream or recording_stream()
+        # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
+        torch.cuda.empty_cache()
         try:
             self._warm_up(side, warmup)
             graph = torch.cuda.CUDAGraph()

@@ -18,6 +18,7 @@ from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
+from weft.runtime.step.backward import gradient
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
@@ -93,8 +94,7 @@ class Forward:
         """
         leaf = flat.detach().requires_grad_()
         losses = loss(self(leaf, training=True, batch=batch), batch)
-        (grad,) = torch.autograd.grad(losses, leaf, slopes)
-        return losses.detach(), grad
+        return losses.detach(), gradient(losses, leaf, slopes)
 
     def copied(
         self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
-from weft.dist.early_gradients import EarlyGradients
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
@@ -160,6 +159,8 @@ class Stack:
 
     def _gradients_over_ranks(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The same where rows are spread over ranks: gradients are on their way while the backward pass goes on."""
+        from weft.dist.early_gradients import EarlyGradients
+
         early = EarlyGradients(
             self.members.layout.sizes, flat.shape[0], self.members.in_first_layer, self.source.reduce
         )

@@ -22,6 +22,7 @@ from weft.core.errors import InputError
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.packed import PackedCSR, pack_csr, pack_csr_backward, unpack_csr
 from weft.ops.launch.backend import accumulate_dtype, use_triton
+from weft.ops.launch.custom_op import custom_op
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
 from weft.weave.lab.autograd import differentiable
@@ -87,7 +88,7 @@ def push_torch(x, weight, row_scale, col_scale, csr: PackedCSR, num_cols: int) -
     return messages.new_zeros(*x.shape[:-2], num_cols, x.shape[-1]).index_add(-2, cols, messages)
 
 
-@torch.library.custom_op(
+@custom_op(
     "weft::spmm_push",
     mutates_args=(),
     schema="(Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor[] csr, int num_cols) -> Tensor",

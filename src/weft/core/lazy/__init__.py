@@ -1,0 +1,1 @@
+"""Import what is used, when it is used."""

@@ -1,0 +1,46 @@
+"""Import the public names of a package when they are first used: a run loads only what it needs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of ``package``: ``places`` has the module of every public name.
+
+    A public name stays what it is, whichever module of that name is imported.
+    """
+
+    class Package(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not (name in places and isinstance(value, ModuleType)):
+                super().__setattr__(name, value)
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with gc_paused():
+            found = getattr(import_module(places[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    sys.modules[package].__class__ = Package
+    return find, lambda: sorted({*vars(sys.modules[package]), *places})
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """No garbage is collected inside: imports make objects that stay, and torch has half a million to look through."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

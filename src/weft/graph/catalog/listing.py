@@ -1,0 +1,91 @@
+"""List what can be loaded by name, from tables and folders alone: ``weft data ls`` does without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from weft.graph.catalog import shapes
+from weft.graph.data.saved_marker import is_saved
+
+DEMO_SIZES = (2_400, 9_600, 800, 7)
+DATA_VARIABLE = "WEFT_DATA"
+PLANETOID: Mapping[str, str] = MappingProxyType({"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"})
+OGB_ARCHIVES: Mapping[str, str] = MappingProxyType(
+    {
+        "ogbn-arxiv": "arxiv",
+        "ogbn-products": "products",
+        "ogbn-proteins": "proteins",
+        "ogbn-papers100M": "papers100M-bin",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that :func:`weft.load` accepts, as far as it is known without loading it."""
+
+    name: str
+    kind: str
+    num_nodes: int | None = None
+    num_edges: int | None = None
+    num_features: int | None = None
+    num_classes: int | None = None
+    note: str = ""
+
+
+def data_folders(root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Where named graphs are looked for, in order; downloads go to the first."""
+    given = [root, os.environ.get(DATA_VARIABLE) or None]
+    folders = [Path(folder).expanduser() for folder in given if folder is not None]
+    return [*folders, Path("~/.cache/weft/data").expanduser()]
+
+
+def entries(root: str | os.PathLike[str] | None = None) -> list[Entry]:
+    """Everything that can be loaded by name: embedded, in the data folders, generated, downloadable."""
+    listed = [Entry("demo", "embedded", *DEMO_SIZES, note="undirected; always there")]
+    listed += _found_entries(root)
+    listed += [_shape_entry(shape) for shape in shapes.SHAPES.values()]
+    listed.append(Entry("planted:relations", "generated", note="classes that only the relations of edges tell"))
+    listed += [Entry(f"planetoid:{name}", "download", note="through PyG") for name in PLANETOID]
+    listed += [Entry(f"ogb:{name}", "download", note="Open Graph Benchmark") for name in OGB_ARCHIVES]
+    listed.append(Entry("pyg:DATASET", "download", note="any node dataset of PyG, e.g. pyg:Amazon/Photo"))
+    return listed
+
+
+def prefixed() -> Iterator[tuple[str, str]]:
+    """Names that need a kind before them, each with its kind."""
+    yield from (("shape:", known) for known in shapes.SHAPES)
+    yield from (("planetoid:", known) for known in PLANETOID)
+    yield from (("ogb:", known) for known in OGB_ARCHIVES)
+
+
+def all_names(folders: list[Path]) -> list[str]:
+    """Every name there is, for suggestions."""
+    found = [place.stem for folder in folders for place in _graphs_in(folder)]
+    return ["demo", *found, *PLANETOID, *(kind + known for kind, known in prefixed()), *shapes.SHAPES]
+
+
+def _graphs_in(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(place for place in folder.iterdir() if place.suffix == ".npz" or is_saved(place))
+
+
+def _found_entries(root: str | os.PathLike[str] | None) -> list[Entry]:
+    places = {}
+    for folder in data_folders(root):
+        for place in _graphs_in(folder):
+            places.setdefault(place.stem if place.suffix == ".npz" else place.name, place)
+    return [Entry(name, "file", note=str(place)) for name, place in places.items()]
+
+
+def _shape_entry(shape: shapes.Shape) -> Entry:
+    sizes = (shape.num_nodes, shape.num_edges, shape.num_features, shape.num_classes)
+    kinds = ["directed" if shape.directed else "undirected"]
+    kinds += [f"{shape.relations} relations"] if shape.relations else []
+    kinds += ["several labels per node"] if shape.multilabel else []
+    return Entry(f"shape:{shape.name}", "generated", *sizes, note=f"{', '.join(kinds)}; {shape.source}")

@@ -1,0 +1,172 @@
+"""Compile versions of kernels in several processes at once, into Triton's cache on disk.
+
+A kernel takes about a second to compile, of which little can overlap in one process. The children are forks, so they
+have everything imported; they touch no GPU and end without running anything of the parent's. A version that cannot be
+compiled is left to its launch, which raises what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from weft.ops.launch.kernel_versions import KernelVersion
+from weft.ops.launch.triton_lang import make
+
+STALLED_SECONDS = 120.0  # without news: the children are given up
+INDEX_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A version that is in Triton's cache now: its place in the list, the folder there, and how long it took."""
+
+    place: int
+    folder: str
+    seconds: float
+
+
+Told = Callable[[int, int], None]
+
+
+def can_compile_in_parallel() -> bool:
+    """Whether processes can be forked here."""
+    return hasattr(os, "fork")
+
+
+def compile_versions(
+    versions: Sequence[KernelVersion], arch: int, processes: int, told: Told = lambda done, total: None
+) -> list[Compiled]:
+    """Compile ``versions`` for GPUs of compute capability ``arch`` (90); ``told(done, total)`` as they come.
+
+    Versions with much code come first, so that none of them is left to the end alone.
+    """
+    order = sorted(range(len(versions)), key=lambda place: -len(versions[place].kernel.fn.__code__.co_code))
+    prepare_fork(arch)
+    jobs, results = _filled_pipe(order), os.pipe()
+    children = [_start(jobs, results, versions, arch) for _ in range(max(1, min(processes, len(versions))))]
+    os.close(results[1])
+    os.close(jobs)
+    try:
+        return _collect(results[0], len(versions), told)
+    finally:
+        os.close(results[0])
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def prepare_fork(arch: int) -> None:
+    """Import what every child needs, once."""
+    import triton.backends.nvidia.compiler
+    import triton.compiler
+
+    key = getattr(triton.runtime.cache, "triton_key", None)
+    if key is not None:
+        key()  # which reads all of Triton, once for all children
+    driver = getattr(triton.backends.nvidia, "driver", None)
+    with suppress(Exception):  # finds libcuda with a process of its own, and remembers it
+        driver.library_dirs()  # type: ignore[union-attr]
+
+
+def _filled_pipe(order: Sequence[int]) -> int:
+    """A pipe from which every child takes the next place, until it is empty."""
+    read, write = os.pipe()
+    os.write(write, b"".join(place.to_bytes(INDEX_BYTES, "big") for place in order))
+    os.close(write)
+    return read
+
+
+def _start(jobs: int, results: tuple[int, int], versions: Sequence[KernelVersion], arch: int) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads: a child takes no lock of theirs
+        child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.close(results[0])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children
+        _work(jobs, results[1], versions, arch)
+        code = 0
+    finally:
+        os._exit(code)  # nothing of the parent's is cleaned up here
+
+
+def _work(jobs: int, results: int, versions: Sequence[KernelVersion], arch: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    while index := os.read(jobs, INDEX_BYTES):
+        place, begin, folder = int.from_bytes(index, "big"), time.perf_counter(), ""
+        with suppress(Exception):
+            folder = compile_version(versions[place], arch)
+        os.write(results, f"{place}\t{time.perf_counter() - begin:.4f}\t{folder}\n".encode())
+
+
+def _collect(results: int, total: int, told: Told) -> list[Compiled]:
+    found: list[Compiled] = []
+    text, done = b"", 0
+    while done < total:
+        ready, _, _ = select.select([results], [], [], STALLED_SECONDS)
+        chunk = os.read(results, 1 << 16) if ready else b""
+        if not chunk:
+            break
+        *lines, text = (text + chunk).split(b"\n")
+        for line in lines:
+            place, seconds, folder = line.decode().split("\t")
+            done += 1
+            if folder:
+                found.append(Compiled(int(place), folder, float(seconds)))
+        told(done, total)
+    return found
+
+
+# ---- in a child --------------------------------------------------------------------------------------
+
+
+class CompileOnly:
+    """A driver of Triton that knows its target and has no device."""
+
+    def __init__(self, arch: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> Any:
+        """What to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The number of a device that is never used."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The number of a stream that is never used."""
+        return 0
+
+
+def compile_version(version: KernelVersion, arch: int) -> str:
+    """Compile one version in this process, and what launches it; the folder of Triton's cache that has it.
+
+    Triton's driver is replaced for good: for children, and for machines without a GPU.
+    """
+    from triton.runtime import driver
+    from triton.runtime.cache import get_cache_manager
+
+    driver.set_active(CompileOnly(arch))
+    make(version.kernel)
+    compiled = version.kernel.run(*version.args, grid=(1,), warmup=True, **dict(version.options))
+    with suppress(Exception):  # a small C module per signature, of versions of Triton that have that
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(compiled.src, compiled.metadata)
+    return str(get_cache_manager(compiled.hash).cache_dir)
