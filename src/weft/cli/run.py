@@ -305,7 +305,7 @@ def _show_sweep(result: SweepResult, folder: Path) -> None:
     for graph, part in parts.items():
         where = f" on {escape(graph)}" if len(parts) > 1 else ""
         console.print(f"best{where}: {_best_words(part)}", highlight=False)
-    _show_caches(console, result.plans)
+    _show_caches(console, result.plan)
     console.print(f"report: {folder / 'report.html'}", highlight=False)
 
 
