@@ -120,11 +120,11 @@ def _tests(results: Results, graph: str, model: str, side: str, seeds: range) ->
             and c["seed"] in seeds and c["status"] == "ok"]  # fmt: skip
 
 
-def compared(results: Results, graph: str, model: str, seeds: range = TEN) -> dict[str, Any]:
-    """Means and standard errors of both sides, and the distance in standard errors of it."""
+def compared(results: Results, graph: str, model: str, seeds: range = TEN, mine: str = "weft") -> dict[str, Any]:
+    """Means and standard errors of both sides (Weft's called ``mine``), and the distance in standard errors of it."""
     found: dict[str, Any] = {}
-    for side in ("weft", "pyg"):
-        tests = _tests(results, graph, model, side, seeds)
+    for side, name in (("weft", mine), ("pyg", "pyg")):
+        tests = _tests(results, graph, model, name, seeds)
         if len(tests) > 1:
             found[side] = (mean(tests), stdev(tests) / math.sqrt(len(tests)))
     if len(found) == 2:

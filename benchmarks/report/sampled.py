@@ -52,9 +52,9 @@ def sampled_accuracy() -> str:
     seeds = range(1 + max(cell["seed"] for cell in results.cells))
     legend, rows = Legend(), []
     for graph in GRAPHS:
-        found = [compared(results, graph, model, seeds) for model in ("gcn", "sage")]
-        count = len({cell["seed"] for cell in results.cells if cell["graph"] == graph and cell["status"] == "ok"})
-        rows.append([graph, str(count), *map(shown, found)])
+        for side, name in (("weft", "Weft's sampler"), ("fed", "NeighborLoader")):
+            found = [compared(results, graph, model, seeds, side) for model in ("gcn", "sage")]
+            rows.append([graph, name, str(len(seeds)), *map(shown, found)])
     legend.mark(results, results.cells)
-    header = ["graph", "seeds", *(f"{MODELS[model]}: Weft, PyG" for model in ("gcn", "sage"))]
+    header = ["graph", "Weft's batches from", "seeds", *(f"{MODELS[model]}: Weft, PyG" for model in ("gcn", "sage"))]
     return f"{table(header, rows)}\n\n{legend.text()}"

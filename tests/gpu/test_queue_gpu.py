@@ -31,7 +31,7 @@ def test_tasks_train_side_by_side_within_the_budget(queue):
     shape = {"graph": "shape:ogbn-arxiv?scale=0.2", "epochs": 20}
     names = queue.submit(*({**shape, "model": model, "layers": 3} for model in ("gcn", "sage", "gin")))
     done = queue.wait(names, 300.0)
-    assert [task.state for task in done] == ["done"] * 3
+    assert [task.state for task in done] == ["done"] * 3, [task.error for task in done]
     for task in done:
         assert 0 < task.result["peak_bytes"] <= 1.15 * task.plan["bytes"]
     assert queue.supervisor.counters.memory_errors == 0
@@ -48,7 +48,7 @@ def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
     bad = [task.id for task in queue.db.submit_many([Submission({"task": leak})])]
     good = queue.submit({"seed": 4, "hidden": 4})
     [failed], [done] = queue.wait(bad, 300.0), queue.wait(good, 300.0)
-    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done")
+    assert (failed.state, failed.attempts, done.state) == ("failed", 2, "done"), done.error
     assert "out of memory" in failed.error
     assert queue.supervisor.counters.memory_errors == before + 2
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import stacks
+from tests.graphs_for_tests import with_relations
 from tests.stacks import MODELS
 from weft import ops
 from weft.graph.catalog import shapes
@@ -24,7 +25,7 @@ MEMBERS = [{"seed": seed, "lr": 0.01 * seed, "dropout": 0.2 * seed, "epochs": 12
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("directed", [False, True])
 def test_training_has_the_same_bits(model, directed):
-    graph = citation(6000, 60000, 20, 5, seed=1, directed=directed)
+    graph = with_relations(citation(6000, 60000, 20, 5, seed=1, directed=directed))
     looks = []
     for rows in ("by_length", "clustered"):
         run = stacks.start(stacks.tasks_of(graph, MEMBERS, model=model), graph, "cuda", row_order=rows)

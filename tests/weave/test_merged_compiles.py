@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -90,6 +91,7 @@ def packed(csr):
 
 def spmm_calls(dtype):
     """Sums of two widths along both directions, a maximum and its gradient, and a push."""
+    importlib.import_module("weft.weave.lab.multi_spmm")  # registers the push
     from weft.weave.together import OpCall
 
     adj = small()

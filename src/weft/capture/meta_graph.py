@@ -8,7 +8,6 @@ Shapes: N nodes, E edges, F features, Z stored values of sparse features, C clas
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,15 +113,12 @@ class MetaAdjacency(Adjacency):
         indices = elsewhere((edges,), torch.int32) if away else torch.empty(edges, dtype=torch.int32, device=META)
         return cls(indptr, indices, cols, degrees_of_rows=by_row, degrees_of_cols=by_col, **options)
 
-    def derived(self, key: Any, build: Callable[[], Any]) -> Any:
-        """As for any adjacency; arrays that depend on the data only get their sizes."""
-        if key == "worklist":
-            return super().derived(key, self._work_list)
-        if key == "plus identity":
-            return super().derived(key, lambda: without_weights(self).with_self_loops())
-        return super().derived(key, build)
+    def with_identity(self) -> Adjacency:
+        """``A + I``, as if no row had a self loop."""
+        return self.derived("plus identity", lambda: without_weights(self).with_self_loops())
 
-    def _work_list(self) -> WorkList:
+    def own_worklist(self) -> WorkList:
+        """A work list of the sizes that the degrees give."""
         small, single, hubs, partials = self.degrees_of_rows.pieces(*thresholds(self.num_edges, self.num_rows))
         offsets, heavy = self.indptr.dtype, partials + single
         self._sort_rows(small)

@@ -74,22 +74,11 @@ class Block:
         return plain if self.relation is None else plain.related(self.relation, self.num_relations)
 
 
-class BlockAdjacency(Adjacency):
-    """An adjacency whose rows are the first of its columns and whose rows are not sorted.
+class CountingSorted(Adjacency):
+    """A matrix that serves one step: on the CPU its transpose is a counting sort, on a GPU torch's stable sort.
 
-    ``full`` is ``(gcn_scale [M], degree [D])`` for GCN's normalisation by the full graph. On the CPU the transpose is
-    a counting sort; on a GPU it is torch's stable sort, which gives the same order.
+    Both give the same order.
     """
-
-    def __init__(self, *arrays: Any, full: tuple[Tensor, Tensor] | None = None, **factors: Any) -> None:
-        super().__init__(*arrays, **factors)
-        self._full = full
-
-    def scaled(self, **factors: Tensor | None) -> Adjacency:
-        """The same structure with other factors."""
-        other = BlockAdjacency(self.indptr, self.indices, self.num_cols, perm=self.perm, full=self._full, **factors)
-        other._structure, other.nodes = self.structure, self.nodes
-        return other
 
     def _counting_sort(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.derived("counting sort", lambda: transpose_cpu(self.indptr, self.indices, self.num_cols))
@@ -104,6 +93,23 @@ class BlockAdjacency(Adjacency):
             return super()._transposed_arrays()
         indptr, rows, _ = self._counting_sort()
         return indptr, rows
+
+
+class BlockAdjacency(CountingSorted):
+    """An adjacency whose rows are the first of its columns and whose rows are not sorted.
+
+    ``full`` is ``(gcn_scale [M], degree [D])`` for GCN's normalisation by the full graph.
+    """
+
+    def __init__(self, *arrays: Any, full: tuple[Tensor, Tensor] | None = None, **factors: Any) -> None:
+        super().__init__(*arrays, **factors)
+        self._full = full
+
+    def scaled(self, **factors: Tensor | None) -> Adjacency:
+        """The same structure with other factors."""
+        other = BlockAdjacency(self.indptr, self.indices, self.num_cols, perm=self.perm, full=self._full, **factors)
+        other._structure, other.nodes = self.structure, self.nodes
+        return other
 
     def _add_self_loops(self) -> Adjacency:
         """Every row begins with its loop; loops that were sampled are left out."""

@@ -17,7 +17,7 @@ def without_weights(adj: Adjacency) -> Adjacency:
 
 def with_identity(adj: Adjacency) -> Adjacency:
     """``A + I`` without weights: every row gains one entry, also a row that has a self loop already."""
-    own = getattr(adj, "with_identity", None)  # a padded block cannot search for its loops
+    own = getattr(adj, "with_identity", None)  # without a search for its loops
     if own is not None:
         return own()
     return adj.derived("plus identity", lambda: plus_identity(without_weights(adj)))

@@ -191,7 +191,7 @@ class _Setups:
                 if (place.features, place.topology) in seen:
                     continue
                 seen.add((place.features, place.topology))
-                exact = known or not fits or self._has_time
+                exact = known or not fits or self._has_time or self._wants_cache
                 setups += self._placed(task, place, plan) if exact else [elsewhere(setups[0], place, stats)]
         finally:
             estimator.place(task, before)
@@ -212,11 +212,18 @@ class _Setups:
         estimate = self._estimate(task, moved)
         training = estimate.trained or estimate.cost
         taken, members = estimate.cost.total_bytes, self._members(plan)
-        found = [Setup(task, without_cache(place), training, taken, members)]
         cached = with_cache(place, task, stats, self._options, (self._room - taken) // 2)
-        if cached.cache_bytes:
-            found.append(Setup(task, cached, training, taken + cached.cache_bytes, members))
-        return found
+        with_it = [Setup(task, cached, training, taken + cached.cache_bytes, members)] if cached.cache_bytes else []
+        if with_it and self._wants_cache:
+            return with_it
+        return [Setup(task, without_cache(place), training, taken, members), *with_it]
+
+    @property
+    def _wants_cache(self) -> bool:
+        """Whether a cache was asked for: then there is none without."""
+        options = self._options
+        asked = options.cache is not None or options.cache_policy is not None
+        return asked or "cached" in (options.features, options.topology)
 
 
 def words(candidate: Candidate) -> str:

@@ -102,6 +102,10 @@ class Adjacency:
             self._derived[key] = build()
         return self._derived[key]
 
+    def own_worklist(self) -> Any:
+        """The work list of a matrix that knows it without looking at its arrays; None: it is built from them."""
+        return None
+
     def to(self, device: torch.device | str) -> Adjacency:
         """The same matrix on another device (derived matrices are rebuilt there on demand)."""
         if torch.device(device) == self.device:

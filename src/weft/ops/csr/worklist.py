@@ -76,7 +76,8 @@ def worklist(adj: Adjacency) -> WorkList:
 def worklist_by_length(adj: Adjacency) -> WorkList:
     """The work list without clusters."""
     cuts = thresholds(adj.num_edges, adj.num_rows)
-    return adj.structure.derived("worklist", lambda: build_worklist(adj.indptr, *cuts))
+    base = adj.structure
+    return base.derived("worklist", lambda: base.own_worklist() or build_worklist(adj.indptr, *cuts))
 
 
 def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | None = None) -> WorkList:

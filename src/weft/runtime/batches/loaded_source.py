@@ -20,7 +20,8 @@ from weft.flow.device import exact_device
 from weft.flow.pipeline import named_errors
 from weft.flow.pyg_batch import from_pyg
 from weft.ops.reduce import ONE_RANK
-from weft.runtime.batches.sampled_source import Sampling, local_adjacency
+from weft.runtime.batches.local_adjacency import local_adjacency
+from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.batches.source import Batch, Infer, OneByOne, SourceRequest
 
 

@@ -36,6 +36,7 @@ from weft.ops.sampling.draws import make_clock
 from weft.runtime.batches.caches import Presampled, choose_cache, policy_called
 from weft.runtime.batches.device_batch import DeviceBatch, Fetched
 from weft.runtime.batches.layerwise import LayerWise
+from weft.runtime.batches.local_adjacency import local_adjacency
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
 
 MOST_DENSE = 1 << 34  # values of sparse features that are made dense for batches
@@ -284,15 +285,3 @@ def _has_loops(adj: Adjacency) -> bool:
         if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == adj.indices[begin:end]).any()):
             return True
     return False
-
-
-def local_adjacency(local: Subgraph) -> Adjacency:
-    """The sampled edges as a square matrix over the batch's nodes, rows in the order of ``nodes``."""
-    src, dst = local.edge_index
-    order = torch.sort(dst, stable=True).indices
-    count = local.nodes.numel()
-    indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
-    torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
-    weight = None if local.weight is None else local.weight[order]
-    adj = Adjacency(indptr, src[order].to(torch.int32), count, weight=weight)
-    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)

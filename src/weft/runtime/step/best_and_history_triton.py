@@ -29,7 +29,8 @@ def _record_kernel(
     every, epochs = tl.load(rules + 3 * member + 1), tl.load(rules + 3 * member + 2)
     wants = ((step + 1) % every == 0) | (step + 1 == epochs)
     kept = tl.where(wants | (column == 0), value, float("nan"))
-    tl.store(history + (member * L + step) * M + column, kept, mask=inside & (step < L))  # warm-ups may go beyond
+    if step < L:  # a warm-up may go beyond
+        tl.store(history + (member * L + step) * M + column, kept, mask=inside)
     unhealthy = tl.sum(tl.where((column < LOSSES) & ~(tl.abs(value) < float("inf")), 1, 0), 0)
     running = wants & (step < end)
     better = running & (unhealthy == 0)
@@ -52,7 +53,8 @@ def _note_kernel(losses, history, clock, epochs_done, L, M, STEPS):
     """One program per member."""
     member = tl.program_id(0).to(tl.int64)
     epoch = tl.load(epochs_done + member)
-    tl.store(history + (member * L + epoch) * M, tl.load(losses + member), mask=epoch < L)
+    if epoch < L:
+        tl.store(history + (member * L + epoch) * M, tl.load(losses + member))
     tl.store(epochs_done + member, epoch + 1)
     tl.store(clock + 2 * member + 1, tl.load(clock + 2 * member + 1) + STEPS)
 

@@ -119,7 +119,7 @@ class Members:
     def _forward(self, model: nn.Module, alone: bool) -> Forward:
         """``model`` as a function of weights; a user's module alone trains with its own parameters."""
         dtype, reduce = DTYPES[self._task.precision], self.source.reduce
-        plain = dtype == torch.float32 and reduce.ranks == 1 and self._inputs.device.type != "meta"
+        plain = dtype == torch.float32 and reduce.ranks == 1
         if self._is_users and alone and plain:
             return LeafForward(model, self.layout, bind(model), reduce)
         return Forward(model, self.layout, bind(model), dtype, reduce)

@@ -28,7 +28,7 @@ PRELOADED = ("weft.engine.run", "weft.serve.workers.estimates", "weft.serve.work
 
 
 def warm_up() -> None:
-    """Import what workers need, and train one epoch on the CPU in one thread: a pool of threads survives no fork."""
+    """Import what workers need and, where torch has no CUDA, train one epoch in one thread: a pool survives no fork."""
     for name in PRELOADED:
         importlib.import_module(name)
     import torch
@@ -36,6 +36,8 @@ def warm_up() -> None:
     from weft.engine.run import run
     from weft.serve.workers.estimates import estimate_of
 
+    if torch.version.cuda is not None:  # its first backward pass starts a thread per device, which no fork survives
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with suppress(Exception):  # the first task will say what is wrong

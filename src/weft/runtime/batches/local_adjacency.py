@@ -1,0 +1,45 @@
+"""The local subgraph of a batch as a matrix; on a CPU every sort of its edges is a counting sort.
+
+Shapes: M nodes of a batch, P edges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.flow.batch import Subgraph
+from weft.flow.block import CountingSorted
+from weft.ops.csr.adjacency import Adjacency
+from weft.ops.sampling.cpu import transpose_cpu
+
+
+class LocalAdjacency(CountingSorted):
+    """A square matrix over the nodes of a batch."""
+
+    def _add_self_loops(self) -> Adjacency:
+        looped = super()._add_self_loops()
+        again = LocalAdjacency(looped.indptr, looped.indices, looped.num_cols, weight=looped.weight)
+        again.nodes = looped.nodes
+        return again
+
+
+def local_adjacency(local: Subgraph) -> Adjacency:
+    """The sampled edges as a square matrix over the batch's nodes, rows in the order of ``nodes``."""
+    src, dst = local.edge_index
+    indptr, order = _by_destination(dst, local.nodes.numel())
+    weight = None if local.weight is None else local.weight[order]
+    adj = LocalAdjacency(indptr, src[order].to(torch.int32), local.nodes.numel(), weight=weight)
+    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
+
+
+def _by_destination(dst: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``(indptr [M+1], order [P])``: a stable sort of the edges by their destinations."""
+    if dst.device.type == "cpu":
+        # Every edge is a row of one entry; their transpose has the edges of each destination together.
+        alone = torch.arange(dst.numel() + 1, dtype=torch.int32)
+        indptr, order, _ = transpose_cpu(alone, dst.to(torch.int32), count)
+        return indptr, order.long()
+    indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
+    torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
+    return indptr, torch.sort(dst, stable=True).indices
