@@ -15,6 +15,7 @@ from torch import nn
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
+from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.base.control import Control
@@ -195,7 +196,8 @@ class Job:
                     self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
-                    group = self._make_group(tasks, graph, plan)
+                    with gc_paused():  # it imports and loads kernels, which make many objects that stay
+                        group = self._make_group(tasks, graph, plan)
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             if checkpoint is not None and self._folder is not None:
