@@ -18,6 +18,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
@@ -125,6 +126,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
+        self._tell_budget()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
         with Interruption(self._options.control), self._cap():
@@ -145,6 +147,15 @@ class Job:
         return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
+
+    def _tell_budget(self) -> None:
+        """Say, before a run on a CPU, what a budget there is of: nothing stops a process that takes more."""
+        most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
+        if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
+            self._events.note(
+                f"the budget of {show_bytes(self._options.budget)} is of what the training adds; the process will take "
+                f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
+            )
 
     def _take_modes(self) -> None:
         """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""
