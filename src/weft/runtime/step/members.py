@@ -7,6 +7,7 @@ Shapes: T members, P parameters of the widest model.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.python_state import restore_state, saved_state
+
+SLOWER = 1.05  # times what its members take one after another, from which on a stack is not worth it
+NOISE_SECONDS = 1e-3  # by which a step may seem slower on a machine that does other things as well
 
 
 class CannotStack(Exception):
@@ -329,7 +333,25 @@ class Members:
             if row == 0:
                 self._learn(trials[0], state.members)
         if state.members > 1:
-            self._compare(trials, *self._together(state, loss_of(range(state.members))))
+            loss = loss_of(range(state.members))
+            self._compare(trials, *self._together(state, loss))
+            if state.flat.device.type == "cpu":
+                self._check_faster(trials, state, loss)
+
+    def _check_faster(self, trials: Sequence[Trial], state: State, loss: Loss) -> None:
+        """:class:`CannotStack` if a step of the stack takes longer than those of its members one after another."""
+        before, batch = state.snapshot(), self.source.example()
+        slopes, taken = torch.ones(state.members, device=state.flat.device), []
+        for _ in range(3):
+            begin = time.perf_counter()
+            self.forward.gradients(state.flat, batch, loss, slopes)
+            taken.append(time.perf_counter() - begin)
+            state.restore(before)
+        together, alone = min(taken), sum(trial.seconds for trial in trials)
+        if together > SLOWER * alone + NOISE_SECONDS:
+            raise CannotStack(
+                f"a step of the stack takes {together * 1e3:.3g} ms, the steps of its members {alone * 1e3:.3g} ms"
+            )
 
     def _trial(self, state: State, row: int, loss: Loss) -> Trial:
         model = self._trials[row]

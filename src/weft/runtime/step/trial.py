@@ -8,6 +8,7 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -33,7 +34,7 @@ class Trial:
     """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
-    ``without_gradient``: names of parameters that the loss does not depend on.
+    ``without_gradient``: names of parameters that the loss does not depend on. ``seconds``: of the second call.
     """
 
     loss: Tensor
@@ -42,6 +43,7 @@ class Trial:
     hidden_state: str | None
     attributes: tuple[str, ...]
     without_gradient: tuple[str, ...]
+    seconds: float = 0.0
 
 
 def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
@@ -61,13 +63,15 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         drawn = moved()
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
+        begin = time.perf_counter()
         second, again = train()
+        seconds = time.perf_counter() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
         logits = forward(state.flat, training=False, batch=batch)[0]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
-    return Trial(first, grad[0], logits, hidden, attributes, without)
+    return Trial(first, grad[0], logits, hidden, attributes, without, seconds)
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
