@@ -55,9 +55,7 @@ def weft(monkeypatch, capsys):
 
 
 def events(text):
-    """What a run prints, without the one that says what is about to be planned."""
-    lines = [json.loads(line) for line in text.splitlines()]
-    return [line for line in lines if line["event"] != "preparing"]
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def test_a_run_prints_events_and_leaves_files(weft, spec):
