@@ -62,7 +62,7 @@ def test_a_run_prints_events_and_leaves_files(weft, spec):
     code, out, err = weft("run", spec, "--device", "cpu")
     assert (code, err) == (0, "")
     lines = events(out)
-    assert lines[0]["event"] == "start"
+    assert [line["event"] for line in lines[:2]] == ["preparing", "start"]
     assert lines[-1]["event"] == "finish"
     assert lines[-1]["metrics"]["epochs_run"] == 12
     saved = json.loads(Path("runs/spec/result.json").read_text())
@@ -76,7 +76,7 @@ def test_overrides_and_folder(weft, spec, tmp_path):
     )
     assert code == 0
     assert (tmp_path / "o" / "report.html").exists()
-    settings = events(out)[0]["settings"]
+    settings = events(out)[1]["settings"]
     assert (settings["epochs"], settings["model"]) == (3, "sage")
 
 
@@ -155,7 +155,7 @@ def test_a_finished_run_is_reported_by_resume(weft, spec):
     weft("run", spec)
     code, out, _ = weft("run", spec, "--resume")
     assert code == 0
-    assert [line["event"] for line in events(out)] == ["start", "note", "finish"]
+    assert [line["event"] for line in events(out)] == ["preparing", "start", "note", "finish"]
 
 
 def test_a_run_is_kept_unless_it_is_to_be_overwritten(weft, spec):
@@ -256,8 +256,8 @@ def test_a_list_is_a_sweep(weft, spec):
     code, out, err = weft("run", spec, "--out", "o", *SWEEP)
     assert (code, err) == (0, "")
     lines = events(out)
-    assert lines[0]["event"] == "start"
-    assert lines[0]["tasks"] == 8
+    assert lines[1]["event"] == "start"
+    assert lines[1]["tasks"] == 8
     assert {line["task"] for line in lines if line["event"] == "end"} == {
         f"hidden={hidden} lr={lr} seed={seed}" for hidden in (4, 8) for lr in (0.01, 0.1) for seed in (0, 1)
     }
@@ -273,7 +273,7 @@ def test_a_terminal_gets_a_live_table_and_the_winner(weft, spec, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "160")
     code, out, err = weft("run", spec, "--out", "o", *SWEEP)
-    assert code == 0
+    assert code == 0, err
     assert "spec: 8 tasks on tiny (60 nodes" in err
     assert "12/12" in err
     assert "96 of 96 task·epochs" in err
@@ -368,3 +368,29 @@ def test_a_signal_leaves_a_checkpoint_and_the_command_to_continue(weft, spec, nu
     assert f"interrupted after epoch {epoch}" in err
     resume = shlex.split(err.splitlines()[-1])
     assert resume == ["weft", "run", str(spec), "--out", "my run", "--resume", "--set", change]
+
+
+def test_progress_as_plain_lines(weft, spec):
+    code, out, err = weft("run", spec, "--out", "o", "--progress", "plain")
+    assert code == 0
+    assert "planned: 1 task" in err
+    assert "finished" in err
+    assert not out.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--progress", "loud"), "must be one of auto, live, plain, json, none"),
+        (("--json", "--progress", "plain"), "one"),
+    ],
+)
+def test_progress_that_there_is_not(weft, spec, words, message):
+    code, out, err = weft("run", spec, "--out", "o", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_nothing_is_shown_on_request(weft, spec):
+    code, out, err = weft("run", spec, "--out", "o", "--progress", "none")
+    assert (code, out, err) == (0, "", "")

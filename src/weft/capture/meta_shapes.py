@@ -328,7 +328,8 @@ RULES: dict[Any, Callable[..., Any]] = {
         getattr(aten, name).Tensor: pointwise
         for name in ["add", "sub", "mul", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor"]
     },
-    **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub"]},
+    **{getattr(aten, name).Scalar: pointwise for name in ["add", "sub", "mul", "rsub", "remainder"]},
+    aten.floor_divide.default: pointwise,
     aten.div.Tensor: floating,
     aten.div.Scalar: floating,
     **{getattr(aten, name).Tensor: in_place for name in ["add_", "sub_", "mul_"]},
@@ -340,5 +341,6 @@ RULES: dict[Any, Callable[..., Any]] = {
 WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
     aten.arange.default: arange,
     aten.arange.start: arange,
+    aten.sort.default: sort,
     aten.sort.stable: sort,
 }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from weft.planner.report.plan_report import PlanReport
 
 FAILED = 3  # exit code: every member of a sweep failed
+PROGRESS = ("auto", "live", "plain", "json", "none")
 MOST_TOLD = 8  # members that went wrong
 
 Compile = Annotated[
@@ -79,7 +80,15 @@ def run(
         Path | None,
         typer.Option(help="Folder for checkpoints, result.json, weights, report.", show_default="runs/SPEC"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON lines on stdout, on a terminal too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as --progress json.")] = False,
+    progress: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|live|plain|json|none",
+            help="live: a table that is redrawn; plain: lines of text; json: a line per event.",
+            show_default="live on a terminal, else json",
+        ),
+    ] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
     changes: Annotated[
@@ -123,7 +132,8 @@ def run(
     A plan is run exactly as it was made, with the same groups and choices, or refused with the reason.
 
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
-    terminal and prints JSON lines otherwise. Ctrl-C finishes the epoch, saves a checkpoint and says how to resume.
+    terminal and prints JSON lines otherwise (--progress plain: lines of text). Ctrl-C finishes the epoch, saves a
+    checkpoint and says how to resume.
     A run that is in --out already is kept: choose --resume or --overwrite, or answer the question on a terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
@@ -146,8 +156,9 @@ def run(
     asked = {"--gpus": gpus, "--ranks": ranks}
     count, device = ranks_for(gpus, ranks, device)
     first = count == 1 or is_first_rank()
-    live = sys.stdout.isatty() and not json and first
-    if live and not resume and not overwrite:
+    shown = _progress(progress, json) if first else "none"
+    live = shown in ("live", "plain")
+    if shown == "live" and not resume and not overwrite:
         resume, overwrite = _ask(folder)
     try:
         result = train(
@@ -156,8 +167,8 @@ def run(
             out=folder,
             resume=resume,
             overwrite=overwrite,
-            progress=live,
-            on_event=None if live or not first else _print_line,
+            progress=True if shown == "live" else shown if shown == "plain" else False,
+            on_event=_print_line if shown == "json" else None,
             prune=prune,
             budget=budget,
             weave=weave,
@@ -234,6 +245,17 @@ def _ask(folder: Path) -> tuple[bool, bool]:
     return answer.startswith("r"), answer.startswith("o")
 
 
+def _progress(asked: str, json: bool) -> str:
+    """How to show what happens: ``live``, ``plain``, ``json`` or ``none``."""
+    if asked not in PROGRESS:
+        raise SpecError(f"--progress {asked}: must be one of {', '.join(PROGRESS)}")
+    if json and asked not in ("auto", "json"):
+        raise SpecError(f"--json and --progress {asked}: give one of the two")
+    if json:
+        return "json"
+    return asked if asked != "auto" else "live" if sys.stdout.isatty() else "json"
+
+
 def _print_line(event: Event) -> None:
     print(event.to_json(), flush=True)
 
@@ -305,7 +327,7 @@ def _show_sweep(result: SweepResult, folder: Path) -> None:
     for graph, part in parts.items():
         where = f" on {escape(graph)}" if len(parts) > 1 else ""
         console.print(f"best{where}: {_best_words(part)}", highlight=False)
-    _show_caches(console, result.plans)
+    _show_caches(console, result.plan)
     console.print(f"report: {folder / 'report.html'}", highlight=False)
 
 
@@ -316,7 +338,9 @@ def _best_words(result: SweepResult) -> str:
     best, metric = result.best(), result.metric.partition("_")[2]
     values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
-    return f"[bold]{escape(best.name)}[/] ({words})"
+    settings = result.best_settings()
+    over_seeds = f"; best settings over seeds: {escape(str(settings))}" if len(settings.members) > 1 else ""
+    return f"[bold]{escape(best.name)}[/] ({words}){over_seeds}"
 
 
 def ranks_for(gpus: int | None, ranks: int | None, device: str) -> tuple[int, str]:

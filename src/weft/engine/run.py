@@ -44,6 +44,7 @@ from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, 
 from weft.engine.training.job import Job, JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
+from weft.engine.training.running_report import RunningReport
 from weft.planner.pruning import Policy, policy_for
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import FILE
@@ -94,7 +95,8 @@ def run(
     ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
     refused, unless ``resume=True`` continues from its checkpoints or ``overwrite=True`` deletes it.
-    ``progress``: show a live line or table (``"auto"``: on a terminal). ``on_event`` is called with every
+    ``progress``: show a live line or table (``"auto"``: on a terminal or in a notebook), or lines of text
+    (``"plain"``). ``on_event`` is called with every
     :class:`Event`; an error of it is reported once. ``checkpoint_every``: seconds of training between checkpoints.
     ``prune``: end members of a sweep that are not worth training on: ``"median"``, or a policy such as
     :class:`MedianPruner`. ``control``: a :class:`Control` that pauses, resumes, preempts the run or ends members from
@@ -237,6 +239,8 @@ def _run_task(
 ) -> Result:
     events = TaskEvents(task.label, emit)
     job = make_job([task], device, events, folder, options)
+    if folder is not None:
+        job.running_report = RunningReport(lambda members: folder.save_report(members[0]))
     try:
         (result,) = job.train(resume)
     except TrainingError as error:
@@ -266,11 +270,16 @@ def _run_sweep(
     events = SweepEvents(sweep, emit)
     job = make_job(sweep.tasks(), device, events, folder, options)
     begin = time.perf_counter()
+
+    def as_a_whole(found: list[Result]) -> SweepResult:
+        plans, seconds = tuple(plan for _, plan in job.groups), time.perf_counter() - begin
+        return SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
+
+    if isinstance(folder, SweepFolder):
+        job.running_report = RunningReport(lambda members: folder.save_report(as_a_whole(members)))
     try:
         found = job.train(resume)
-        plans = tuple(plan for _, plan in job.groups)
-        seconds = time.perf_counter() - begin
-        result = SweepResult(sweep, found, plans, environment(device), seconds, _about_graphs(job, sweep))
+        result = as_a_whole(found)
         if isinstance(folder, SweepFolder) and folder.opened:
             folder.save_sweep(result)
     except TrainingError as error:

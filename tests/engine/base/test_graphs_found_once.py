@@ -24,7 +24,9 @@ def lacking(what):
         "training nodes": {"train": torch.zeros(0, dtype=torch.int64)},
         "1 class": {"y": torch.zeros(graph.num_nodes, dtype=torch.int64)},
     }
-    return graph._changed(**changes[what])
+    changed = graph._changed(**changes[what])
+    changed._num_classes = None  # of the labels
+    return changed
 
 
 @pytest.mark.parametrize("what", ["features", "labels", "training nodes", "1 class"])

@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+import weft
 from weft.core.event import Event
 from weft.engine.display.live_table import MOST_ROWS, LiveTable
 from weft.engine.display.progress_bar import LiveDisplay
@@ -137,3 +138,56 @@ def test_what_a_control_does_is_said(kind):
     for display in (LiveTable(console), LiveDisplay(console)):
         display(Event(kind, "t", {"epoch": 7}))
     assert console.file.getvalue().count(f"{kind} after epoch 7") == 2
+
+
+LONG = "a-name-that-says-everything-about-its-settings-and-then-some-more-hidden=16-lr=0.001-seed="
+GRAPH = {"name": "g", "nodes": 10, "edges": 20}
+PLAN = {"stacks": [], "join": "stacked", "why": []}
+
+
+def table_of(width, members):
+    """A table in the middle of a sweep, and what it prints."""
+    console = Console(width=width, file=io.StringIO())
+    table = LiveTable(console)
+    about = {"tasks": len(members), "epochs": 600, "device": "cpu", "graph": GRAPH, "metric": "accuracy"}
+    table(Event("start", "s", about))
+    names = [member["task"] for member in members]
+    table(Event("group", "s", {"group": 1, "groups": 1, "members": names, "plan": PLAN}))
+    table(Event("progress", "s", {"members": members, "done": 1, "total": 2, "epochs_per_second": 3.0}))
+    return console, table
+
+
+def printed(console, table):
+    console.file = io.StringIO()
+    console.print(table._table())
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [70, 80, 120])
+def test_names_are_cut_and_numbers_never(width):
+    numbers = {"epoch": 123, "epochs": 1000, "loss": 12345.6789, "val_accuracy": 0.8123}
+    numbers |= {"best_val_accuracy": 0.8567, "best_epoch": 101, "status": "running"}
+    lines = printed(*table_of(width, [{"task": f"{LONG}{seed}", **numbers} for seed in range(3)]))
+    assert all(len(line.rstrip()) <= width for line in lines)
+    for seed, line in enumerate(lines[1:4]):
+        assert all(number in line for number in ("123/1000", "12345.6789", "0.8123", "0.8567", "101", "running"))
+        assert "…" in line
+        assert f"{seed}" in line.split("…")[1].split()[0], "what tells them apart is at the end"
+
+
+def test_a_row_that_ended_shows_the_values_of_its_own_last_epoch():
+    early = {"task": "a", "status": "running", "epoch": 2, "epochs": 9, "loss": 1.5, "val_accuracy": 0.1}
+    console, table = table_of(120, [early])
+    metrics = {"metric": "accuracy", "epochs_run": 7, "best_epoch": 6, "val_accuracy": 0.9}
+    last = {"epoch": 7, "epochs": 9, "loss": 0.25, "val_accuracy": 0.875}
+    table(Event("end", "a", {"status": "stopped", "metrics": metrics, "last": last}))
+    row = printed(console, table)[1]
+    assert all(word in row for word in ("7/9", "0.2500", "0.8750", "0.9000", "stopped"))
+
+
+def test_the_end_of_a_member_has_its_last_values():
+    events = []
+    weft.run(weft.Sweep("demo", hidden=4, epochs=[3, 6]), device="cpu", progress=False, on_event=events.append)
+    ends = [event.data for event in events if event.kind == "end"]
+    assert [end["last"]["epoch"] for end in ends] == [end["metrics"]["epochs_run"] for end in ends]
+    assert all("loss" in end["last"] for end in ends)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.tiny import tiny_graph
+from tests.graphs_for_tests import tiny_graph
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.home import home
 from weft.engine.planning.run_planner import RunPlanner

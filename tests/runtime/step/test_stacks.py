@@ -17,7 +17,7 @@ from torch import nn
 
 import weft
 from tests import stacks
-from tests.graphs_for_tests import tiny_graph
+from tests.graphs_for_tests import tiny_graph, with_relations
 from tests.stacks import MODELS, start
 from weft.graph.data.graph import Graph
 from weft.runtime.device.torch_rng import seeded
@@ -209,7 +209,7 @@ def random_graphs(draw):
     x = torch.randn(nodes, draw(st.integers(1, 5)), generator=random)
     y = torch.arange(nodes) % 3
     graph = Graph.from_edges(*edges.T, nodes, x=x, y=y, directed=draw(st.booleans()), name="random")
-    return graph.random_split(train=3, val=2, seed=0)
+    return with_relations(graph.random_split(train=3, val=2, seed=0))
 
 
 @settings(max_examples=25, deadline=None)

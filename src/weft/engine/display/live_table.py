@@ -23,6 +23,7 @@ MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a seco
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "green"} | dict.fromkeys(
     ("pruned", "cancelled", "preempted"), "dim"
 )
+GAP, LEAST_NAME = 2, 8  # characters between columns; of a name, however narrow the terminal
 HEADINGS = ("", "task", "epoch", "loss", "val", "best", "at", "status")
 
 
@@ -90,7 +91,7 @@ class LiveTable:
 
     def _end(self, event: Event) -> None:
         metrics = event.data["metrics"]
-        found = {"status": event.data["status"], "epoch": metrics["epochs_run"]}
+        found = {**event.data.get("last", {}), "status": event.data["status"], "epoch": metrics["epochs_run"]}
         metric = metrics.get("metric", self._metric)
         score = metrics.get(f"val_{metric}")
         if score is not None:
@@ -129,10 +130,20 @@ class LiveTable:
         for heading in HEADINGS:
             left = heading in ("task", "status")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
-        for some in self._shown():
+        shown = self._shown()
+        room = self._room_for_names([self._cells(r, "", m) for some in shown for r, (_, m) in enumerate(some, 1)])
+        for some in shown:
             for rank, (name, member) in enumerate(some, 1):
-                table.add_row(*self._cells(rank, name, member), end_section=rank == len(some))
+                table.add_row(*self._cells(rank, cut(name, room), member), end_section=rank == len(some))
         return table
+
+    def _room_for_names(self, cells: list[list[str]]) -> int:
+        """What the numbers leave of a line: names are cut, numbers never."""
+        columns = zip(
+            *([Text.from_markup(cell).plain for cell in row] for row in (*cells, list(HEADINGS))), strict=True
+        )
+        widths = [max(map(len, column)) for place, column in enumerate(columns) if HEADINGS[place] != "task"]
+        return max(LEAST_NAME, self._console.width - sum(widths) - GAP * (len(HEADINGS) - 1))
 
     def _cells(self, rank: int, name: str, member: dict[str, Any]) -> list[str]:
         status = member.get("status", "running")
@@ -174,6 +185,14 @@ class LiveTable:
             f"[dim]{left}[/]",
         )
         return bar
+
+
+def cut(name: str, room: int) -> str:
+    """``name`` in ``room`` characters: its middle goes, since names of a sweep differ at both ends."""
+    if len(name) <= room:
+        return name
+    tail = (room - 1) // 2
+    return f"{name[: room - 1 - tail]}…{name[len(name) - tail :]}"
 
 
 def _number(value: Any) -> str:

@@ -25,9 +25,11 @@ from weft.engine.report.ranking import Standing, chosen_settings, effects, label
 from weft.engine.report.ranking_text import in_common, verdict, what_mattered
 from weft.engine.report.scales import Span, rank_key, scores_of, span_of
 from weft.engine.results.result import Result
+from weft.engine.results.settings_scores import plus_minus
 from weft.engine.results.sweep_result import SweepResult
 
 MOST_NAMED = 4  # graphs in a title
+MOST_SETTINGS = 50
 ENDS = {"stopped": "stopped early"}
 SPLITS = {"val": "validation", "test": "test", "train": "training"}
 
@@ -69,6 +71,7 @@ def _section(result: SweepResult, heading: str, place: int) -> str:
     parts = [
         f'<h1 class="graph">{text(heading)} <span class="small">{text(_size(result))}</span></h1>' if heading else "",
         _winner(result, ranked),
+        _settings_table(result),
         _card("parallel", "Settings and score", _legend(result), parallel(result, best)),
         f'<div class="row">{_curves(result, best)}</div>',
         _effects(result, best),
@@ -187,6 +190,26 @@ def _effects(result: SweepResult, best: Collection[int]) -> str:
 
 
 # ---- every member ------------------------------------------------------------------------------------
+
+
+def _settings_table(result: SweepResult) -> str:
+    """Mean and deviation over seeds of every choice of settings, where there are several seeds or many choices."""
+    found = result.settings_table() if result.sweep.varying else []
+    if len(found) < 2:
+        return ""
+    heads = ("#", "settings", result.metric.replace("_", " "), "test", "seeds", "pruned")
+    rows = [
+        (rank, one.name, plus_minus(one.mean, one.deviation),
+         "–" if one.test_mean is None else plus_minus(one.test_mean, one.test_deviation),
+         len(one.members), one.pruned or "")
+        for rank, one in enumerate(found[:MOST_SETTINGS], 1)
+    ]  # fmt: skip
+    more = f"<p>and {len(found) - MOST_SETTINGS} more</p>" if len(found) > MOST_SETTINGS else ""
+    title = 'Settings <span class="small">mean ± standard deviation over seeds; pruned runs count apart</span>'
+    body = "".join("<tr>" + "".join(f"<td>{text(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    head_row = "".join(f"<th>{text(name)}</th>" for name in heads)
+    table_html = f"<table><thead><tr>{head_row}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="card settings"><h2>{title}</h2><div class="scroll">{table_html}</div>{more}</div>'
 
 
 def _members(result: SweepResult, best: Collection[int]) -> str:

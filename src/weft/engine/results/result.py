@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.engine.results.html import result_html
 from weft.runtime.checkpoint import save_atomically
 
 STATUSES = (  # stopped: early, out of patience
@@ -19,7 +20,7 @@ STATUSES = (  # stopped: early, out of patience
 )
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """A trained task.
 
@@ -33,11 +34,21 @@ class Result:
     task: Task
     plan: Plan
     metrics: dict[str, Any]
-    history: dict[str, list[float]] = field(repr=False)
-    model: nn.Module | None = field(repr=False)
-    environment: dict[str, Any] = field(repr=False)
+    history: dict[str, list[float]]
+    model: nn.Module | None
+    environment: dict[str, Any]
     status: str = "finished"
     message: str = ""
+
+    def __repr__(self) -> str:
+        name = self.metrics.get("metric")
+        scores = {split: self.metrics.get(f"{split}_{name}") for split in ("val", "test")}
+        words = [f"{split} {name} {value:.4g}" for split, value in scores.items() if isinstance(value, float)]
+        words.append(f"best epoch {self.metrics.get('best_epoch', 0)} of {self.metrics.get('epochs_run', 0)}")
+        return f"<Result {self.name!r}: {self.status}, {', '.join(words)}>"
+
+    def _repr_html_(self) -> str:
+        return result_html(self)
 
     @property
     def name(self) -> str:

@@ -16,7 +16,9 @@ from weft.core.files import write_json
 from weft.core.plan import Plan
 from weft.core.settings.value_names import ARGS, identity
 from weft.core.sweep import Sweep, setting_of
+from weft.engine.results.html import sweep_html
 from weft.engine.results.result import Result
+from weft.engine.results.settings_scores import SettingsScore, settings_scores
 
 if TYPE_CHECKING:
     import pandas
@@ -44,6 +46,9 @@ class SweepResult:
         ends = ", ".join(f"{count} {status}" for status, count in self.statuses.items())
         best = "".join(f"; best {words}" for words in map(SweepResult._best_words, self.by_graph().values()) if words)
         return f"<SweepResult {self.sweep.label!r}: {len(self.tasks)} tasks, {ends}{best}>"
+
+    def _repr_html_(self) -> str:
+        return sweep_html(self)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -125,21 +130,40 @@ class SweepResult:
         """
         return self.tasks[self.ranking(metric, graph)[0]]
 
+    def best_settings(self, metric: str | None = None, graph: Any = None) -> SettingsScore:
+        """The settings with the best mean of ``metric`` over their seeds: :meth:`best` is one lucky run, these are not.
+
+        Where there are several graphs, ``graph`` says on which.
+        """
+        found = self.settings_table(metric, graph)
+        if not found:
+            raise SpecError(f"no member of {self.sweep.label!r} has the metric {metric or self.metric!r}")
+        return found[0]
+
+    def settings_table(self, metric: str | None = None, graph: Any = None) -> list[SettingsScore]:
+        """Mean and deviation over seeds of every choice of settings, best first."""
+        self._check_one_graph(graph)
+        part = self if graph is None else self.on(graph)
+        return settings_scores(part, metric or part.metric)
+
     def ranking(self, metric: str | None = None, graph: Any = None) -> list[int]:
         """Positions of the members that have ``metric``, best first; of equal ones the earlier.
 
         Where there are several graphs, ``graph`` says on which.
         """
-        if graph is None and len(self.sweep.graphs) > 1:
-            raise SpecError(
-                f"{self.sweep.label!r} has {len(self.sweep.graphs)} graphs, whose scores do not compare; "
-                f"say which with graph=, one of {self._graph_names()}"
-            )
+        self._check_one_graph(graph)
         if graph is None:
             return self._ranking(metric or self.metric)
         part = self.on(graph)
         place = {result.name: index for index, result in enumerate(self.tasks)}
         return [place[part.tasks[index].name] for index in part._ranking(metric or part.metric)]
+
+    def _check_one_graph(self, graph: Any) -> None:
+        if graph is None and len(self.sweep.graphs) > 1:
+            raise SpecError(
+                f"{self.sweep.label!r} has {len(self.sweep.graphs)} graphs, whose scores do not compare; "
+                f"say which with graph=, one of {self._graph_names()}"
+            )
 
     def _ranking(self, metric: str) -> list[int]:
         sign = 1 if metric.endswith("loss") or metric.startswith("seconds") else -1

@@ -183,14 +183,14 @@ class SweepEvents:
 
     def ended(self, track: MemberProgress) -> None:
         self._begun[track.name] = track
-        self._end(track.name, track.status, track.metrics(), track.message)
+        self._end(track.name, track.status, track.metrics(), track.message, last=track.standing())
 
     def never_begun(self, result: Result) -> None:
         self._total -= result.task.epochs
         self._end(result.name, result.status, result.metrics, result.message)
 
-    def _end(self, name: str, status: str, metrics: dict[str, Any], message: str) -> None:
-        data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics}
+    def _end(self, name: str, status: str, metrics: dict[str, Any], message: str, **more: Any) -> None:
+        data: dict[str, Any] = {"sweep": self._sweep.label, "status": status, "metrics": metrics, **more}
         event = Event("end", name, {**data, **({"message": message} if message else {})}, group=self._key)
         if self._group:
             self._emit(event)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,7 @@ from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
+from weft.engine.training.running_report import RunningReport
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.division.adapting import Adapter
@@ -93,6 +95,7 @@ class Job:
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
+        self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
 
     def _make_graphs(self) -> Graphs:
@@ -262,9 +265,33 @@ class Job:
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
         self._events.group(group, [plan for _, plan in self.groups], position, key)
+        self._report()
+
+    def _report(self, force: bool = False) -> None:
+        if self.running_report is not None and self._folder is not None and self._folder.opened:
+            self.running_report(self._standing, force)
+
+    def _standing(self) -> list[Result]:
+        """Every member as it stands now: those that ended, those in training, those that wait."""
+        plans = {name: plan for _, plan in self.groups for name in plan.members}
+        return [self._results.get(name) or self._unfinished(name, plans[name]) for name in self._tasks]
+
+    def _unfinished(self, name: str, plan: Plan) -> Result:
+        track = self._tracks.get(name)
+        if track is None or not track.rows:
+            return self._without_model(name, plan, "waiting" if track is None else track.status, "")
+        about = (environment(self._device), track.status, track.message)
+        return Result(self._tasks[name], plan, track.metrics(), track.history(), None, *about)
+
+    def _save(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
+        """Write a checkpoint, and the report as it is by then."""
+        assert self._folder is not None
+        path = self._folder.save_state(key, group, about)
+        self._report()
+        return path
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
-        save = None if self._folder is None else partial(self._folder.save_state, key)
+        save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
         driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
         session = self._make_session(group, save, driver)
@@ -273,12 +300,15 @@ class Job:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
         if session.left == "interrupted":
+            self._report(force=True)
             raise self._interrupted(session)
         plan = self._took(key, group.plan, session)
         found = [self._result(group, index, session, plan) for index in range(len(group.tasks))]
         if self._folder is not None:
             self._folder.save_members(found)
         self._results |= {result.name: result for result in found}
+        if len(self._results) < len(self._tasks):
+            self._report()
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         return Session(group, self._events, save, driver, self._options.control)

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weft.core.decision import RUNNING, Update
 from weft.core.task import Task
 
@@ -133,19 +135,20 @@ class MemberProgress:
         """Where it is: the epoch, what was measured last, the best so far."""
         data: dict[str, Any] = {"epoch": self.epoch, "epochs": self.task.epochs}
         if self.rows:
-            data |= {key: value for key, value in self.row(self.epoch - 1).items() if not math.isnan(value)}
+            row = self.row(self.epoch - 1)
+            data |= {key: short(value) for key, value in row.items() if not math.isnan(value)}
         if 0 <= self.best_epoch < self.epoch:
             best = self.row(self.best_epoch)
             data["best_epoch"] = self.best_epoch + 1
             if self.watched in best:
-                data[f"best_{self.watched}"] = best[self.watched]
+                data[f"best_{self.watched}"] = short(best[self.watched])
         return data
 
     def metrics(self) -> dict[str, Any]:
         """What a :class:`Result` says: every split at the best epoch, epochs and seconds."""
         metrics: dict[str, Any] = {"metric": self.metric, "objective": self.objective}
         if 0 <= self.best_epoch < self.epoch:
-            metrics |= {key: value for key, value in self.row(self.best_epoch).items() if key != "loss"}
+            metrics |= {key: short(value) for key, value in self.row(self.best_epoch).items() if key != "loss"}
         return metrics | {
             "best_epoch": self.best_epoch + 1,
             "epochs_run": self.epoch,
@@ -178,3 +181,8 @@ class MemberProgress:
         if about.get("status", RUNNING) != RUNNING:
             del self.rows[int(about["epoch"]) :]
             self.status, self.message = about["status"], about.get("message", "")
+
+
+def short(value: float) -> float:
+    """The shortest number that is ``value`` in float32, as it was measured: 0.856, not 0.8560000061988831."""
+    return float(str(np.float32(value)))

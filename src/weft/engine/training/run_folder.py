@@ -187,12 +187,18 @@ class RunFolder:
 
     def save_members(self, results: Sequence[Result]) -> None:
         """Write what the task left behind."""
-        from weft.engine.report.task_page import write_report
-
         (result,) = results
         with self.writing():
             result.save(self.path)
-            write_report(result, self.path / REPORT)
+        self.save_report(result)
+
+    def save_report(self, result: Result) -> None:
+        """Write the page about the training, over or not; there is nothing to show before its first epoch."""
+        from weft.engine.report.task_page import write_report
+
+        if result.history:
+            with self.writing():
+                write_report(result, self.path / REPORT)
 
     def check_graph(self, checkpoint: Checkpoint, graph: Graph) -> None:
         """Refuse a checkpoint of another graph, by sizes, splits and degrees."""
@@ -275,8 +281,13 @@ class SweepFolder(RunFolder):
 
     def save_sweep(self, result: SweepResult) -> None:
         """Write what the sweep left behind as a whole."""
+        with self.writing():
+            write_json(self.path / "result.json", result.to_dict())
+        self.save_report(result)
+
+    def save_report(self, result: SweepResult) -> None:  # type: ignore[override]
+        """Write the page about the sweep, over or not."""
         from weft.engine.report.sweep_page import write_sweep_report
 
         with self.writing():
-            write_json(self.path / "result.json", result.to_dict())
             write_sweep_report(result, self.path / REPORT)

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from weft.core.cost import Cost
@@ -180,6 +181,13 @@ class PlanReport:
 
     def __str__(self) -> str:
         return explain(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the verdict, and the rest folded away."""
+        headline, *rest = explain(self).splitlines()
+        verdict = "fits" if self.fits else "does not fit"
+        heading = f"<p><b>{escape(headline)}</b>: {verdict}</p>"
+        return f"{heading}<details open><summary>plan</summary><pre>{escape(chr(10).join(rest))}</pre></details>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; graphs and models given as objects become descriptions of them."""
