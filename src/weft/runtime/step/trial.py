@@ -9,6 +9,7 @@ Shapes: P parameters, N nodes, C classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 
@@ -22,6 +23,7 @@ from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
@@ -33,7 +35,8 @@ class Trial:
     """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
-    ``without_gradient``: names of parameters that the loss does not depend on.
+    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
+    module's own weights.
     """
 
     loss: Tensor
@@ -42,6 +45,7 @@ class Trial:
     hidden_state: str | None
     attributes: tuple[str, ...]
     without_gradient: tuple[str, ...]
+    writes: bool = False
 
 
 def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
@@ -50,15 +54,16 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
     ``state``: of this member alone, attached to ``forward``; it is used up.
     """
     before = state.snapshot()
-    slopes = torch.ones(1, device=state.flat.device)
+    slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(forward.model)
 
     def train() -> tuple[Tensor, Tensor]:
         state.restore(before)
         return forward.gradients(state.flat, batch, loss, slopes)
 
     with same_draws(state.flat.device) as moved:
+        forward.around = writes
         first, grad = train()
-        drawn = moved()
+        forward.around, drawn = nullcontext(), moved()
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
         second, again = train()
@@ -67,7 +72,7 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         logits = forward(state.flat, training=False, batch=batch)[0]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
-    return Trial(first, grad[0], logits, hidden, attributes, without)
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen)
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
@@ -88,7 +93,19 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
     """
     own = [p for p in forward.model.parameters() if p.requires_grad and p.is_leaf]
     leaf = state.flat.detach().requires_grad_()
-    losses = loss(forward(leaf, training=True, batch=batch), batch)
+    forward.around = writes = WeightWrites(forward.model)
+    try:
+        losses = loss(forward(leaf, training=True, batch=batch), batch)
+    except RuntimeError:  # autograd may object first, in words about views
+        if not writes.seen:
+            raise
+    finally:
+        forward.around = nullcontext()
+    if writes.seen:
+        raise SpecError(
+            f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
+            "and 'tf32' on one rank can train that"
+        )
     found = torch.autograd.grad(losses.sum(), [leaf, *own], allow_unused=True)
     if any(grad is not None for grad in found[1:]):
         raise SpecError(
