@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
@@ -139,7 +140,25 @@ def sampling() -> str:
                      legend.mark(results, [cell])])  # fmt: skip
     reasons = [f"{c['side']}: {c['reason']}." for c in results.cells if c.get("reason")]
     header = ["work", "side", "seeds or rows", "fan-out", "ms", "ms launched", "rate", "run"]
-    return "\n\n".join([table(header, rows), *map(paragraph, reasons), legend.text()])
+    compared = [paragraph(text) for text in map(partial(_one_hop, results), (10, 15, 30)) if text]
+    return "\n\n".join([table(header, rows), *map(paragraph, reasons), *compared, legend.text()])
+
+
+def _one_hop(results: Results, fanout: int) -> str:
+    """The samplers of one hop beside the reservoir, and the default beside reading its picks alone."""
+    cells = {c["side"]: c for c in results.cells if c["work"] == "one hop" and c["fanout"] == fanout and c.get("ms")}
+    base, least, ours = cells.get("reservoir"), cells.get("picks alone"), cells.get("default")
+    if base is None or least is None or ours is None:
+        return ""
+    threads = [side for side in cells if side.startswith("paper, threads")]
+    sides = [*(side for side in ("default", "paper", "paper, classes") if side in cells),
+             *sorted(threads, key=lambda side: cells[side]["ms"])[:1]]  # fmt: skip
+    gains = ", ".join(f"{side} {times(over(base, cells[side]))}" for side in sides)
+    return (
+        f"Fan-out {fanout}, the reservoir's time over that of others: {gains}. The default takes "
+        f"{times(over(ours, least))} the time of reading its picks alone, so none could exceed "
+        f"{times(over(base, least))}."
+    )
 
 
 def _rate(cell: Cell) -> str:

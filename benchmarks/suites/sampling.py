@@ -8,8 +8,8 @@ run as they are launched and replayed from a CUDA graph; samples are compared wi
 
 Sides of one hop: ``default`` (O(k)); ``reservoir`` (O(degree), leaner than DGL's) and ``reservoir, DGL's layout``; the
 paper's sampler as published (``paper``), with a counting sort by degree class (``paper, classes``), and with one thread
-per row of low degree as well (``paper, threads N``, N the threshold). ``picks alone`` only reads the neighbours at
-picked places that are known before: what no sampler of this graph can be faster than.
+per row of low degree as well (``paper, threads N``, N the threshold; ``x 4``: four threads per row). ``picks alone``
+only reads the neighbours at picked places that are known before: what no sampler of this graph can be faster than.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SAMPLERS = {
     "paper": (sample_paper_triton, sample_reservoir_torch),
     "paper, classes": (sample_classes_triton, sample_reservoir_torch),
     **{
-        f"paper, threads {degree}": (
-            partial(sample_threads_triton, launch=ThreadsLaunch(degree)),
+        f"paper, threads {degree}" + f" x {each}" * (each > 1): (
+            partial(sample_threads_triton, launch=ThreadsLaunch(degree, each)),
             sample_reservoir_torch,
         )
-        for degree in (64, 128, 256)
+        for degree, each in ((128, 1), (256, 1), (256, 2), (256, 4), (512, 4))
     },
     "reservoir": (sample_reservoir_triton, sample_reservoir_torch),
     "reservoir, DGL's layout": (partial(sample_reservoir_triton, edges=True, launch=AS_DGL), sample_reservoir_torch),

@@ -151,15 +151,15 @@ def test_in_place_is_in_place():
 
 
 def test_an_estimate_does_without_torchs_compiler():
+    """Of all models but R-GCN, whose slots of relations are scattered: for that torch has the only rule."""
     code = (
         "import sys; from tests.graphs_for_tests import PRODUCTS; from weft.core.models import MODELS;"
         "from weft.core.task import Task;"
         "from weft.engine.planning.plan_report_builder import plan; from weft.runtime.dry_run import capture\n"
-        "for model in MODELS:\n"
+        "for model in set(MODELS) - {'rgcn'}:\n"
         "    for norm in (None, 'batch', 'layer'):\n"
         "        capture(Task(graph='products', model=model, layers=3, norm=norm), PRODUCTS)\n"
-        "        graph = 'shape:bgs' if model == 'rgcn' else 'shape:pubmed'\n"
-        "        plan(Task(graph=graph, model=model, norm=norm), machine='h200')\n"
+        "        plan(Task(graph='shape:pubmed', model=model, norm=norm), machine='h200')\n"
         "        assert not {'torch._dynamo', 'sympy'} & sys.modules.keys(), (model, norm)\n"
         "for metric in ('roc_auc', 'f1_micro', 'f1_macro'):\n"
         "    plan(Task(graph='shape:pubmed', metric=metric), machine='h200')\n"

@@ -20,6 +20,7 @@ KINDS = {
     "two threads": {"backend": "cpu", "threads": 2},
     "replace": {"replace": True},
     "paper": {"backend": "paper"},
+    "paper-threads": {"backend": "paper-threads"},
     "reservoir": {"backend": "reservoir"},
 }
 
@@ -155,7 +156,7 @@ def test_subgraph(kind, direction):
     [
         ({"fanouts": []}, "one number per layer"),
         ({"fanouts": [0]}, "fan-out 0 must be at least 1"),
-        ({"backend": "tpu"}, "backend='tpu' must be one of auto, cpu, gpu, paper, reservoir"),
+        ({"backend": "tpu"}, "backend='tpu' must be one of auto, cpu, gpu, paper, paper-threads, reservoir"),
         ({"backend": "gpu"}, "backend='gpu' cannot make batches on cpu; use 'auto'"),
         ({"device": "cuda"}, "cuda cannot sample a graph on cpu; move it"),
         ({"direction": "up"}, "direction='up'"),

@@ -73,7 +73,7 @@ LAUNCHES = [
     (sample_classes_triton, {}),
     (sample_classes_triton, {"launch": PaperLaunch(degree_threshold=16, block_threshold=10)}),
     (sample_threads_triton, {}),
-    (sample_threads_triton, {"launch": ThreadsLaunch(16, high_programs=40)}),
+    *((sample_threads_triton, {"launch": ThreadsLaunch(16, each, high_programs=40)}) for each in (1, 2, 4)),
 ]
 
 

@@ -341,5 +341,6 @@ RULES: dict[Any, Callable[..., Any]] = {
 WITH_OPTIONS: dict[Any, Callable[..., Any]] = {
     aten.arange.default: arange,
     aten.arange.start: arange,
+    aten.sort.default: sort,
     aten.sort.stable: sort,
 }

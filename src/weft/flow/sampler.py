@@ -29,13 +29,15 @@ from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
 from weft.ops.sampling.hop import FULL, HopSample, check_fanout, check_seeds
+from weft.ops.sampling.paper_classes_triton import sample_threads_triton
 from weft.ops.sampling.paper_triton import sample_paper_triton
 from weft.ops.sampling.reference import sample_reservoir_torch
 from weft.ops.sampling.relations import RelationFanouts, RelationRows, sample_relations_torch
 from weft.ops.sampling.reservoir_triton import sample_reservoir_triton
 from weft.ops.sampling.sample_triton import LARGEST_FANOUT, CachedLists, sample_triton
 
-BACKENDS = ("auto", "cpu", "gpu", "paper", "reservoir")
+COMPARED = ("paper", "paper-threads", "reservoir")  # other samples of the same distribution
+BACKENDS = ("auto", "cpu", "gpu", *COMPARED)
 DIRECTIONS = ("in", "out")
 DEGREES = ("sampled", "full")
 EDGES_AT_ONCE = 1 << 26  # of a pass over all edges
@@ -50,8 +52,9 @@ class NeighbourSampler:
     draws with replacement; ``weight [E]`` (in the graph's CSR order) draws without replacement with these odds.
     ``direction="in"`` follows edges to their sources, "out" to their destinations.
 
-    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN) and
-    "reservoir" are kept for comparison and draw other samples of the same distribution.
+    ``backend``: "cpu" and "gpu" give the same batches bit for bit; "auto" is the graph's device; "paper" (TurboGNN),
+    "paper-threads" (the same with the work divided otherwise) and "reservoir" are kept for comparison and draw other
+    samples of the same distribution.
 
     ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
     :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
@@ -167,7 +170,7 @@ class NeighbourSampler:
         arrays = (self.adj.indptr, self.adj.indices)
         if self.backend == "cpu":
             return CpuHops(CpuSampler(*arrays, replace=self.replace, weight=self._weight, threads=self.threads))
-        if self.backend in ("paper", "reservoir"):
+        if self.backend in COMPARED:
             return TorchHops(partial(_comparison_sampler(self.backend, self.device), *arrays))
         if self._weight is None and not self.subgraph and is_plain(self.fanouts):
             options = {"replace": self.replace, "edges": self._needs_edges, "device": self.device}
@@ -250,7 +253,7 @@ def _check_fanouts(fanouts: Sequence[Fanout], replace: bool, weight: Tensor | No
 
 
 def _check_apart(replace: bool, weight: Tensor | None, degrees: str, backend: str) -> None:
-    if replace or weight is not None or backend in ("paper", "reservoir"):
+    if replace or weight is not None or backend in COMPARED:
         raise InputError("fan-outs per relation are sampled uniformly without replacement, by backend 'auto'")
     if degrees == "full":
         raise InputError("degrees='full' weights the edges of one fan-out per hop; use degrees='sampled'")
@@ -285,7 +288,7 @@ def _values_at(values: Tensor, ids: Tensor) -> Tensor:
 def _resolve(backend: str, device: torch.device, replace: bool, weight: Tensor | None) -> str:
     """The backend that serves the device, or an InputError that says what to change."""
     on_gpu = device.type == "cuda"
-    if backend in ("paper", "reservoir") and (replace or weight is not None):
+    if backend in COMPARED and (replace or weight is not None):
         raise InputError(f"backend={backend!r} samples uniformly without replacement; use 'auto' for other kinds")
     if backend == "auto":
         return "gpu" if on_gpu else "cpu"
@@ -298,7 +301,8 @@ def _comparison_sampler(name: str, device: torch.device):
     """The kernel of that name, or its reference where there is no GPU."""
     if device.type != "cuda":
         return sample_reservoir_torch
-    return sample_paper_triton if name == "paper" else sample_reservoir_triton
+    kernels = (sample_paper_triton, sample_threads_triton, sample_reservoir_triton)
+    return dict(zip(COMPARED, kernels, strict=True))[name]
 
 
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:

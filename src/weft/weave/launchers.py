@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from weft.ops.attention import gatv2  # noqa: F401  as the three below: registers the operators that are launched here
 from weft.ops.attention.gat_backward_triton import attention_backward_triton, attention_row_gradient_triton
 from weft.ops.attention.gat_forward_triton import attention_forward_triton
 from weft.ops.attention.gat_packed import take_apart
@@ -21,9 +22,11 @@ from weft.ops.csr.packed import unpack_csr
 from weft.ops.dense.bias_act_dropout_triton import bias_act_dropout_backward_triton, bias_act_dropout_triton
 from weft.ops.dense.linear import HALF, NARROW
 from weft.ops.dense.linear_triton import linear_triton
+from weft.ops.sparse import edge_softmax, sddmm, spmm  # noqa: F401
 from weft.ops.sparse.sddmm_triton import sddmm_triton
 from weft.ops.sparse.spmm_max_triton import spmm_max_backward_triton, spmm_max_triton
 from weft.ops.sparse.spmm_triton import spmm_triton
+from weft.ops.train import adam  # noqa: F401
 from weft.ops.train.adam_triton import adam_triton
 from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton
 from weft.weave.copies import copied_triton, side_by_side_triton, zeros_triton

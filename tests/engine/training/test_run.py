@@ -369,7 +369,7 @@ class TestTrouble:
         [
             ({"device": "tpu"}, "device 'tpu'"),
             ({"device": "cuda:77"}, "device 'cuda:77'"),
-            ({"progress": "loud"}, "progress='loud' must be True, False or 'auto'"),
+            ({"progress": "loud"}, "progress='loud' must be True, False, 'auto', 'live' or 'plain'"),
             ({"out": 3}, "out=3 must be a folder"),
             ({"on_event": 3}, "on_event=3 must be a function"),
             ({"cancel": 3}, r"cancel=3 must be a weft\.Cancel"),

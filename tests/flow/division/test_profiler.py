@@ -46,15 +46,21 @@ def test_interference_is_measured_between_what_runs_at_once():
 
 
 def test_a_shared_resource_shows_as_interference():
-    """Training that also needs the bus is slowed down by copies."""
+    """Training that also needs the bus is slowed down by copies; on a busy machine perhaps not at the first attempt."""
+    assert any(_slowed_by_copies() > 2 for _ in range(4))
+
+
+def _slowed_by_copies() -> float:
     fake = ThreadAccelerator("npu", {"transfer_pcie": 0.02, "training_npu": 0.002})
     host, device = sides()
     train = lambda item: fake.run("training_npu", lambda: item, bus=True)  # noqa: E731
-    found = profile(
-        Profiled(fake.host_side(host), fake.device_side(device), train, "npu"), list(order().epoch(0)), steps=5
-    )
-    assert found.interference["training_npu"]["transfer_pcie"] > 2
-    fake.stop()
+    try:
+        found = profile(
+            Profiled(fake.host_side(host), fake.device_side(device), train, "npu"), list(order().epoch(0)), steps=5
+        )
+    finally:
+        fake.stop()
+    return found.interference["training_npu"]["transfer_pcie"]
 
 
 def test_slow_phases_are_measured_fewer_times():

@@ -196,7 +196,7 @@ class RunFolder:
         """Write the page about the training, over or not; there is nothing to show before its first epoch."""
         from weft.engine.report.task_page import write_report
 
-        if result.history:
+        if result.history and "metric" in result.metrics:
             with self.writing():
                 write_report(result, self.path / REPORT)
 

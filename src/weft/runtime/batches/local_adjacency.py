@@ -25,21 +25,27 @@ class LocalAdjacency(CountingSorted):
 
 
 def local_adjacency(local: Subgraph) -> Adjacency:
-    """The sampled edges as a square matrix over the batch's nodes, rows in the order of ``nodes``."""
+    """The sampled edges as a square matrix over ``nodes``, rows in their order, columns of a row ascending."""
     src, dst = local.edge_index
-    indptr, order = _by_destination(dst, local.nodes.numel())
+    indptr, order = _by_rows(src, dst, local.nodes.numel())
     weight = None if local.weight is None else local.weight[order]
     adj = LocalAdjacency(indptr, src[order].to(torch.int32), local.nodes.numel(), weight=weight)
     return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
 
 
-def _by_destination(dst: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``(indptr [M+1], order [P])``: a stable sort of the edges by their destinations."""
+def _by_rows(src: Tensor, dst: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``(indptr [M+1], order [P])``: a stable sort of the edges by their destinations, then by their sources."""
     if dst.device.type == "cpu":
-        # Every edge is a row of one entry; their transpose has the edges of each destination together.
-        alone = torch.arange(dst.numel() + 1, dtype=torch.int32)
-        indptr, order, _ = transpose_cpu(alone, dst.to(torch.int32), count)
-        return indptr, order.long()
+        _, order = _by_counting(src, count)
+        indptr, again = _by_counting(dst[order], count)
+        return indptr, order[again]
     indptr = torch.zeros(count + 1, dtype=torch.int32, device=dst.device)
     torch.cumsum(torch.bincount(dst, minlength=count), 0, out=indptr[1:])
-    return indptr, torch.sort(dst, stable=True).indices
+    return indptr, torch.sort(dst * count + src, stable=True).indices
+
+
+def _by_counting(ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``(indptr [M+1], order [P])``: every edge is a row of one entry, and their transpose has equal ids together."""
+    alone = torch.arange(ids.numel() + 1, dtype=torch.int32)
+    indptr, order, _ = transpose_cpu(alone, ids.to(torch.int32), count)
+    return indptr, order.long()

@@ -6,9 +6,10 @@ Shapes: T members, P parameters, N nodes, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ class Forward:
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
+        self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches the calls of a user's module
         self._watch: Watch | None = None
         self._leaves: list[Tensor] = []
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
@@ -76,9 +78,10 @@ class Forward:
         self._set_mode(training)
         weights = self._watched(self._layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers
-        if batch.layer:  # from the second layer on every member has features of its own
-            return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
-        return torch.vmap(partial(self._one, batch=batch))(*given)
+        with _without_fallback_warnings():
+            if batch.layer:  # from the second layer on every member has features of its own
+                return torch.vmap(lambda *own: self._one(*own[:-1], batch=replace(batch, x=own[-1])))(*given, batch.x)
+            return torch.vmap(partial(self._one, batch=batch))(*given)
 
     def one(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """The model's logits ``[N, C]`` for the weights ``flat [P]`` of a state with one member."""
@@ -146,7 +149,7 @@ class Forward:
         if self._built_in:
             return self.call(batch)
         own = (TallLinear() if on_gpu(clock) else StackedRows()) if self._own_products else nullcontext()
-        with CountedDropout(clock, self._first_site, self._reduce), own:
+        with CountedDropout(clock, self._first_site, self._reduce), own, self.around:
             return self.call(batch)
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
@@ -273,3 +276,14 @@ def mode_switch(model: nn.Module) -> Callable[[bool], object]:
             table["training"] = training
 
     return set_mode
+
+
+@contextmanager
+def _without_fallback_warnings() -> Iterator[None]:
+    """Operators that torch can only run member by member do so silently: the user's module chose them, not the user."""
+    functorch = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)

@@ -368,6 +368,10 @@ class Members:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
         if trial.hidden_state is not None and members > 1:
             raise CannotStack(f"{self._task.model_name} cannot be one of several: {trial.hidden_state}")
+        if trial.writes and members > 1:
+            raise CannotStack(
+                f"{self._task.model_name} cannot be one of several: it changes its own weights when called"
+            )
         self.hidden_state, self._changing = trial.hidden_state, trial.attributes
         self.without_gradient = trial.without_gradient
         if trial.without_gradient:

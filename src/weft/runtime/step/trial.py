@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 
@@ -23,6 +24,7 @@ from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
@@ -34,7 +36,8 @@ class Trial:
     """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
-    ``without_gradient``: names of parameters that the loss does not depend on. ``seconds``: of the second call.
+    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
+    module's own weights; ``seconds``: of the second call.
     """
 
     loss: Tensor
@@ -43,6 +46,7 @@ class Trial:
     hidden_state: str | None
     attributes: tuple[str, ...]
     without_gradient: tuple[str, ...]
+    writes: bool = False
     seconds: float = 0.0
 
 
@@ -52,15 +56,16 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
     ``state``: of this member alone, attached to ``forward``; it is used up.
     """
     before = state.snapshot()
-    slopes = torch.ones(1, device=state.flat.device)
+    slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(forward.model)
 
     def train() -> tuple[Tensor, Tensor]:
         state.restore(before)
         return forward.gradients(state.flat, batch, loss, slopes)
 
     with same_draws(state.flat.device) as moved:
+        forward.around = writes
         first, grad = train()
-        drawn = moved()
+        forward.around, drawn = nullcontext(), moved()
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
         begin = time.perf_counter()
@@ -71,7 +76,7 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         logits = forward(state.flat, training=False, batch=batch)[0]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
-    return Trial(first, grad[0], logits, hidden, attributes, without, seconds)
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds)
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
@@ -92,7 +97,19 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
     """
     own = [p for p in forward.model.parameters() if p.requires_grad and p.is_leaf]
     leaf = state.flat.detach().requires_grad_()
-    losses = loss(forward(leaf, training=True, batch=batch), batch)
+    forward.around = writes = WeightWrites(forward.model)
+    try:
+        losses = loss(forward(leaf, training=True, batch=batch), batch)
+    except RuntimeError:  # autograd may object first, in words about views
+        if not writes.seen:
+            raise
+    finally:
+        forward.around = nullcontext()
+    if writes.seen:
+        raise SpecError(
+            f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
+            "and 'tf32' on one rank can train that"
+        )
     found = torch.autograd.grad(losses.sum(), [leaf, *own], allow_unused=True)
     if any(grad is not None for grad in found[1:]):
         raise SpecError(

@@ -80,13 +80,13 @@ def test_paper(fanout, sampler):
 
 
 @pytest.mark.parametrize("fanout", [1, 7, 40])
-@pytest.mark.parametrize("threshold", [1, 8, 64])
-def test_paper_with_a_row_per_thread(fanout, threshold):
+@pytest.mark.parametrize(("threshold", "each"), [(1, 1), (8, 1), (64, 1), (8, 4), (64, 2), (64, 4)])
+def test_paper_with_a_few_threads_per_row(fanout, threshold, each):
     """All rows above the threshold, some, and none; fewer programs than rows above it."""
     indptr, indices = random_csr(70)
     seeds = torch.cat([SEEDS, torch.arange(70, dtype=torch.int32)])
     expected = sample_reservoir_torch(indptr, indices, seeds, fanout, CLOCK, 2)
-    launch = ThreadsLaunch(threshold, high_programs=2, num_warps=1)
+    launch = ThreadsLaunch(threshold, each, high_programs=2, num_warps=1)
     assert_same_sample(sample_threads_triton(indptr, indices, seeds, fanout, CLOCK, 2, launch=launch), expected)
 
 

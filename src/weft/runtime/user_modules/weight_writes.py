@@ -1,0 +1,42 @@
+"""WeightWrites: notice that a user's module changes its own weights when it is called, whether or not a number differs.
+
+A constraint such as ``weight.clamp_(-5, 5)`` or ``max_norm`` may change nothing at the first call and much at the
+thousandth. Only a module that owns its parameters keeps such a change; a stack and cast weights are copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+DATA = (Tensor.data.__get__, Tensor.data.__set__)
+
+
+class WeightWrites(TorchFunctionMode):
+    """Around a call, :attr:`seen` becomes true if it writes to a weight of ``model`` or touches its ``.data``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.seen = False
+        self._tables = [module._parameters for module in model.modules()]
+        self._before: list[tuple[Tensor, int]] = []
+
+    def __enter__(self) -> Self:
+        """Start watching the weights that the model has now."""
+        weights = [tensor for table in self._tables for tensor in table.values() if tensor is not None]
+        self._before = [(tensor, tensor._version) for tensor in weights]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop watching."""
+        super().__exit__(*error)
+        self.seen = self.seen or any(tensor._version != version for tensor, version in self._before)
+        self._before = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DATA and any(args[0] is tensor for tensor, _ in self._before):
+            self.seen = True
+        return func(*args, **(kwargs or {}))
