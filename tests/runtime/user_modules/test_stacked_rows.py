@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,9 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.operator_names import Names
-from weft.runtime.step import members as members_module
+from weft.core.plan import Plan
+from weft.runtime import stack_check
+from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.stacked_rows import StackedRows
 
 N, E, T = 7, 20, 3
@@ -93,18 +97,42 @@ def test_a_stack_of_such_modules_trains_as_each_alone():
 
 
 @pytest.mark.parametrize(("factor", "stacked"), [(1e9, True), (0.0, False)])
-def test_a_stack_that_is_slower_is_taken_apart_and_says_so(monkeypatch, factor, stacked):
-    monkeypatch.setattr(members_module, "SLOWER", factor)
-    monkeypatch.setattr(members_module, "NOISE_SECONDS", 0.0)
+def test_a_stack_that_is_slower_is_taken_apart_and_says_so(monkeypatch, factor, stacked, tmp_path):
+    monkeypatch.setattr(stack_check, "SLOWER", factor)
+    monkeypatch.setattr(stack_check, "WORTH_SECONDS", -1e9)
     notes = []
 
     def listen(event):
         if event.kind == "note":
             notes.append(event.data["message"])
 
-    tasks = [weft.Task(graph=tiny_graph(), model=Passing, seed=s, epochs=3, name=str(s)) for s in range(2)]
-    tasks = [task.with_values(graph=tasks[0].graph) for task in tasks]
-    result = weft.run(tasks, device="cpu", progress=False, on_event=listen)
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model=Passing, seed=s, epochs=3, name=str(s)) for s in range(2)]
+    result = weft.run(tasks, device="cpu", progress=False, on_event=listen, out=tmp_path / "run")
     assert result.statuses == {"finished": 2}
     slower = [note for note in notes if "train side by side, not as one stack: a step of the stack takes" in note]
     assert bool(slower) is not stacked
+    (plan,) = result.plan
+    assert plan.stack_members == (((0, 1),) if stacked else ((0,), (1,)))
+    assert any("side by side" in reason for reason in plan.why) is not stacked
+    (saved,) = json.loads((tmp_path / "run" / "sweep.json").read_text())["groups"]
+    assert saved["plan"]["stacks"] == ([] if stacked else [[0], [1]]), "a run that is resumed builds the same stacks"
+
+
+def test_a_stack_that_was_not_timed_is_left_as_planned(monkeypatch):
+    monkeypatch.setattr(stack_check, "SLOWER", 0.0)
+    monkeypatch.setattr(stack_check, "WORTH_SECONDS", -1e9)
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model=Passing, seed=s, epochs=3, name=str(s)) for s in range(2)]
+    plan = Plan(members=("0", "1"), join="stacked", device="cpu")
+    run = GroupRun(tasks, graph, plan, torch.device("cpu"))
+    assert len(run.stacks) == 1
+    assert run.plan is plan
+    assert len(GroupRun(tasks, graph, plan, torch.device("cpu"), measure=True).stacks) == 2
+
+
+def test_a_stack_of_weft_own_models_is_not_timed():
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model="gcn", hidden=4, seed=s, epochs=3, name=str(s)) for s in range(2)]
+    run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
+    assert stack_check.slower_than_alone(run.stacks[0]) is None

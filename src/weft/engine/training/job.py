@@ -208,9 +208,10 @@ class Job:
                     graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
-                        group = self._make_group(tasks, graph, plan)
+                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
+            plan = group.plan
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
             if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
@@ -233,10 +234,22 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
+        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
         whole = not tasks[0].sampled and self._options.batches is None
         source = FullGraph if whole else self._sampled_source(tasks[0], plan)
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+        measure = measure and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        if group.plan is not plan:
+            group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
+            self._replace(plan, group.plan)
+        return group
+
+    def _replace(self, old: Plan, new: Plan) -> None:
+        """Take another plan for a group than the one it was planned with."""
+        self.groups = [(name, new if one == old else one) for name, one in self.groups]
+        if self._folder is not None and self._folder.opened:
+            self._folder.save_groups(self.groups)
 
     def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
         from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
@@ -264,11 +277,9 @@ class Job:
         key = phases_key(group.tasks, group.plan.places, digest, trainer)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
-            self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]
+            self._replace(group.plan, plan)
             group.plan = plan
             self._events.note(told)
-            if self._folder is not None:
-                self._folder.save_groups(self.groups)
         return adapter
 
     def _begin(self, key: str, group: GroupRun) -> None:

@@ -148,9 +148,16 @@ class Forward:
         """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
         if self._built_in:
             return self.call(batch)
-        own = (TallLinear() if on_gpu(clock) else StackedRows()) if self._own_products else nullcontext()
-        with CountedDropout(clock, self._first_site, self._reduce), own, self.around:
+        with CountedDropout(clock, self._first_site, self._reduce), self._replacing(clock), self.around:
             return self.call(batch)
+
+    def _replacing(self, clock: Tensor) -> AbstractContextManager[Any]:
+        """Weft's own products on a GPU; on a CPU, rows of all tasks fetched at once in a stack."""
+        if not self._own_products:
+            return nullcontext()
+        if on_gpu(clock):
+            return TallLinear()
+        return StackedRows() if self._state.members > 1 else nullcontext()
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.bind(clock, rates)

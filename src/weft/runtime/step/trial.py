@@ -37,7 +37,7 @@ class Trial:
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
-    module's own weights; ``seconds``: of the second call.
+    module's own weights; ``seconds``: of the last training call.
     """
 
     loss: Tensor
@@ -48,6 +48,19 @@ class Trial:
     without_gradient: tuple[str, ...]
     writes: bool = False
     seconds: float = 0.0
+
+
+def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial:
+    """One training call and one in evaluation mode of another member, whose module behaves as the first one's."""
+    before = state.snapshot()
+    with same_draws(state.flat.device):
+        begin = time.perf_counter()
+        losses, grad = forward.gradients(state.flat, batch, loss, torch.ones(1, device=state.flat.device))
+        seconds = time.perf_counter() - begin
+    state.restore(before)
+    with torch.no_grad(), same_draws(state.flat.device):
+        logits = forward(state.flat, training=False, batch=batch)[0]
+    return Trial(losses, grad[0], logits, None, (), (), seconds=seconds)
 
 
 def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
