@@ -37,6 +37,7 @@ from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.free_threads import FreeThreads, Look
 from weft.engine.training.group_queue import next_group
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
@@ -89,6 +90,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._began = Look.here()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
@@ -335,7 +337,8 @@ class Job:
             self._report()
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        return Session(group, self._events, save, driver, self._options.control)
+        threads = FreeThreads(self._began) if self._device.type == "cpu" else None
+        return Session(group, self._events, save, driver, self._options.control, threads)
 
     def _interrupted(self, session: Session) -> Interrupted:
         place = None if session.checkpoint is None else session.checkpoint.parent

@@ -8,7 +8,6 @@ Shapes: P parameters, N nodes, C classes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
+from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
@@ -54,9 +54,9 @@ def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial
     """One training call and one in evaluation mode of another member, whose module behaves as the first one's."""
     before = state.snapshot()
     with same_draws(state.flat.device):
-        begin = time.perf_counter()
+        begin = step_seconds()
         losses, grad = forward.gradients(state.flat, batch, loss, torch.ones(1, device=state.flat.device))
-        seconds = time.perf_counter() - begin
+        seconds = step_seconds() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
         logits = forward(state.flat, training=False, batch=batch)[0]
@@ -81,9 +81,9 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         forward.around, drawn = nullcontext(), moved()
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
-        begin = time.perf_counter()
+        begin = step_seconds()
         second, again = train()
-        seconds = time.perf_counter() - begin
+        seconds = step_seconds() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
         logits = forward(state.flat, training=False, batch=batch)[0]
