@@ -2,7 +2,7 @@
 
 glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap that grows with
 holes: over 14 trainings (gcn, sage, gin, gat, gatv2; 1 to 8 tasks; cora, pubmed, facebook and arxiv) a heap took about
-twice what was alive in it, and a process 50 MiB for threads, buffers and code that is loaded on the way.
+twice what was alive in it, and a process some 30 MiB for threads, buffers and code that is loaded on the way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weft.core.program import Operator, Program
 
 MAPPED = 32 << 20  # bytes from which on a block is mapped by itself: the most that glibc's threshold grows to
 HEAP = 2.1  # bytes of the heap per byte alive in it
-BESIDE = 48 << 20
+BESIDE = 32 << 20
 ATTENTION = "graph_attention_packed"  # the CPU kernels' own arrays: rows taken apart, a coefficient per edge and head
 ROW_COPIES, HEADS = 2, 8
 
