@@ -138,7 +138,8 @@ class Job:
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
-                    give_back_memory(self._device)  # only now does nothing hold the group any more
+                    if waiting or self._device.type == "cuda":
+                        give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]
