@@ -27,6 +27,8 @@ from weft.runtime.inference.trained_inputs import treat_inputs
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.settings import check_tasks
 
+OF_MEMBERS = ("tasks", "metric", "best")  # what a summary says of a graph's members, beside its size
+
 
 def load_result(folder: str | os.PathLike[str], *, model: Any = None, graph: Any = None) -> Result | SweepResult:
     """The result that a run or a sweep left in ``folder``: metrics, histories, and models with their best weights.
@@ -163,7 +165,8 @@ def _sweep(place: Path, data: Mapping[str, Any], given: Mapping[str, Any]) -> Sw
     sweep = _same_sweep(data["sweep"], members)
     plans = tuple(Plan.from_dict(plan) for plan in data["plan"])
     about = data["graphs"] if isinstance(data.get("graphs"), dict) else {}
-    graphs = dict(zip(sweep.graphs, about.values(), strict=False))
+    sizes = [{key: value for key, value in one.items() if key not in OF_MEMBERS} for one in about.values()]
+    graphs = dict(zip(sweep.graphs, sizes, strict=False))
     return SweepResult(sweep, list(members), plans, data["environment"], data["seconds"], graphs)
 
 

@@ -42,7 +42,7 @@ def predicted_logits(
     found = own_graph(result) if graph is None else _graph(graph)
     check_ids(found)
     _check_fits(result, found)
-    chosen = _nodes(nodes, found)
+    chosen = nodes_of(nodes, found)
     target = _device_of(result.model) if device is None else choose_device(device)
     model = _on_device(result.model, target)
     with clear_memory_errors([result.name], target), clear_model_errors([result.task]):
@@ -113,11 +113,12 @@ def _check_fits(result: Result, graph: Graph) -> None:
 def _check_relations(task: Task, graph: Graph, trained: int) -> None:
     if not 0 < graph.num_relations <= trained:
         raise GraphError(
-            f"graph {graph.name!r} has {graph.num_relations} relations, and task {task.label!r} was trained on {trained}"
+            f"graph {graph.name!r} has {graph.num_relations} relations, and task {task.label!r} was trained on "
+            f"{trained}"
         )
 
 
-def _nodes(nodes: Any, graph: Graph) -> Tensor:
+def nodes_of(nodes: Any, graph: Graph) -> Tensor:
     """Node ids ``[M]`` in the order given: ids, a mask ``[N]``, the name of a split, or None for all nodes."""
     if nodes is None:
         return torch.arange(graph.num_nodes)

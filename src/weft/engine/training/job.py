@@ -50,8 +50,8 @@ from weft.planner.report.plan_report import PlanReport
 from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.profile_division import divided_source
 from weft.runtime.inference.trained_inputs import treat_inputs
+from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 

@@ -88,9 +88,7 @@ def _call(model: nn.Module, task: Task, x: Features, adj: Adjacency) -> Tensor:
     return bind(model)(Batch(x, adj, none, none, torch.ones(1, device=device)))
 
 
-def _by_layers(
-    model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: torch.device, layers: int
-) -> Tensor:
+def _by_layers(model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: torch.device, layers: int) -> Tensor:
     """Layer by layer, only what ``nodes`` depend on."""
     wanted = nodes.to(graph.device).unique()
     y = torch.zeros(1, dtype=torch.int64, device=graph.device).expand(graph.num_nodes)  # nothing reads them
