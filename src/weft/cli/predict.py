@@ -79,10 +79,9 @@ def _member(loaded: Any, name: str) -> Result:
 
 def _predicted(result: Result, graph: str | None, nodes: str | None, what: str, **how: Any) -> tuple[ndarray, ndarray]:
     """The ids ``[M]`` of the nodes, and a value or a row per node."""
-    from weft.engine.results.predicting import nodes_of, own_graph
-    from weft.graph.catalog.names import load
+    from weft.engine.results.predicting import graph_for, nodes_of
 
-    found = own_graph(result) if graph is None else load(graph)
+    found = graph_for(result, graph)
     ids = nodes_of(nodes, found)
     ask = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}[what]
     return ids.numpy(), ask(found, ids, **how).numpy()

@@ -39,7 +39,7 @@ def predicted_logits(
     """What the model returns for ``nodes [M]``, ``[M, C]`` float32 on the CPU; see :meth:`Result.predict`."""
     if result.model is None:
         raise SpecError(f"task {result.name!r}: has no model to predict with; it {result.status}: {result.message}")
-    found = own_graph(result) if graph is None else _graph(graph)
+    found = graph_for(result, graph)
     check_ids(found)
     _check_fits(result, found)
     chosen = nodes_of(nodes, found)
@@ -63,6 +63,12 @@ def probabilities_of(result: Result, logits: Tensor) -> Tensor:
     if kind not in ("multiclass", "multilabel"):
         raise SpecError(f"task {result.name!r}: objective={kind!r} has no probabilities; use predict or predict_logits")
     return logits.softmax(1) if kind == "multiclass" else logits.sigmoid()
+
+
+def graph_for(result: Result, graph: Any) -> Graph:
+    """The graph to predict on, with the split that the task was trained on, if it has several."""
+    found, number = own_graph(result) if graph is None else _graph(graph), result.task.split
+    return found.split(number) if isinstance(number, int) and number < found.num_splits else found
 
 
 def own_graph(result: Result) -> Graph:
