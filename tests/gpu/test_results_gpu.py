@@ -8,7 +8,10 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])
