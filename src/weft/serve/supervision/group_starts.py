@@ -105,7 +105,7 @@ class GroupStarts:
 
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
         """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
-        known = self._state.runnable.get(estimate_key(members[0].spec["task"]))
+        known = self._state.runnable.get(estimate_key(members[0].spec["task"], members[0].spec.get("budget") is None))
         if known is None:
             return None
         try:

@@ -50,7 +50,11 @@ def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
     return list(chosen.values())
 
 
-def estimate_key(settings: Mapping[str, Any]) -> str:
-    """The key of a task's estimate: tasks of one key need the same memory and time."""
-    kept = {key: value for key, value in settings.items() if key not in FREE_OF_COST}
+def estimate_key(settings: Mapping[str, Any], bounds: bool = True) -> str:
+    """The key of a task's estimate: tasks of one key need the same memory and time.
+
+    ``bounds``: whether a bound on its bytes will do, as it does without a byte budget of its own.
+    """
+    kept: dict[str, Any] = {} if bounds else {"": "predicted"}
+    kept |= {key: value for key, value in settings.items() if key not in FREE_OF_COST}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

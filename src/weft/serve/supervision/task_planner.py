@@ -34,14 +34,16 @@ class TaskPlanner:
             if task.plan is not None:
                 plans.append((task.id, task.plan))
                 continue
-            key = estimate_key(task.spec["task"])
+            bounds = task.spec.get("budget") is None
+            key = estimate_key(task.spec["task"], bounds)
             known = self._estimates.get(key)
             if known is not None:
                 plans += self._within_limits(task, known)
             elif self._planning is None and self._pool.workers[PLANNER].ready:
                 self._planning = (task.id, key)
                 device = self._state.options.device_names()[0].partition("@")[0]
-                self._pool.workers[PLANNER].send("plan", id=task.id, task=worker_settings(task), device=device)
+                settings = worker_settings(task)
+                self._pool.workers[PLANNER].send("plan", id=task.id, task=settings, device=device, bounds=bounds)
         if plans:
             self._state.db.plan_many(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE

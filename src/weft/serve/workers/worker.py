@@ -150,7 +150,7 @@ class Worker:
 
         try:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
-            return {"plan": estimate_of(task, device, self._kept.store)}
+            return {"plan": estimate_of(task, device, self._kept.store, message.get("bounds", True))}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at
