@@ -92,4 +92,4 @@ def test_a_small_task_has_a_bound_and_a_large_one_a_prediction():
 
 
 def test_a_task_with_a_budget_has_an_estimate_of_its_own():
-    assert estimate_key({"graph": "demo"}) != estimate_key({"graph": "demo"}, bounds=False)
+    assert estimate_key({"task": {}}) != estimate_key({"task": {}, "budget": 9})

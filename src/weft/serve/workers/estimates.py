@@ -16,6 +16,7 @@ from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.machines import find_machine, load_calibration, machine_with
+from weft.engine.inference import one_epoch
 from weft.engine.planning.estimator import Estimator
 from weft.engine.planning.plan_report_builder import report_on
 from weft.engine.planning.training_modes import with_modes
@@ -49,6 +50,12 @@ def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds
         return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
     runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
     return {**_predicted(report, kind), **_common(task), "runnable": runnable}
+
+
+def inference_estimate(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
+    """The estimate of an inference task: one epoch of its training, which takes more than one forward pass."""
+    found = {**estimate_of(one_epoch(task), device, store, bounds), "kind": "inference", "alone": True}
+    return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
 
 
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
