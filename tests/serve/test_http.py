@@ -88,7 +88,8 @@ def test_inference_over_http_and_from_the_command_line(server, anna, tmp_path):
     assert other["id"] in [task["id"] for task in anna.tasks("done") if task["kind"] == "inference"]
     wrong = CliRunner().invoke(cli, ["submit", "--nodes", "test", *reach])
     assert "is for inference" in str(wrong.exception)
-    assert http(server).get(f"/api/tasks/{trained['id']}/predictions").status_code == 410
+    with http(server) as client:
+        assert client.get(f"/api/tasks/{trained['id']}/predictions").status_code == 410
 
 
 def test_results_and_weights_can_be_fetched(anna, tmp_path):
