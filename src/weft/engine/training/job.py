@@ -36,7 +36,7 @@ from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.group_queue import next_group
+from weft.engine.training.group_queue import TRIED, GroupQueue
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
@@ -98,6 +98,7 @@ class Job:
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
+        self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
 
@@ -129,9 +130,10 @@ class Job:
         self._take_modes()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
+        queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
         with Interruption(self._options.control), self._cap():
             while waiting:
-                (key, plan), _ = next_group(waiting, self._tasks)
+                (key, plan), self._scheduled = queue.next(waiting)
                 waiting.remove((key, plan))
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
@@ -267,7 +269,9 @@ class Job:
             self._folder.open(afresh=not self._resuming)
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
-        self._events.group(group, [plan for _, plan in self.groups], position, key)
+        self._events.group(group, [plan for _, plan in self.groups], position, key, self._scheduled)
+        if self._scheduled.endswith(TRIED):
+            self._events.note(f"group {key}: {self._scheduled}")
         self._report()
 
     def _report(self, force: bool = False) -> None:
