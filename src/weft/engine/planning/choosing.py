@@ -128,8 +128,9 @@ def _with_division(
     buffers = best.device_bytes - best.setup.device_bytes
     kinds = {name: size for name, size in estimate.cost.bytes.items() if name != "cache"} | {"prepared": buffers}
     kinds |= {"cache": best.setup.placement.cache_bytes} if best.setup.placement.cache_bytes else {}
-    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, best.seconds)
-    seconds = {"gpu": trained, "pcie": best.seconds - trained}
+    whole = min(best.seconds, alone)  # a profile leaves no batch to a side that only slows the other down
+    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, whole)
+    seconds = {"gpu": trained, "pcie": whole - trained}
     cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds)
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
 

@@ -29,6 +29,7 @@ from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.sampling.filled import filled
 from weft.planner.sampling.places import chunks, reasons, with_cache
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
@@ -229,7 +230,7 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
     repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, filled(task, stats))
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
