@@ -1,4 +1,4 @@
-"""A buffer of features holds zeros behind a batch, whatever batches were in it before: attention gives the same bits."""
+"""A buffer of features holds zeros behind a batch, whatever was in it before: attention gives the same bits."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.division import PhaseTimes
 from weft.core.errors import WeftError
 from weft.core.placement import Placement
@@ -124,7 +124,7 @@ def _with_division(
     why = (*(one for one in plan.why if one not in former), *reasons(best.setup.placement, *about), told)
     moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=why)
     more = best.device_bytes - estimate.cost.total_bytes
-    sizes = {name: getattr(estimate.cost, name) + more for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(estimate.cost, name) + more for name in SIZES}
     buffers = best.device_bytes - best.setup.device_bytes
     kinds = {name: size for name, size in estimate.cost.bytes.items() if name != "cache"} | {"prepared": buffers}
     kinds |= {"cache": best.setup.placement.cache_bytes} if best.setup.placement.cache_bytes else {}

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key, stack_key, width
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
@@ -211,6 +211,7 @@ class Estimator:
             reserved_bytes=held.reserved,
             total_bytes=held.safe,
             bytes=dict(held.kinds),
+            training_bytes=held.training,
         )
         trained = None
         if first.sampled:
@@ -320,7 +321,7 @@ def _with_placement(estimate: Estimate, task: Task, placement: Placement, estima
         times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
         cost = with_batches(replace(cost, **times), task, stats, placement, estimator.machine)
     taken = placement.cache_bytes
-    sizes = {name: getattr(cost, name) + taken for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(cost, name) + taken for name in SIZES}
     return replace(cost, **sizes, bytes={**cost.bytes, "cache": taken} if taken else cost.bytes)
 
 

@@ -33,10 +33,10 @@ EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # direction.
 ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
 H200_SMS = 132
-# Weft's own products over the rate of a library's large one, in tf32 or bf16: of rows, and those whose inner dimension is
-# the rows (weight gradients). On the H200 linear kernels of SAGE 3 x 256 reach 47 TFLOP/s in fp32, 95 in tf32 and 137 in
-# bf16, weight gradients 33 (one task) to 42 (eight), 56 and 269 (benchmarks/results/sampled_epoch.json); 169,343 rows of 64 to 64 take
-# 0.032 ms, 43 TFLOP/s.
+# Weft's own products over the rate of a library's large one, in tf32 or bf16: of rows, and those whose inner dimension
+# is the rows (weight gradients). On the H200 linear kernels of SAGE 3 x 256 reach 47 TFLOP/s in fp32, 95 in tf32 and
+# 137 in bf16, weight gradients 33 (one task) to 42 (eight), 56 and 269 (benchmarks/results/sampled_epoch.json);
+# 169,343 rows of 64 to 64 take 0.032 ms, 43 TFLOP/s.
 OWN_PRODUCTS = {"fp32": ("tf32", 0.215, 0.165), "tf32": ("tf32", 0.43, 0.255), "bf16": ("bf16", 0.22, 0.43)}
 WITHOUT_TENSOR_CORES = 0.3  # of fp32's rate, which they reach at least
 INDICES = ("int64", "int32", "bool")

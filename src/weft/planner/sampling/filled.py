@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from weft.core.batches.batch_sizes import expected_batch
 from weft.core.graph_stats import GraphStats
 from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.planner.cost.roofline import FULL, Filled
-from weft.planner.sampling.batch_sizes import expected_batch
 
 
 def filled(task: Task, stats: GraphStats) -> Filled:

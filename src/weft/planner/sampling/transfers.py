@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from weft.core.batches.batch_sizes import ExpectedBatch, expected_batch
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.sampling.batch_sizes import ExpectedBatch, expected_batch
 
 # Of the rates of a machine, on an H200: 519,000 rows of 400 bytes over PCIe at 42.8 of 55.2 GB/s in training
 # (benchmarks/results/division.json; 734,000 by themselves at 47.0), on the device at 1,700 of 4,260 GB/s of a copy

@@ -1,7 +1,7 @@
 """FeatureBuffer: memory for the features of captured batches, in which rows that no node has are always zeros.
 
-Batches differ in size, so a larger one leaves rows behind. Nothing aggregates them, but attention shifts its scores by a
-bound over all rows: with zeros there, a step depends on its batch alone and not on what was in the buffer before.
+Batches differ in size, so a larger one leaves rows behind. Nothing aggregates them, but attention shifts its scores by
+a bound over all rows: with zeros there, a step depends on its batch alone and not on what was in the buffer before.
 
 Shapes: M rows of a padded batch, F features.
 """

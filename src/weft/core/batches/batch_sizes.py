@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from weft.core.graph_stats import GraphStats
 from weft.core.settings.fanout import Hop, picks_per_hop
 
+DEVIATIONS = 3.0  # standard deviations above the expected size that hardly any batch exceeds
 PARTS = 3  # of a bin of the histogram: within it low degrees prevail, and hits are no straight line in the degree
 
 
@@ -95,6 +97,26 @@ def expected_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> Exp
     return ExpectedBatch(tuple(kinds), tuple(rows), tuple(edges))
 
 
+@dataclass(frozen=True)
+class LargeBatch:
+    """Sizes that hardly any batch exceeds: rows and edges hop by hop, seeds outwards, and nodes."""
+
+    rows: tuple[int, ...]
+    edges: tuple[int, ...]
+    nodes: int
+
+
+def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> LargeBatch:
+    """A batch :data:`DEVIATIONS` standard deviations above the expected one.
+
+    What one seed leads to deviates by about as much as it is, so that of S seeds by its part of the square root of S.
+    """
+    expected, more = expected_batch(stats, fanouts, seeds), 1.0 + DEVIATIONS / math.sqrt(max(seeds, 1))
+    rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
+    nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
+    return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)
+
+
 def _after(kind: NodeKind, picks: float, stats: GraphStats) -> NodeKind:
     """What is known of a kind after so many new picks."""
     share = kind.degree / max(stats.num_edges, 1) if stats.symmetric else 1.0 / max(stats.num_nodes, 1)
@@ -124,5 +146,4 @@ def _parts(length: int, most: int) -> list[tuple[float, float]]:
     high = max(min(2.0 * low, (most or 2.0 * low) + 1.0), low + 1.0)
     ends = [low * (high / low) ** (part / PARTS) for part in range(PARTS + 1)]
     whole = 1.0 / low - 1.0 / high
-    pairs = zip(ends, ends[1:], strict=False)
-    return [(math.sqrt(begin * end), (1.0 / begin - 1.0 / end) / whole) for begin, end in pairs]
+    return [(math.sqrt(begin * end), (1.0 / begin - 1.0 / end) / whole) for begin, end in pairwise(ends)]
