@@ -25,11 +25,13 @@ CROWDING = 0.07
 # How many times as long a phase takes beside another one, as profiled there (benchmarks/results/division.json, SAGE):
 # reads over PCIe by kernels hold up the memory accesses of training.
 INTERFERENCE: dict[str, dict[str, float]] = {
-    "batching_cpu": {"batching_gpu": 1.06, "transfer_gpu": 1.06, "training_gpu": 1.14},
+    "batching_cpu": {"transfer_pcie": 1.35, "batching_gpu": 1.06, "transfer_gpu": 1.06, "training_gpu": 1.14},
+    "transfer_pcie": {"batching_cpu": 1.2},
     "batching_gpu": {"batching_cpu": 1.39, "training_gpu": 1.02},
     "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
     "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
 }
+LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
 
@@ -41,15 +43,18 @@ def predicted_times(
     rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
     whole = rows * traffic.row_bytes
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
+    hops = len(task.fanouts)
+    sampled = _sampling(edges, placement, machine, hops)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
         "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine),
-        "batching_gpu": _sampling(edges, placement, machine, len(task.fanouts)),
+        "batching_gpu": sampled + hops * LAUNCHED,
         "transfer_gpu": _reading(traffic, placement, machine),
         "training_gpu": trained,
     }
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
-    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES))
+    captured = {"batching_gpu": PhaseTime(sampled)}
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
 
 
 def _bus(machine: Machine) -> float:
