@@ -113,7 +113,11 @@ def _with_division(
     ways = [chosen.choice.best, *chosen.choice.runners_up]
     fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition]
     alone = min((one.seconds for one in fitting if one.division is None), default=math.inf)
+    # Things are moved only for a division that is predicted to be faster, not for one that a profile has to try.
     helped = [one for one in fitting if one.division is not None]
+    helped = [
+        one for one in helped if one.seconds < alone or without_cache(one.setup.placement) == without_cache(place)
+    ]
     best = min(helped, key=lambda one: one.seconds, default=None)
     if best is None or best.seconds > NEARLY * alone:
         return plan, estimate
