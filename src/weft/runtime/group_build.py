@@ -32,6 +32,8 @@ class GroupBuild:
     ) -> None:
         self._tasks, self._plan, self._device = tuple(tasks), plan, device
         self.notes: list[str] = []
+        splits = {task.split or 0 for task in tasks}
+        graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
         placement = plan.places if device.type in (plan.device, "meta") else on_device(device.type)
         self.graph = place_graph(graph, placement, device)
         if plan.row_order == "clustered" and device.type == "cuda":
