@@ -26,6 +26,8 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
@@ -135,6 +137,8 @@ class Job:
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
@@ -225,7 +229,16 @@ class Job:
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
         whole = not tasks[0].sampled and self._options.batches is None
         source = FullGraph if whole else self._sampled_source(tasks[0], plan)
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+        told = move_in(group, self._pool) if self._pool is not None else ""
+        if told:
+            self._events.note(told)
+        return group
+
+    @property
+    def _pool(self) -> DevicePool | None:
+        """The buffer of the device that a worker has for all of its groups."""
+        return None if self._store is None else self._store.pool
 
     def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
         from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
