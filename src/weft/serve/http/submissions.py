@@ -17,6 +17,7 @@ from weft.core.models import BUILT_IN
 from weft.core.sweep import Sweep, varies
 from weft.core.task import Task
 from weft.core.units import parse_bytes
+from weft.engine.base.all_splits import refuse_all_splits
 from weft.serve.http.inference_requests import Find, inference_source, inference_spec
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.options import ServeOptions
@@ -148,7 +149,7 @@ def _settings(task: Any) -> dict[str, Any]:
     if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
         raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
     try:
-        Task.from_dict(found)
+        refuse_all_splits(Task.from_dict(found), "a server")
     except WeftError as error:
         raise BadRequestError(str(error)) from None
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
