@@ -12,7 +12,7 @@ Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of hist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -229,6 +229,10 @@ class Stack:
         if self._splits.parts:
             self._find_evaluations()
         self._wire(self.state.select(rows))
+
+    def move_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with ``tensors``, equal to those of the state, in other places; before a step is captured."""
+        self._wire(self.state.of(tensors))
 
 
 def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:
