@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from torch_geometric import nn as pyg
 
 from weft import ops
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.conv.conv import Conv, aggregates_first
+from weft.nn.features import Features, as_dense, transform
 from weft.nn.pyg.edges import edges_of
 from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
@@ -40,9 +42,12 @@ def recorded_calls() -> Iterator[dict[int, bool]]:
 class Swapped:
     """What swapped layers share: whether Weft's operators cover a call, and a layer of Weft's with these weights."""
 
+    takes_sparse = False  # whether its input may be SparseFeatures
+
     def covered(self: Any, x: Any, edge_index: Any, edge_weight: Any = None, otherwise: Any = None) -> Adjacency | None:
         """The adjacency of a call that Weft's operators cover, else None; ``otherwise`` must be None for that."""
-        plain = type(x) in (Tensor, nn.Parameter) and x.dim() == 2 and x.dtype in (torch.float32, torch.bfloat16)
+        known = type(x) in ((Tensor, nn.Parameter, SparseFeatures) if self.takes_sparse else (Tensor, nn.Parameter))
+        plain = known and len(x.shape) == 2 and x.dtype in (torch.float32, torch.bfloat16)
         adj = None
         if plain and otherwise is None and not self.explain and not torch.compiler.is_compiling():
             edges = edges_of(edge_index, x.shape[0], vars(self)[BUILDS])
@@ -52,17 +57,19 @@ class Swapped:
             found[id(self)] = found.get(id(self), True) and adj is not None
         return adj
 
-    def layer(self: Any, x: Tensor, **weights: Tensor | None) -> Conv:
+    def layer(self: Any, x: Features, **weights: Tensor | None) -> Conv:
         """Weft's layer with ``weights``, for one call on ``x``; the template itself holds no data."""
         template: Conv = vars(self)[TEMPLATE]
         one = object.__new__(type(template))
-        constant = {"constant_input": not needs_gradient(x)} if hasattr(template, "constant_input") else {}
+        constant = {"constant_input": is_constant(x)} if hasattr(template, "constant_input") else {}
         one.__dict__ = {**vars(template), "_parameters": {"weight_residual": None, **weights}, **constant}
         return one
 
 
 class WeftGCNConv(Swapped, pyg.GCNConv):
     """PyG's GCNConv."""
+
+    takes_sparse = True
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
         """``[N, in]`` to ``[N, out]``."""
@@ -74,6 +81,8 @@ class WeftGCNConv(Swapped, pyg.GCNConv):
 
 class WeftSAGEConv(Swapped, pyg.SAGEConv):
     """PyG's SAGEConv with a mean, a sum or a maximum."""
+
+    takes_sparse = True
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """``[N, in]`` to ``[N, out]``."""
@@ -88,6 +97,7 @@ class WeftSAGEConv(Swapped, pyg.SAGEConv):
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _without_root(self, x: Tensor, adj: Adjacency) -> Tensor:
+        x = as_dense(x)
         own = self.lin_r(x) if self.root_weight else None
         x = self.lin(x).relu() if self.project else x
         out = summed_linear(adj, x, self.lin_l, "sum" if self.aggr == "add" else self.aggr)
@@ -108,6 +118,8 @@ class WeftGINConv(Swapped, pyg.GINConv):
 class WeftGATConv(Swapped, pyg.GATConv):
     """PyG's GATConv without edge features."""
 
+    takes_sparse = True
+
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, size: Any = None, **asked: Any) -> Any:
         """``[N, in]`` to ``[N, out]``."""
         given = (edge_attr, size, asked.get("return_attention_weights"))
@@ -120,6 +132,8 @@ class WeftGATConv(Swapped, pyg.GATConv):
 
 class WeftGATv2Conv(Swapped, pyg.GATv2Conv):
     """PyG's GATv2Conv without edge features."""
+
+    takes_sparse = True
 
     def forward(self, x: Any, edge_index: Any, edge_attr: Any = None, **asked: Any) -> Any:
         """``[N, in]`` to ``[N, out]``."""
@@ -136,16 +150,22 @@ class WeftGATv2Conv(Swapped, pyg.GATv2Conv):
 class WeftGraphConv(Swapped, pyg.GraphConv):
     """PyG's GraphConv with a sum or a mean."""
 
+    takes_sparse = True
+
     def forward(self, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> Tensor:
         """``[N, in]`` to ``[N, out]``."""
         adj = self.covered(x, edge_index, edge_weight, otherwise=size)
         if adj is None:
             return super().forward(x, edge_index, edge_weight, size)
-        return summed_linear(adj, x, self.lin_rel, "sum" if self.aggr == "add" else self.aggr) + self.lin_root(x)
+        return summed_linear(adj, x, self.lin_rel, "sum" if self.aggr == "add" else self.aggr) + transform(
+            x, self.lin_root.weight
+        )
 
 
 class WeftSGConv(Swapped, pyg.SGConv):
     """PyG's SGConv."""
+
+    takes_sparse = True
 
     def forward(self, x: Any, edge_index: Any, edge_weight: Any = None) -> Tensor:
         """``[N, in]`` to ``[N, out]``."""
@@ -153,8 +173,8 @@ class WeftSGConv(Swapped, pyg.SGConv):
         if adj is None:
             return super().forward(x, edge_index, edge_weight)
         outputs, inputs = self.lin.weight.shape
-        wide = not aggregates_first(inputs, outputs, not needs_gradient(x))
-        x = ops.linear(x, self.lin.weight) if wide else x
+        wide = not isinstance(x, Tensor) or not aggregates_first(inputs, outputs, is_constant(x))
+        x = transform(x, self.lin.weight) if wide else x
         for _ in range(self.K):
             x = ops.spmm(adj.gcn(), x)
         if not wide:
@@ -176,15 +196,20 @@ class WeftAPPNP(Swapped, pyg.APPNP):
         return x
 
 
-def summed_linear(adj: Adjacency, x: Tensor, last: nn.Module, reduce: str) -> Tensor:
+def is_constant(x: Features) -> bool:
+    """Whether no gradient of the features is needed."""
+    return not isinstance(x, Tensor) or not needs_gradient(x)
+
+
+def summed_linear(adj: Adjacency, x: Features, last: nn.Module, reduce: str) -> Tensor:
     """``reduce(x over neighbours) W^T + b``; sums and means commute with the product, which then may come first."""
     weight: Tensor = last.weight  # type: ignore[assignment]
     bias: Tensor | None = last.bias  # type: ignore[assignment]
     matrix, how = (adj.mean(), "sum") if reduce == "mean" else (adj, reduce)
     outputs, inputs = weight.shape
-    if how == "max" or aggregates_first(inputs, outputs, not needs_gradient(x)):
+    if isinstance(x, Tensor) and (how == "max" or aggregates_first(inputs, outputs, is_constant(x))):
         return ops.linear(ops.spmm(matrix, x, reduce=how), weight, bias)
-    out = ops.spmm(matrix, ops.linear(x, weight))
+    out = ops.spmm(matrix, transform(x, weight))
     return out if bias is None else out + bias
 
 

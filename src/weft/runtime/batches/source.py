@@ -19,6 +19,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.pyg.edges import remember
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK, Reduce
 
@@ -60,7 +61,7 @@ class Batch:
                 "a model that takes edge_index aggregates by itself and would miss the nodes of other ranks; "
                 "train it on one rank, or write it over weft.nn layers"
             )
-        return torch.stack([adj.indices.long(), adj.rows().long()])
+        return remember(torch.stack([adj.indices.long(), adj.rows().long()]), adj)
 
     @property
     def edge_weight(self) -> Tensor | None:
