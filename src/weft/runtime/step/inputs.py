@@ -151,6 +151,11 @@ class Inputs:
             self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding, self.device))
         return self._sources[key]
 
+    def release(self, x: Features) -> None:
+        """Forget features that no stack needs after all; one that comes to need them makes them again."""
+        self._features = {key: value for key, value in self._features.items() if value is not x}
+        self._sources = {key: value for key, value in self._sources.items() if key[0] != id(x)}
+
     def held(self) -> tuple[Any, ...]:
         """Everything that is kept for all steps."""
         return (*self._features.values(), *self._firsts.values())

@@ -63,6 +63,7 @@ class Members:
         self._inputs, self._first_once = inputs, first_once
         self._graph = inputs.graph
         self.notes: list[str] = []
+        self._made_dense = False  # features, because the model does not take sparse ones
         widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
@@ -75,13 +76,14 @@ class Members:
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
         converted = self._converts and inputs.device.type == "meta" and bool(convertible(self._model).layers)
-        if converted:
-            convert(self._model, convertible(self._model))  # nothing to compare: as a run would, if it is equal
+        if converted:  # there is nothing to compare: as a run would, if it is equal
+            self.notes.append(f"{convertible(self._model).counted()} of PyG to be converted, if that changes no number")
+            convert(self._model, convertible(self._model))
         rates = self._take_rates(models)
         self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
         as_pyg = self._sparse and takes_edge_index(self._model) and not converted
-        self.source = self._source(dense=bool(self.notes) or as_pyg)
+        self.source = self._source(dense=self._made_dense or as_pyg)
         _set_reduce(self._model, self.source.reduce)
         self._check_norms()
         self.layout = self._checked_layout(tasks, models)
@@ -177,7 +179,7 @@ class Members:
         model = self._build(task)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
-                self._call_lazy(model, task, dense=bool(self.notes) or (self._sparse and takes_edge_index(model)))
+                self._call_lazy(model, task, dense=self._made_dense or (self._sparse and takes_edge_index(model)))
             except SpecError as error:
                 self._note_dense(error)
                 self._call_lazy(model, task, dense=True)
@@ -280,8 +282,9 @@ class Members:
 
     def _note_dense(self, error: SpecError) -> None:
         """Add a note that features are made dense, if that may help a user's model that failed with ``error``."""
-        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
+        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self._made_dense:
             raise error
+        self._made_dense = True
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
     def _source(self, dense: bool) -> Source:
@@ -356,9 +359,11 @@ class Members:
 
     def _convert(self, found: Conversion, trials: Trials, state: State, loss: Loss) -> Conversion:
         if self._sparse and takes_edge_index(self._model):
-            source = self._source(dense=False)
+            dense, source = self.source.example().x, self._source(dense=False)
             found = try_sparse(self._trials[0], found, trials, self._trials_on(source, state, loss))
-            self.source = source if found.sparse else self.source
+            if found.sparse:
+                self.source = source
+                self._inputs.release(dense)
         for model in (self._model, *self._trials):
             convert(model, found.swaps)
         return found
