@@ -76,9 +76,8 @@ def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
         return f"not converted: with Weft's operators it fails ({type(error).__name__}: {error})"
     apart = trials.apart(mine, true)
     if not apart <= trials.near:
-        return (
-            f"not converted: {swaps.counted()} give other numbers with Weft's operators (by {apart:.0e} of the largest)"
-        )
+        off = f"by {apart:.0e} of the largest"
+        return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
     return Conversion(swaps, apart, before, after)
 
 
