@@ -51,12 +51,13 @@ def edges_of(edge_index: Any, nodes: int, builds: bool) -> Edges | None:
     """The adjacency of ``edge_index [2, E]`` over ``nodes``; one that is not remembered is built if ``builds``."""
     if isinstance(edge_index, Adjacency):
         return Edges(edge_index, 0) if edge_index.num_rows == edge_index.num_cols == nodes else None
-    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+    if type(edge_index) is not Tensor:
         return None
     known = getattr(edge_index, NAME, None)
     if known is not None and known.version == edge_index._version and known.adj.num_rows == nodes:
         return known
-    if not builds or edge_index.is_meta or edge_index.layout is not torch.strided:
+    listed = edge_index.layout is torch.strided and edge_index.dim() == 2 and edge_index.shape[0] == 2
+    if not builds or not listed or edge_index.is_meta:
         return None
     built = _built(edge_index, nodes)
     if built is not None:

@@ -31,15 +31,18 @@ from weft.runtime.device.precision import DTYPES
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
-from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
+from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edges
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.step.trial import EQUAL, NEAR, Trial, apart, check_used_through_modules, compare, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
+from weft.runtime.user_modules.call_style import check_call
+from weft.runtime.user_modules.compiled import as_written, was_compiled
 from weft.runtime.user_modules.converting import Conversion, Trials, convert, convertible, try_conversion, try_sparse
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.error_place import in_one_line, place_of
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
 
@@ -82,7 +85,7 @@ class Members:
         rates = self._take_rates(models)
         self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
-        as_pyg = self._sparse and takes_edge_index(self._model) and not converted
+        as_pyg = self._sparse and takes_edges(self._model) and not converted
         self.source = self._source(dense=self._made_dense or as_pyg)
         _set_reduce(self._model, self.source.reduce)
         self._check_norms()
@@ -172,14 +175,21 @@ class Members:
         with device if device.type == "meta" and task.traits is not None else nullcontext():
             graph = self._graph
             _check_relations(task, graph)
-            return build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to(device)
+            model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+            if was_compiled(task, model):
+                model = as_written(model)
+                self._note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
+            return model.to(device)
+
+    def _note_once(self, note: str) -> None:
+        self.notes += [note] if note not in self.notes else []
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, are initialised."""
         model = self._build(task)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
-                self._call_lazy(model, task, dense=self._made_dense or (self._sparse and takes_edge_index(model)))
+                self._call_lazy(model, task, dense=self._made_dense or (self._sparse and takes_edges(model)))
             except SpecError as error:
                 self._note_dense(error)
                 self._call_lazy(model, task, dense=True)
@@ -187,7 +197,9 @@ class Members:
 
     def _check_users(self, models: list[nn.Module]) -> None:
         """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
-        task = self._task
+        task, adj = self._task, self._graph.adj
+        had = {"edge_weight": adj.weight, "edge_type": adj.relation}
+        check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
         for name, parameter in models[0].named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):
                 kind = str(parameter.dtype).removeprefix("torch.")
@@ -358,7 +370,7 @@ class Members:
         self.notes += [] if found is None else [found]
 
     def _convert(self, found: Conversion, trials: Trials, state: State, loss: Loss) -> Conversion:
-        if self._sparse and takes_edge_index(self._model):
+        if self._sparse and takes_edges(self._model):
             dense, source = self.source.example().x, self._source(dense=False)
             found = try_sparse(self._trials[0], found, trials, self._trials_on(source, state, loss))
             if found.sparse:
@@ -467,8 +479,7 @@ class Members:
 
     def _note_left_out(self, names: Sequence[str]) -> None:
         if names:
-            note = f"left out of the trained model, since they cannot be copied: {', '.join(names)}"
-            self.notes += [note] if note not in self.notes else []
+            self._note_once(f"left out of the trained model, since they cannot be copied: {', '.join(names)}")
 
     def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Tensor) -> None:
         """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
@@ -618,5 +629,5 @@ class _model_errors:
             return
         raise SpecError(
             f"task {self._task.label!r}: model {self._task.model_name} failed on graph "
-            f"{self._graph!r}: {type(error).__name__}: {error}"
+            f"{self._graph!r}: {in_one_line(error)} ({place_of(error, self._task.model)})"
         ) from error
