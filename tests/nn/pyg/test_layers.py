@@ -100,7 +100,7 @@ def test_conversion_copies(directed) -> None:
         (lambda: pyg.GATConv(6, 4, edge_dim=2), "edge_dim=2"),
         (lambda: pyg.GATConv(6, 4, aggr="mean"), "aggr='mean'"),
         (lambda: pyg.GATv2Conv(6, 4, aggr="max"), "aggr='max'"),
-        (lambda: pyg.GATConv(6, 4, aggr=["add", "max"]), "aggr=None"),
+        (lambda: pyg.GATConv(6, 4, aggr=["add", "max"]), "aggr=["),
         (lambda: pyg.GATConv(6, 4, add_self_loops=False), "add_self_loops=False"),
         (lambda: pyg.GINConv(nn.Linear(6, 4)), "nn=Linear"),
         (lambda: pyg.ChebConv(6, 4, K=2), "ChebConv"),
