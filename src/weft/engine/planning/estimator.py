@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key, stack_key, width
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
@@ -17,6 +17,7 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
+from weft.engine.base.process_memory import base_bytes
 from weft.engine.planning.sampled_estimates import group_estimates
 from weft.engine.planning.step_memory import Steps, remember, remembered, switches
 from weft.graph.data.graph import Graph
@@ -25,10 +26,12 @@ from weft.ops.launch.kernel_versions import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
+from weft.planner.cost.process_memory import process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.sampling.filled import filled
 from weft.planner.sampling.places import chunks, reasons, with_cache
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
@@ -211,12 +214,18 @@ class Estimator:
             reserved_bytes=held.reserved,
             total_bytes=held.safe,
             bytes=dict(held.kinds),
+            process_bytes=self._process_bytes(steps),
+            training_bytes=held.training,
         )
         trained = None
         if first.sampled:
             trained, cost = cost, with_batches(cost, first, self.stats(first), plan.places, self.machine)
         about = {"trained": trained, "notes": steps.notes}
         return Estimate(cost, held, steps.step, steps.parameters, steps.weights, **about)
+
+    def _process_bytes(self, steps: Steps) -> int:
+        """On a CPU, what the process takes in all; on a GPU nobody counts that."""
+        return base_bytes() + process_bytes(steps.step, steps.preparation) if self.machine.device == "cpu" else 0
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""
@@ -231,7 +240,7 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
     repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, filled(task, stats))
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
@@ -322,7 +331,7 @@ def _with_placement(estimate: Estimate, task: Task, placement: Placement, estima
         times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
         cost = with_batches(replace(cost, **times), task, stats, placement, estimator.machine)
     taken = placement.cache_bytes
-    sizes = {name: getattr(cost, name) + taken for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(cost, name) + taken for name in SIZES}
     return replace(cost, **sizes, bytes={**cost.bytes, "cache": taken} if taken else cost.bytes)
 
 

@@ -38,6 +38,7 @@ def stats_of(graph: Graph) -> GraphStats:
         num_train=graph.train.numel(),
         num_val=graph.val.numel(),
         num_test=graph.test.numel(),
+        num_splits=graph.num_splits,
     )
 
 
@@ -57,6 +58,8 @@ def describe(graph: Graph) -> str:
         parts.append(f"{graph.num_classes:,} {'labels per node' if graph.multilabel else 'classes'}")
     if graph.train.numel() or graph.val.numel() or graph.test.numel():
         parts.append(f"train/val/test {graph.train.numel():,}/{graph.val.numel():,}/{graph.test.numel():,}")
+    if graph.num_splits > 1:
+        parts.append(f"the first of {graph.num_splits} splits")
     return f"Graph({graph.name!r}: {', '.join(parts)}, on {graph.device})"
 
 

@@ -78,8 +78,15 @@ def _headline(report: PlanReport) -> list[str]:
         f"{report.name}: {tasks} on {'; '.join(report.graphs)}",
         f"machine   {report.machine.name} ({'measured' if report.machine.measured else 'profile'})",
         f"memory    {show_bytes(report.peak_bytes)} of {show_bytes(report.budget)}: {verdict}",
+        *_process(report),
         f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks{_compiling(report)}",
     ]
+
+
+def _process(report: PlanReport) -> list[str]:
+    """What a process on a CPU takes in all, which a budget does not count."""
+    most = max((group.cost.process_bytes for group in report.groups), default=0)
+    return [f"process   about {show_bytes(most)} resident, Python, torch and kernels included"] if most else []
 
 
 def _compiling(report: PlanReport) -> str:
@@ -183,6 +190,8 @@ def _memory(group: GroupEstimate, report: PlanReport) -> str:
     beyond = max(cost.reserved_bytes - cost.peak_bytes, 0)
     fixed = machine.context_bytes + machine.workspace_bytes
     around = [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
+    if group.plan.mode == "sampled" and 0 < cost.training_bytes < (1.0 - MIN_SHARE) * cost.peak_bytes:
+        around.insert(0, f"{show_bytes(cost.training_bytes)} without evaluations")
     if beyond >= MIN_SHARE * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
         around.append(f"where there is room, the allocator keeps another {show_bytes(beyond)} idle")
     return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)

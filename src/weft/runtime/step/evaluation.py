@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.launch.backend import use_triton
+from weft.runtime.batches.member_splits import OnSplit
 from weft.runtime.batches.source import SPLITS, Source
 from weft.runtime.step.evaluation_triton import Scores
 from weft.runtime.step.metrics import METRICS, accuracy, correct
@@ -18,7 +19,9 @@ from weft.runtime.step.objectives import Objective
 class Evaluation:
     """Evaluates the splits that ``source`` has; ``columns`` names the numbers of a row ``[..., 2 S]``."""
 
-    def __init__(self, source: Source, objective: Objective, metric: str, classes: int, multilabel: bool) -> None:
+    def __init__(
+        self, source: Source | OnSplit, objective: Objective, metric: str, classes: int, multilabel: bool
+    ) -> None:
         listed = {name: source.rows(name) for name in SPLITS}
         self._reduce = source.reduce
         sizes = {name: self._reduce.gather(rows, 0).numel() for name, rows in listed.items()}

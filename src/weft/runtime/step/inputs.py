@@ -89,6 +89,14 @@ def pyg_data(batch: Batch) -> Any:
     return Data(num_nodes=batch.x.shape[0], **values)
 
 
+def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
+    """``edge_index`` or ``adj_t``, and what else ``model`` takes of the edges of ``adj``, by name."""
+    wanted = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]
+    none = torch.zeros(0, dtype=torch.int64, device=adj.device)
+    batch = Batch(none, adj, none, none, none)
+    return _per_edge(batch, wanted)
+
+
 def takes_edges(model: nn.Module) -> bool:
     """Whether the model is called like PyG's, with dense features only."""
     return call_style(model) in ("edges", "transposed", "data")

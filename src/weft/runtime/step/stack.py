@@ -21,6 +21,7 @@ from torch import Tensor
 
 from weft.core.compatibility import metric_name, stack_obstacle
 from weft.core.task import Task
+from weft.runtime.batches.member_splits import OnSplit, StackSplits
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
@@ -47,9 +48,9 @@ class Stack:
         self.metric = metric_name(tasks[0], self.graph.multilabel)
         objective = objective_of_stack(tasks, self.graph.multilabel, self.device)
         self.members = Members(tasks, inputs, first_once)
-        about = {"classes": self.graph.num_classes, "multilabel": self.graph.multilabel}
-        self._evaluation = Evaluation(self.members.source, objective, self.metric, **about)
-        self.columns = ["loss", *self._evaluation.columns]
+        self._objective_of_all = objective
+        self._find_evaluations()
+        self.columns = ["loss", *self._evaluations[0].columns]
         flat, buffers = self.members.initial()
         moments = 1 if tasks[0].optimizer == "sgd" else 2
         seeds, epochs = [task.seed for task in tasks], [task.epochs for task in tasks]
@@ -58,13 +59,24 @@ class Stack:
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
 
+    def _find_evaluations(self) -> None:
+        """One evaluation, or one per split if the graph has several."""
+        graph, source = self.graph, self.members.source
+        self._splits = StackSplits(self.tasks, graph, self.device)
+        sources = [OnSplit(source, part.split) for part in self._splits.parts] or [source]
+        about = {"classes": graph.num_classes, "multilabel": graph.multilabel}
+        self._evaluations = [Evaluation(one, self._objective_of_all, self.metric, **about) for one in sources]
+        if any(one.columns != self._evaluations[0].columns for one in self._evaluations):
+            raise CannotStack("some of their splits have no nodes of a part that others have")
+
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
         self.objective = objective_of_stack(self.tasks, self.graph.multilabel, self.device)
+        self._objectives = self._objectives_of(self.tasks, self._splits)
         steps = self.source.steps_per_epoch
         self._optimizer = Optimizer(self.tasks, self.members.layout, self._length, self.device, steps)
-        splits = self._evaluation.splits
+        splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
         self._book = Bookkeeper.of(self.tasks, 1 + len(splits), watched, self.device)
         self.forward = self.members.forward
@@ -98,12 +110,29 @@ class Stack:
 
     def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
+        if self._splits.parts:
+            return self._loss_by_split(self._splits, self._objectives, logits, batch)
         return self._loss_by(self.objective, logits, batch)
 
     def _loss_of(self, rows: Sequence[int]) -> Loss:
         """The loss of some members alone."""
         tasks = [self.tasks[row] for row in rows]
+        splits = StackSplits(tasks, self.graph, self.device)
+        if splits.parts:
+            return partial(self._loss_by_split, splits, self._objectives_of(tasks, splits))
         return partial(self._loss_by, objective_of_stack(tasks, self.graph.multilabel, self.device))
+
+    def _objectives_of(self, tasks: Sequence[Task], splits: StackSplits) -> list[Objective]:
+        own = [[tasks[place] for place in part.places] for part in splits.parts]
+        return [objective_of_stack(some, self.graph.multilabel, self.device) for some in own]
+
+    def _loss_by_split(
+        self, splits: StackSplits, objectives: Sequence[Objective], logits: Tensor, batch: Batch
+    ) -> Tensor:
+        """The mean loss ``[T]``, each over the training rows of its member's split."""
+        return splits.compute(
+            logits, lambda number, own: objectives[number].loss(own, batch.y, splits.parts[number].split.train)
+        )
 
     def _loss_by(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
         if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
@@ -137,8 +166,13 @@ class Stack:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch), self.members.layers)
-            rows = torch.cat([losses[:, None], self._evaluation(logits)], 1)
+            rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             self._book(self.state, rows, steps)
+
+    def _evaluated(self, logits: Tensor) -> Tensor:
+        if not self._splits.parts:
+            return self._evaluations[0](logits)
+        return self._splits.compute(logits, lambda number, own: self._evaluations[number](own))
 
     def note(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]`` that is not evaluated: record them, count ``steps``."""
@@ -192,6 +226,8 @@ class Stack:
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``, in new tensors: a CUDA graph of the step is invalid after this."""
         self.members.select(rows)
+        if self._splits.parts:
+            self._find_evaluations()
         self._wire(self.state.select(rows))
 
 
