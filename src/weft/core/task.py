@@ -65,6 +65,7 @@ class Task:
     metric: str = choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc")
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
+    convert: bool = setting(True, bool)  # layers of PyG in a module compute with Weft's operators, if that is equal
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all
@@ -140,6 +141,8 @@ class Task:
             return self.mode == "full"
         if name in OPTIMIZER_SETTINGS:
             return self.optimizer not in OPTIMIZER_SETTINGS[name]
+        if name == "convert":
+            return self.traits is not None
         return self.traits is not None and name in model_settings() and name not in self.traits.settings
 
     @property

@@ -364,8 +364,9 @@ class Job:
         return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from."""
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
+        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
         self.groups[self.groups.index((key, plan))] = (key, measured)
         if self._predicted_here:
             self._planner.learn(measured, self._folder.path if self._folder is not None else None)
