@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
 from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
@@ -69,7 +70,7 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         second, again = train()
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
-        logits = forward(state.flat, training=False, batch=batch)[0]
+        logits = as_one(of_member(forward(state.flat, training=False, batch=batch), 0))
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen)
