@@ -56,7 +56,13 @@ def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
     """The metric of ``task``: its own, or accuracy (one class per node), micro F1 (many labels) or R2 (numbers)."""
     if task.metric != "auto":
         return function_name(task.metric)
-    return "r2" if regression or objective_name(task, multilabel) in REGRESSIONS else "f1_micro" if multilabel else "accuracy"
+    return (
+        "r2"
+        if regression or objective_name(task, multilabel) in REGRESSIONS
+        else "f1_micro"
+        if multilabel
+        else "accuracy"
+    )
 
 
 def function_name(value: Any) -> str:
@@ -91,7 +97,7 @@ def stack_key(task: Task) -> dict[str, Hashable]:
         "eval_every": task.eval_every,
         "model": task.model if isinstance(task.model, str) else ById(task.model),
     }
-    found |= {name: True for name in loop_parts(task)}
+    found |= dict.fromkeys(loop_parts(task), True)
     if traits is None:  # its widths and rates are its own: whatever it is built with makes it another model
         found |= {name: getattr(task, name) for name in task.given_to_model()}
     else:

@@ -155,13 +155,17 @@ class Task:
         if name in SAMPLING_SETTINGS:
             return self.mode == "full"
         if name in OPTIMIZER_SETTINGS:
-            return isinstance(self.optimizer, str) and not self.has_own("optimizer") and self.optimizer not in OPTIMIZER_SETTINGS[name]
+            return (
+                isinstance(self.optimizer, str)
+                and not self.has_own("optimizer")
+                and self.optimizer not in OPTIMIZER_SETTINGS[name]
+            )
         if name in LOOP_SETTINGS:
             return self.why_ignored(name) is not None
         return self.traits is not None and name in model_settings() and name not in self.traits.settings
 
     def has_own(self, name: str) -> bool:
-        """Whether a setting (``objective``, ``metric``, ``optimizer``, ``schedule``) is a function of the user's own."""
+        """Whether ``objective``, ``metric``, ``optimizer`` or ``schedule`` is a function of the user's own."""
         value = getattr(self, name)
         return not isinstance(value, str) or ":" in value
 

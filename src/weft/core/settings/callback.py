@@ -44,7 +44,9 @@ class Callback:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a function becomes a description of it."""
-        call = self.call if isinstance(self.call, str) else f"<{getattr(self.call, '__name__', type(self.call).__name__)}>"
+        call = (
+            self.call if isinstance(self.call, str) else f"<{getattr(self.call, '__name__', type(self.call).__name__)}>"
+        )
         return {"call": call, "every": self.every, "at": list(self.at)}
 
 

@@ -24,7 +24,9 @@ def lower_is_better(column: str) -> bool:
 
 def read_class_weights(label: str, value: Any) -> str | tuple[float, ...] | None:
     """``"balanced"``, or one number per class, none below 0."""
-    if value is None or value == "balanced":
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "balanced":
         return value
     if hasattr(value, "tolist"):  # arrays of numpy and torch
         value = value.tolist()
@@ -86,7 +88,10 @@ def _check_plateau(label: str, name: str, value: Any) -> None:
     if name == "watch":
         fine, expected = isinstance(value, str), "the name of a column, such as val_loss"
     elif name in ("patience", "cooldown"):
-        fine, expected = isinstance(value, int) and not isinstance(value, bool) and value >= 0, "a number of evaluations"
+        fine, expected = (
+            isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+            "a number of evaluations",
+        )
     elif name == "factor":
         fine, expected = _is_number(value) and 0 < value < 1, "above 0 and below 1"
     else:

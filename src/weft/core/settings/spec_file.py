@@ -214,4 +214,6 @@ def _beside(value: Any, folder: Path) -> Any:
 
 def _call_beside(table: Any, folder: Path) -> Any:
     """A table of ``callbacks`` whose function is in a file beside the spec file."""
-    return {**table, "call": _beside(table["call"], folder)} if isinstance(table, Mapping) and "call" in table else table
+    return (
+        {**table, "call": _beside(table["call"], folder)} if isinstance(table, Mapping) and "call" in table else table
+    )

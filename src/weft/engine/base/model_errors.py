@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from weft.core.compatibility import function_name
 from weft.core.errors import ModelError, WeftError
 from weft.core.task import Task
 from weft.engine.base.memory_errors import is_memory_error
 
+FUNCTIONS = ("objective", "metric", "optimizer")
 _WEFT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
@@ -33,7 +35,7 @@ def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
     except WeftError:
         raise
     except Exception as error:
-        own = [task for task in tasks if task.traits is None]
+        own = [task for task in tasks if task.traits is None or any(map(task.has_own, FUNCTIONS))]
         if not own or is_memory_error(error):
             raise
         raise ModelError(f"{_who(own)}: {what_was_raised(error, own[0])}") from error
@@ -42,7 +44,17 @@ def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
 def what_was_raised(error: Exception, task: Task) -> str:
     """The error, and where in the user's code it comes from."""
     words = str(error).strip().splitlines()
-    return f"model {task.model_name} raised {type(error).__name__}: {words[0] if words else ''} ({_place(error, task)})"
+    who, where = _whose(error, task), _place(error, task)
+    return f"{who} raised {type(error).__name__}: {words[0] if words else ''} ({where})"
+
+
+def _whose(error: Exception, task: Task) -> str:
+    """The function of the user's own that is on the way to the error, or the model."""
+    called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    for setting in FUNCTIONS:
+        if task.has_own(setting) and function_name(getattr(task, setting)) in called:
+            return f"{setting} {function_name(getattr(task, setting))}"
+    return f"model {task.model_name}"
 
 
 def _who(tasks: Sequence[Task]) -> str:

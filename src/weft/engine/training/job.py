@@ -33,6 +33,7 @@ from weft.engine.planning.plan_checks import check_here, check_same_groups, othe
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.result import Result
+from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.group_queue import next_group
@@ -293,7 +294,8 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
+        called = callbacks_of(group.tasks)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:

@@ -17,7 +17,8 @@ from weft.graph.data.validate import check_labels, first_where
 def as_labels(y: Any) -> Tensor | None:
     """Integers ``[N]`` or ``[N, 1]`` are class numbers, anything ``[N, C]`` is several labels per node.
 
-    Numbers with a fraction, and a column ``[N, 1]`` of float numbers, are to be predicted: NaN marks a node without one.
+    Numbers with a fraction, and a column ``[N, 1]`` of float numbers, are to be predicted.
+    NaN marks a node without one.
     """
     if y is None:
         return None
@@ -47,7 +48,9 @@ def _targets(labels: Tensor) -> Tensor:
     labels = labels.reshape(-1).to(torch.float32)
     bad = first_where(labels, torch.isinf)
     if bad is not None:
-        raise GraphError(f"y[{bad}] is {labels[bad].item()}: numbers to predict are finite, NaN marks a node without one")
+        raise GraphError(
+            f"y[{bad}] is {labels[bad].item()}: numbers to predict are finite, NaN marks a node without one"
+        )
     return labels
 
 

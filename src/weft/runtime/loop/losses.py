@@ -17,7 +17,9 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 PerRow = Callable[[Tensor, Tensor], Tensor]
 
 
-def class_weights_of(tasks: Sequence[Task], labels: Tensor, train: Tensor, classes: int, device: torch.device) -> Tensor:
+def class_weights_of(
+    tasks: Sequence[Task], labels: Tensor, train: Tensor, classes: int, device: torch.device
+) -> Tensor:
     """The weights of every member ``[T, C]``; ``"balanced"``: inverse to how often a class is among ``train``."""
     return torch.stack([_weights(task, labels, train, classes, device) for task in tasks])
 

@@ -45,7 +45,9 @@ class GroupRates:
             scales.append([float(group.get("lr", task.lr)) / task.lr for group in groups])
             decays.append([float(group.get("weight_decay", task.weight_decay)) for group in groups])
         repeats = torch.tensor(list(sizes))
-        wide = [torch.tensor(rows, dtype=torch.float64).float().repeat_interleave(repeats, 1) for rows in (scales, decays)]
+        wide = [
+            torch.tensor(rows, dtype=torch.float64).float().repeat_interleave(repeats, 1) for rows in (scales, decays)
+        ]
         return cls(wide[0], wide[1] if mask is None else wide[1] * mask)
 
     def to(self, device: torch.device) -> GroupRates:

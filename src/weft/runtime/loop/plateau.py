@@ -57,7 +57,7 @@ class Plateau:
         self._epochs = torch.tensor([task.epochs for task in tasks], device=device)
 
     def __call__(self, state: dict[str, Tensor], rows: Tensor, epoch: Tensor) -> None:
-        """After an evaluation ``rows [T, M]`` at the end of ``epoch [T]`` (counted from 0), which is not yet counted."""
+        """After an evaluation ``rows [T, M]`` at the end of ``epoch [T]``, counted from 0."""
         due = ((epoch + 1) % self._every == 0) | (epoch + 1 == self._epochs)
         value, best = rows.gather(1, self._column).squeeze(1).double(), state["plateau_best"]
         bound = best * torch.where(self._lower, 1.0 - self._threshold, 1.0 + self._threshold)
@@ -82,7 +82,7 @@ def _put(state: dict[str, Tensor], name: str, value: Tensor, due: Tensor) -> Non
 def _check(task: Task, columns: Sequence[str]) -> None:
     if _watch(task) not in columns:
         raise SpecError(
-            f"task {task.label!r}: plateau watches {_watch(task)!r}, which is not measured; set plateau={{'watch': ...}} "
+            f"task {task.label!r}: plateau watches {_watch(task)!r}, which is not measured; set its watch "
             f"to one of {', '.join(columns)}"
         )
     if task.plateau.get("min_lr") and any("lr" in group for group in task.param_groups.values()):

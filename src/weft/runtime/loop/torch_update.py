@@ -60,7 +60,8 @@ class TorchUpdate:
             raise SpecError(f"task {task.label!r}: optimizer {self.name} could not be made: {error}") from error
         if not isinstance(found, torch.optim.Optimizer):
             raise SpecError(
-                f"task {task.label!r}: optimizer {self.name} gave {type(found).__name__}; expected a torch.optim.Optimizer"
+                f"task {task.label!r}: optimizer {self.name} gave {type(found).__name__}; "
+                "expected a torch.optim.Optimizer"
             )
         if of_model:
             self._take_over(found, model)
@@ -87,9 +88,7 @@ class TorchUpdate:
 
     def _mine(self, mine: Mapping[int, Tensor | None], parameter: Tensor) -> Tensor:
         if id(parameter) not in mine:
-            raise SpecError(
-                f"task {self._task.label!r}: optimizer {self.name} has a parameter that is not the model's"
-            )
+            raise SpecError(f"task {self._task.label!r}: optimizer {self.name} has a parameter that is not the model's")
         found = mine[id(parameter)]
         return parameter if found is None else found  # a frozen one has no gradient, and stays as it is
 
@@ -113,7 +112,8 @@ class TorchUpdate:
             raise SpecError(f"task {task.label!r}: optimizer {self.name} has no lr for a schedule to change")
         if task.plateau.get("min_lr") and len({str(group.get("lr")) for group in self.optimizer.param_groups}) > 1:
             raise SpecError(
-                f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: one factor serves all"
+                f"task {task.label!r}: plateau: min_lr does not go with groups of different rates: "
+                "one factor serves all"
             )
         if not next(iter(self._parameters.values())).is_meta:
             self._try_out()

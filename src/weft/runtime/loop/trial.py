@@ -56,4 +56,6 @@ def check_ranks(task: Task, mean_of_rows: bool, own_metric: bool, ranks: int) ->
     }
     for name, refused in reasons.items():
         if refused:
-            raise SpecError(f"task {task.label!r}: {name} needs all rows in one place; train it on one rank, not {ranks}")
+            raise SpecError(
+                f"task {task.label!r}: {name} needs all rows in one place; train it on one rank, not {ranks}"
+            )

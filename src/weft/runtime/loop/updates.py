@@ -38,7 +38,9 @@ def update_counts(task: Task, steps_per_epoch: int) -> list[int]:
 class Accumulation:
     """Adds up gradients over the steps of an update: their sum divided by ``accumulate``, as of ``loss / k``."""
 
-    def __init__(self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device
+    ) -> None:
         self._parts = torch.tensor([1.0 / task.accumulate for task in tasks], device=device)[:, None]
         due = torch.zeros(len(tasks), length * steps_per_epoch + spare, dtype=torch.bool)
         for row, task in zip(due, tasks, strict=True):
@@ -77,7 +79,9 @@ class Averaging:
     The first update copies the weights; every later one moves the average by ``1 - decay`` of the way to them.
     """
 
-    def __init__(self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], length: int, steps_per_epoch: int, spare: int, device: torch.device
+    ) -> None:
         shares = torch.zeros(len(tasks), length * steps_per_epoch + spare)
         for row, task in zip(shares, tasks, strict=True):
             own = _average_shares(task, steps_per_epoch)

@@ -28,8 +28,8 @@ NEVER = 1 << 40  # epochs of patience without a limit
 @dataclass(frozen=True)
 class Bookkeeper:
     """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
-    of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
-    in: patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
+    of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64: what members may
+    differ in, patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
 
     A group evaluates when one of its members is due; for the others only the training loss is recorded.
     """

@@ -75,8 +75,10 @@ class Evaluation:
             return self._own_metric(output, self._whole_labels, rows)
         logits = first_tensor(output)
         if logits is None or logits.dim() != 3:
-            raise SpecError(f"metric={self._label!r} needs logits; the model returned {kind_of(output)}: give metric= "
-                            "a function of your own")
+            raise SpecError(
+                f"metric={self._label!r} needs logits; the model returned {kind_of(output)}: give metric= "
+                "a function of your own"
+            )
         return self._metric(logits.index_select(-2, rows).float(), self._whole_labels.index_select(0, rows))
 
     def _whole(self, values: Tensor, dim: int) -> Tensor:

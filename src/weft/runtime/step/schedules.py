@@ -54,7 +54,7 @@ def _factor(task: Task, name: str, epoch: int, value: object) -> float:
     number = float(value) if isinstance(value, (int, float)) or hasattr(value, "item") else math.nan  # type: ignore[arg-type]
     if not 0 <= number < math.inf:
         raise SpecError(
-            f"task {task.label!r}: schedule {name}({epoch}) is {value!r}; expected a factor of lr, a number of at least 0"
+            f"task {task.label!r}: schedule {name}({epoch}) is {value!r}; expected a factor of lr, at least 0"
         )
     return number
 

@@ -23,8 +23,8 @@ class State:
     done), ``epoch [T]`` int64 epochs done, ``epoch_loss [T]`` the mean training loss over the steps of the epoch under
     way, ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
     ``best_epoch [T]`` (counted from 0, -1: none yet), ``end [T]`` (epochs that count: fewer than planned once
-    training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured. ``extras``: what some training
-    loops keep besides, by name: averaged weights, gradients so far, factors of the rate.
+    training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured. ``extras``: what some
+    training loops keep besides, by name: averaged weights, gradients so far, factors of the rate.
     """
 
     flat: Tensor

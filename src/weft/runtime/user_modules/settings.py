@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -15,12 +15,13 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.settings.value_names import identity
 from weft.core.suggest import nearest_names
-from weft.core.task import OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings
+from weft.core.task import LOOP_SETTINGS, OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings, name_of
 from weft.nn.build import check_options
-from weft.runtime.user_modules.importing import import_callable
+from weft.runtime.user_modules.importing import import_callable, import_from
 
 SIZES = ("in_features", "out_features")
-DEFAULTS = {f.name: f.default for f in fields(Task)}
+BY_OPTIMIZER = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what an optimizer of torch's is given if it takes it
+DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(Task)}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,11 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         if key not in signatures:
             signatures[key] = _signature(task)
         _check_arguments(task, signatures[key])
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *sorted(SAMPLING_SETTINGS)):
+    optimizers = {identity(task.optimizer): _optimizer_signature(task) for task in tasks if task.has_own("optimizer")}
+    for task in tasks:
+        if task.has_own("optimizer"):
+            _check_optimizer(task, optimizers[identity(task.optimizer)])
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS)):
         read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
@@ -109,8 +114,35 @@ def _signature(task: Task) -> Signature | None:
         return Signature((), (), True, False, task.model_name)
 
 
+def _optimizer_signature(task: Task) -> Signature | None:
+    """What an optimizer of the user's own takes; None if it cannot be found, which fails the task when it begins."""
+    try:
+        value = task.optimizer
+        return signature_of(import_from(task.label, "optimizer", value) if isinstance(value, str) else value)
+    except SpecError:
+        return None
+
+
+def _check_optimizer(task: Task, signature: Signature | None) -> None:
+    """Settings that are given and that an optimizer of the user's own does not take."""
+    if signature is None:
+        return
+    for name in BY_OPTIMIZER:
+        if name in task.given and not (signature.takes(name) or f"{name}=" in signature.shown):
+            raise SpecError(
+                f"task {task.label!r}: {name}={getattr(task, name)!r} would have no effect: optimizer "
+                f"{name_of(task.optimizer)} does not take {name}"
+            )
+    if task.decay != "all":
+        raise SpecError(
+            f"task {task.label!r}: decay={task.decay!r} is for Weft's own optimizers; give weight_decay per group in "
+            "param_groups"
+        )
+
+
 def _reads(task: Task, name: str, signature: Signature | None) -> bool:
-    if name in OPTIMIZER_SETTINGS or name in SAMPLING_SETTINGS or task.traits is not None:
+    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS)
+    if name in named or task.traits is not None:
         return not task.ignores(name)
     return signature is not None and signature.takes(name)
 
@@ -118,7 +150,9 @@ def _reads(task: Task, name: str, signature: Signature | None) -> bool:
 def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool) -> str:
     value = getattr(task, name)
     start = f"task {task.label!r}: {name}={value!r} would have no effect: "
-    if name in OPTIMIZER_SETTINGS:
+    if name in LOOP_SETTINGS:
+        why = task.why_ignored(name) or ""
+    elif name in OPTIMIZER_SETTINGS:
         users = OPTIMIZER_SETTINGS[name]
         why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
     elif name in SAMPLING_SETTINGS:
