@@ -23,6 +23,7 @@ from weft.core.settings.loop_settings import group_of
 from weft.core.task import Task
 from weft.runtime.loop.functions import function_of
 from weft.runtime.loop.param_groups import check_patterns
+from weft.runtime.user_modules.settings import takes
 
 BY_NAME = ("lr", "weight_decay", "betas", "eps", "momentum")  # settings that an optimizer is given if it takes them
 SAVED = "optimizer"  # its name in a checkpoint
@@ -169,15 +170,6 @@ def takes_model(make: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return names[:1] == ["model"]
-
-
-def takes(make: Callable[..., Any], name: str) -> bool:
-    """Whether ``make`` can be given ``name``."""
-    try:
-        found = inspect.signature(make).parameters
-    except (TypeError, ValueError):
-        return False
-    return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
 
 
 def optimizer_arguments(task: Task, make: Callable[..., Any]) -> dict[str, Any]:

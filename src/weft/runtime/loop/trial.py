@@ -15,7 +15,7 @@ from weft.runtime.device.torch_rng import generator_states, same_draws
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 
 
-def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.device, dry: bool) -> str | None:
+def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.device) -> str | None:
     """Call ``measured()``, which calls the functions, twice; why its step can neither be stacked nor captured, or None.
 
     A :class:`SpecError` if the second call gives other numbers: the functions are also called in evaluations, so what
@@ -26,7 +26,7 @@ def try_measures(measured: Callable[[], Tensor], task: Task, device: torch.devic
     with same_draws(device) as moved:
         first = measured().detach().clone()
         drawn = moved() or any(not torch.equal(now, before[key]) for key, now in generator_states(device).items())
-    if dry:
+    if first.is_meta:
         return None
     with same_draws(device):
         second = measured().detach()

@@ -24,7 +24,7 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
 from weft.ops.reduce import ONE_RANK, Reduce
-from weft.runtime.batches.source import Features, Source
+from weft.runtime.batches.source import Batch, Features, Source
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
@@ -403,6 +403,12 @@ class Members:
             self._rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
         if self._rebuilds and isinstance(task.model, nn.Module):
             raise self._cannot_copy("a function that it keeps holds its parameters")
+
+    def evaluated_by_copy(self, state: State, batch: Batch) -> Any:
+        """What a copy of the first member's module returns in evaluation mode."""
+        buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
+        with torch.no_grad():
+            return bind(self.model_of(self.slots[0], state.flat[0], buffers, state))(batch)
 
     def _cannot_copy(self, why: str) -> SpecError:
         task = self._task

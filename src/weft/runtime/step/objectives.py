@@ -125,6 +125,11 @@ def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
 
 def check_metric(task: Task, name: str, graph: Graph) -> None:
     """A :class:`SpecError` for a metric by name that the labels of the graph do not go with."""
+    if task.has_own("metric") and (name in LOWER or name.endswith("loss")):
+        raise SpecError(
+            f"task {task.label!r}: a metric of your own cannot be called {name!r}: less of such a column is better, "
+            "and more of a function's; call it otherwise, and return minus an error"
+        )
     numbers = name in (*LOWER, "r2")
     if not task.has_own("metric") and numbers != graph.regression:
         kind, _ = _suited(graph)

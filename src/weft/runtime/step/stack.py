@@ -27,7 +27,7 @@ from weft.runtime.batches.source import Batch, Source
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.functions import OwnMeasure
 from weft.runtime.loop.initial_extras import initial_extras
-from weft.runtime.loop.outputs import logits_and_extra
+from weft.runtime.loop.outputs import logits_and_extra, with_member
 from weft.runtime.loop.plateau import RATE, Plateau
 from weft.runtime.loop.trial import check_ranks, try_measures
 from weft.runtime.step.best_and_history import Bookkeeper
@@ -109,22 +109,37 @@ class Stack:
         """Call users' own objective and metric before the first epoch, so that errors show; see what they do."""
         if not self.objective.own and own_metric is None:
             return
-        before = self.state.snapshot()
+        if not self.source.constant and not self.members.plain_output:
+            raise SpecError(
+                f"task {self.tasks[0].label!r}: model {self.tasks[0].model_name} returns more than one tensor, which "
+                "sampled training cannot put together from batches; train it with mode='full'"
+            )
         with same_draws(self.device):
-            tried = try_measures(self._measured, self.tasks[0], self.device, self.state.flat.is_meta)
-        self.state.restore(before)
+            outputs = self._outputs_to_try()
+            tried = try_measures(lambda: self._measured(*outputs), self.tasks[0], self.device)
         if tried is not None and self.state.members > 1:
             raise CannotStack(tried)
         self.eager = self.eager or tried
 
-    def _measured(self) -> Tensor:
-        """Training losses and a row of an evaluation, of the weights as they are, in one tensor."""
+    def _outputs_to_try(self) -> tuple[Any, Any]:
+        """What the model returns in training and in evaluation; a module that keeps something is called as a copy."""
         batch = self.source.example()
-        losses = self._loss(self.forward(self.state.flat, training=True, batch=batch), batch)
+        if self.members.hidden_state is not None:
+            output = with_member(self.members.evaluated_by_copy(self.state, batch))
+            return output, output
+        before = self.state.snapshot()
+        output = self.forward(self.state.flat, training=True, batch=batch)
+        self.state.restore(before)
+        with torch.no_grad():
+            return output, self.logits(self.state.evaluated, batch)
+
+    def _measured(self, output: Any, evaluated: Any) -> Tensor:
+        """Training losses, and a row of an evaluation if a batch is the whole graph, in one tensor."""
+        losses = self._loss(output, self.source.example())
         if not self.source.constant:
             return losses.detach()
         with torch.no_grad():
-            return torch.cat([losses[:, None], self._evaluation(self.logits(self.state.evaluated, batch))], 1)
+            return torch.cat([losses[:, None], self._evaluation(evaluated)], 1)
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -89,10 +89,8 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         if key not in signatures:
             signatures[key] = _signature(task)
         _check_arguments(task, signatures[key])
-    optimizers = {identity(task.optimizer): _optimizer_signature(task) for task in tasks if task.has_own("optimizer")}
-    for task in tasks:
         if task.has_own("optimizer"):
-            _check_optimizer(task, optimizers[identity(task.optimizer)])
+            _check_optimizer(task)
     for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS)):
         read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
@@ -114,24 +112,28 @@ def _signature(task: Task) -> Signature | None:
         return Signature((), (), True, False, task.model_name)
 
 
-def _optimizer_signature(task: Task) -> Signature | None:
-    """What an optimizer of the user's own takes; None if it cannot be found, which fails the task when it begins."""
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether ``make`` can be given ``name``."""
     try:
-        value = task.optimizer
-        return signature_of(import_from(task.label, "optimizer", value) if isinstance(value, str) else value)
-    except SpecError:
-        return None
+        found = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
 
 
-def _check_optimizer(task: Task, signature: Signature | None) -> None:
+def _check_optimizer(task: Task) -> None:
     """Settings that are given and that an optimizer of the user's own does not take."""
-    if signature is None:
-        return
+    make = task.optimizer
+    if isinstance(make, str):
+        try:
+            make = import_from(task.label, "optimizer", make)
+        except SpecError:  # the task fails when it begins, and costs the others nothing
+            return
     for name in BY_OPTIMIZER:
-        if name in task.given and not (signature.takes(name) or f"{name}=" in signature.shown):
+        if name in task.given and not takes(make, name):
             raise SpecError(
                 f"task {task.label!r}: {name}={getattr(task, name)!r} would have no effect: optimizer "
-                f"{name_of(task.optimizer)} does not take {name}"
+                f"{name_of(make)} does not take {name}"
             )
     if task.decay != "all":
         raise SpecError(
