@@ -62,7 +62,7 @@ def test_a_spec_file_names_functions_beside_it(tmp_path):
     assert result.status == "stopped"
     assert result.message == "task 'spec': stopped after epoch 4 by a callback: seen enough"
     assert len(result.history["loss"]) == 4
-    assert result.metrics["val_right"] == max(result.history["val_right"])
+    assert result.metrics["val_right"] == pytest.approx(max(result.history["val_right"]))
     assert any("make of torch updates the parameters of one task" in why for why in result.plan.why)
 
 
@@ -107,7 +107,8 @@ def test_a_callback_stops_one_of_several():
 
 def test_resumed_in_a_folder_with_an_optimizer_of_torch(tmp_path):
     graph = tiny_graph()
-    task = quick(graph, model=Net, hidden=64, optimizer=torch.optim.NAdam, lr=0.05, schedule="plateau", ema=0.9)
+    how = {"optimizer": torch.optim.NAdam, "lr": 0.05, "schedule": "plateau", "plateau": {"patience": 1}, "ema": 0.9}
+    task = weft.Task(graph=graph, model=Net, epochs=40, **how)
     whole = weft.run(task, **QUICK)
     control = weft.Control()
 
@@ -157,7 +158,7 @@ def stateful():
 REFUSED = {
     "a closure that counts": ({"objective": stateful()}, "objective growing gives other numbers when called again"),
     "no number": ({"objective": lambda out, y, rows: out[rows]}, r"returned a tensor \[24, 3\]; expected one number"),
-    "an error": ({"objective": lambda out, y, rows: 1 / 0}, "objective <lambda> raised ZeroDivisionError.*test_open_loop"),
+    "an error": ({"objective": lambda out, y, rows: 1 / 0}, "objective <lambda> raised ZeroDivision.*test_open_loop"),
     "a callback's error": ({"callbacks": [weft.Callback(lambda moment: 1 / 0, 1)]}, "callback <lambda> raised Zero"),
     "closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
     "unread rate": ({"optimizer": lambda ps: torch.optim.SGD(ps, lr=1), "lr": 0.1}, "lr=0.1 would have no effect"),
@@ -169,10 +170,10 @@ REFUSED = {
         "leaves out convs.0.bias, convs.1.weight, convs.1.bias",
     ),
     "no optimizer": ({"optimizer": lambda ps: 3}, "gave int; expected a torch.optim.Optimizer"),
-    "no such parameter": ({"param_groups": {"conv1.*": {"lr": 1}}}, r"param_groups\['conv1.*'\] is the group of no parameter"),
+    "no such parameter": ({"param_groups": {"conv1.*": {"lr": 1}}}, "is the group of no parameter of gcn; they are"),
     "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may have lr and weight_decay"),
     "weights": ({"class_weights": [1, 2]}, "2 numbers for 3 classes"),
-    "weights of a function": ({"class_weights": [1, 2, 3], "objective": focal}, "class_weights=.* would have no effect"),
+    "weights of a function": ({"class_weights": [1, 2, 3], "objective": focal}, "class_weights.* would have no effect"),
     "numbers of classes": ({"objective": "mse"}, "objective='mse' does not suit graph .* one class per node"),
     "metric of classes": ({"metric": "mae"}, "metric='mae' does not suit graph"),
     "unread delta": ({"huber_delta": 2.0}, "huber_delta=2.0 would have no effect"),
