@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from weft.engine.base.control import Control
     from weft.engine.planning.plan_file import read_plan
     from weft.engine.planning.plan_report_builder import plan
+    from weft.engine.results.loading import load_result
     from weft.engine.results.result import Result
     from weft.engine.results.sweep_result import SweepResult
     from weft.engine.run import run
@@ -77,6 +78,7 @@ _PLACES = {
     "WeftError": ("weft.core.errors", "WeftError"),
     "choice": ("weft.core.settings.search_space", "choice"),
     "load": ("weft.graph.catalog.names", "load"),
+    "load_result": ("weft.engine.results.loading", "load_result"),
     "loguniform": ("weft.core.settings.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
     "plan": ("weft.engine.planning.plan_report_builder", "plan"),
@@ -114,6 +116,7 @@ __all__ = [
     "__version__",
     "choice",
     "load",
+    "load_result",
     "loguniform",
     "nn",
     "open",

@@ -85,7 +85,7 @@ def group_key(task: Task, multilabel: bool) -> tuple[Hashable, ...]:
 
 def sampling_key(task: Task) -> Hashable:
     """Equal for tasks that can train on the same batches: None on the whole graph."""
-    return (task.fanouts, task.batch, task.batch_seed) if task.sampled else None
+    return (task.fanouts, task.batch, task.batch_seed, task.split or 0) if task.sampled else None
 
 
 def stack_key(task: Task) -> dict[str, Hashable]:

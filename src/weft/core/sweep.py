@@ -30,6 +30,7 @@ from weft.core.task import (
 ARG = "argument"  # of a model, where its name does not matter
 TABLES = ("optimizer_args", "param_groups", "plateau")  # settings of which one value is a table
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
+REPEATS = ("split", "seed")  # settings that repeat a training, rather than choose how it is done
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
 
@@ -41,8 +42,9 @@ class Sweep:
     ``samples`` times (the same draws for the same ``sample_seed``); each draw meets every combination of the grid.
     ``betas`` is a pair, so a grid of it is a list of pairs. ``tasks`` is a list of overrides for settings that
     belong together, ``tasks=[{"model": "gcn", "lr": 0.01}, {"model": "gat", "lr": 0.005}]``; an override may have
-    lists and a ``name``. Each of them meets the rest of the grid. A list or a range inside ``model_args`` varies like
-    any other setting; a list that is one value stands in a list of its own.
+    lists and a ``name``. Each of them meets the rest of the grid. ``splits``: numbers of the graph's splits, or
+    ``"all"``, another name for a grid of ``split``: scores are then means over them. A list or a range inside
+    ``model_args`` varies like any other setting; a list that is one value stands in a list of its own.
     """
 
     settings: Mapping[str, Any]
@@ -60,9 +62,14 @@ class Sweep:
         samples: int | None = None,
         sample_seed: int = 0,
         name: str | None = None,
+        splits: Any = None,
         **settings: Any,
     ) -> None:
         label = f"sweep {name!r}" if name else "sweep"
+        if splits is not None:
+            if "split" in settings:
+                raise SpecError(f"{label}: splits={splits!r} and split={settings['split']!r}: give one of the two")
+            settings["split"] = splits
         reject_unknown(settings, label)
         put = object.__setattr__
         put(self, "settings", _frozen({"graph": graph, "model": model, **_seed_last(settings)}))
@@ -385,9 +392,9 @@ def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Wherever a seed was written, members that differ in it alone stand together, and names end with it."""
-    seed = {"seed": settings["seed"]} if "seed" in settings else {}
-    return {key: value for key, value in settings.items() if key != "seed"} | seed
+    """Wherever split and seed were written, members that differ in them alone stand together, and names end so."""
+    last = {key: settings[key] for key in REPEATS if key in settings}
+    return {key: value for key, value in settings.items() if key not in last} | last
 
 
 def _as_tuples(value: Any) -> Any:

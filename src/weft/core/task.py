@@ -23,6 +23,7 @@ MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboa
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
 LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
+ALL_SPLITS = "all"  # of the graph
 USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
 MAX_LAYERS = 10_000  # each is built and dry-run before planning ends, a thousand in some 15 s on one core
 
@@ -89,6 +90,7 @@ class Task:
     batch_seed: int = setting(0, int, low=0, below=2**62)  # sampled: of the order of batches and of all draws
 
     feature_norm: str | None = choice(None, "row", section="")  # every node's features divided by their sum
+    split: int | str | None = None  # which of the graph's splits; "all": a run makes a sweep over them; None: the first
     seed: int = setting(0, int, low=0, below=2**62, section="")
     name: str | None = setting(None, str, section="")
 
@@ -110,6 +112,7 @@ class Task:
         self._check_betas()
         self._check_loop()
         self._check_fanout()
+        self._check_split()
         has_heads = self.traits is not None and self.traits.has_heads
         if has_heads and self.layers > 1 and self.hidden % self.heads:
             raise SpecError(
@@ -321,6 +324,16 @@ class Task:
             check_group_settings(label, self.param_groups)
         if self.clip_norm is not None and self.clip_value is not None:
             raise SpecError(f"task {label!r}: clip_norm and clip_value are two ways to clip; give one of them")
+
+    def _check_split(self) -> None:
+        split = self.split
+        if split is None or split == ALL_SPLITS:
+            return
+        if not isinstance(split, int) or isinstance(split, bool) or split < 0:
+            raise SpecError(
+                f"task {self.label!r}: split={split!r} must be the number of one of the graph's splits, from 0, "
+                f"or {ALL_SPLITS!r}"
+            )
 
     def _check_betas(self) -> None:
         betas = self.betas

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
 from weft.runtime.group_members import Member, MemberUpdate, poll_members
 from weft.runtime.step.stack import Stack
@@ -136,6 +137,13 @@ class GroupState:
         member = self.members[index]
         flat, buffers = member.best()
         return member.stack.members.model_of(member.slot, flat, buffers, member.stack.state)
+
+    def made_dense(self, index: int) -> bool:
+        """Whether the graph's sparse features are dense in what a member's model is given."""
+        stack = self.members[index].stack
+        if not isinstance(stack.graph.x, SparseFeatures) or self.tasks[index].traits is not None:
+            return False
+        return not isinstance(stack.source.example().x, SparseFeatures)
 
     def best_tensors(self, index: int) -> dict[str, Tensor]:
         """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""

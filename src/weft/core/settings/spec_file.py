@@ -52,6 +52,8 @@ def parse_spec(
 ) -> Task | Sweep:
     """What parsed TOML ``data`` describes; ``where`` begins every complaint."""
     data = dict(data)
+    if "splits" in data:  # as a Sweep calls them
+        data["split"] = data.pop("splits")
     tables, options = data.pop("task", []), data.pop("sweep", {})
     values = _read_values(_flatten(data, where), folder)
     if "graph" not in values:
@@ -184,7 +186,7 @@ def _is_range(value: Any) -> bool:
 
 def _known(section: str) -> list[str]:
     names = [name for name, rule in rules().items() if rule.section == section]
-    extra = {"": ["graph", "model"], "model": list(IN_MODEL), "train": list(WITHOUT_RULE)}
+    extra = {"": ["graph", "model", "split"], "model": list(IN_MODEL), "train": list(WITHOUT_RULE)}
     return extra[section] + names
 
 

@@ -11,6 +11,7 @@ from weft.core.errors import GraphError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement, on_device
 from weft.core.task import Task
+from weft.engine.base.all_splits import check_split
 from weft.engine.base.graph_store import GraphStore
 from weft.graph.catalog import names as catalog
 from weft.graph.data.graph import Graph
@@ -127,6 +128,7 @@ def find_graph(task: Task, device: torch.device) -> Graph:
 def check_trainable(task: Task, found: Graph | GraphStats) -> None:
     """A clear error unless the graph has the features, labels and splits that ``task`` needs: for plans and runs."""
     stats = found if isinstance(found, GraphStats) else found.stats()
+    check_split(task, stats)
     labelled = stats.num_classes > 0 if isinstance(found, GraphStats) else found.y is not None
     name = f"graph {stats.name!r}"
     if not stats.num_features:

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import Labels
-from weft.core.sweep import setting_of
+from weft.core.sweep import REPEATS, setting_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, value_of
 
@@ -101,13 +101,13 @@ def labels_of(result: SweepResult) -> Labels:
 def chosen_settings(result: SweepResult) -> tuple[str, ...]:
     """The settings that vary and are a choice: all but the seed, unless the seed is all there is."""
     varying = result.sweep.varying
-    return tuple(key for key in varying if key != "seed") or varying
+    return tuple(key for key in varying if key not in REPEATS) or varying
 
 
 def standings(result: SweepResult) -> list[Standing]:
     """All settings with a score, best first."""
     metric, labels = result.metric, labels_of(result)
-    keys = [key for key in result.sweep.varying if key != "seed"]
+    keys = [key for key in result.sweep.varying if key not in REPEATS]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, member in enumerate(result.tasks):
         groups.setdefault(tuple(value_of(member, key) for key in keys), []).append(index)
@@ -141,7 +141,7 @@ def _mean(values: Sequence[float]) -> tuple[float | None, float | None]:
 def effects(result: SweepResult) -> list[Effect]:
     """The settings that vary, those that moved the score most first; seeds are not among them."""
     labels = labels_of(result)
-    found = [_effect(result, key, labels) for key in result.sweep.varying if key != "seed"]
+    found = [_effect(result, key, labels) for key in result.sweep.varying if key not in REPEATS]
     return sorted((one for one in found if one is not None), key=lambda one: -one.span)
 
 

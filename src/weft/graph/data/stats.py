@@ -39,6 +39,7 @@ def stats_of(graph: Graph) -> GraphStats:
         num_train=graph.train.numel(),
         num_val=graph.val.numel(),
         num_test=graph.test.numel(),
+        num_splits=graph.num_splits,
     )
 
 
@@ -59,6 +60,8 @@ def describe(graph: Graph) -> str:
         parts.append("a number to predict" if graph.regression else f"{graph.num_classes:,} {kind}")
     if graph.train.numel() or graph.val.numel() or graph.test.numel():
         parts.append(f"train/val/test {graph.train.numel():,}/{graph.val.numel():,}/{graph.test.numel():,}")
+    if graph.num_splits > 1:
+        parts.append(f"the first of {graph.num_splits} splits")
     return f"Graph({graph.name!r}: {', '.join(parts)}, on {graph.device})"
 
 

@@ -62,4 +62,5 @@ def verify(graph: Graph) -> None:
         check_csr(graph.x.matrix.indptr, graph.x.matrix.indices, graph.num_features)
     as_features(graph.x)
     as_labels(graph.y[:, None] if graph.regression and graph.y is not None else graph.y)
-    graph.with_splits(graph.train, graph.val, graph.test)
+    for number in range(graph.num_splits):
+        graph.with_splits(*graph.split_rows(number))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.core.errors import SpecError
 from weft.ops.launch.backend import use_triton
+from weft.runtime.batches.member_splits import OnSplit
 from weft.runtime.batches.source import SPLITS, Source
 from weft.runtime.loop.functions import OwnMeasure
 from weft.runtime.loop.outputs import first_tensor, kind_of, logits_and_extra
@@ -28,7 +29,7 @@ class Evaluation:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | OnSplit,
         objective: Objective,
         metric: str,
         classes: int,

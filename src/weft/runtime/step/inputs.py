@@ -20,6 +20,8 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 
+EDGE_ARGUMENTS = ("edge_weight", "edge_type")  # of a model that takes edge_index, by the names of its parameters
+
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
     """Features in the type of the weights; sparse ones keep sharing their structure."""
@@ -55,7 +57,7 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     if len(names) < 2 or _is_star(model, names[1]):
         return lambda batch: model(batch.x)
     if names[1] == "edge_index":
-        wanted = [name for name in ("edge_weight", "edge_type") if name in names]
+        wanted = [name for name in EDGE_ARGUMENTS if name in names]
         return lambda batch: _call_with_edges(model, batch, wanted)
     if "layer" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
@@ -65,9 +67,18 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
 
 
 def _call_with_edges(model: nn.Module, batch: Batch, wanted: list[str]) -> Tensor:
-    """With those of ``edge_weight`` and ``edge_type`` that the model takes and the graph has."""
+    """With those of :data:`EDGE_ARGUMENTS` that the model takes and the graph has."""
     found = {name: getattr(batch, name) for name in wanted}
     return model(batch.x, batch.edge_index, **{name: value for name, value in found.items() if value is not None})
+
+
+def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
+    """``edge_index`` and what else ``model`` takes of the edges of ``adj``, by name."""
+    wanted = ["edge_index", *(name for name in EDGE_ARGUMENTS if name in _parameters(model))]
+    none = torch.zeros(0, dtype=torch.int64, device=adj.device)
+    batch = Batch(none, adj, none, none, none)
+    found = {name: getattr(batch, name) for name in wanted}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def takes_edge_index(model: nn.Module) -> bool:

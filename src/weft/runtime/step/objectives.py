@@ -72,8 +72,13 @@ def _multilabel() -> Objective:
     return Objective("multilabel", loss, multilabel_rows)
 
 
-def objective_of_stack(tasks: Sequence[Task], graph: Graph, device: torch.device) -> Objective:
-    """The objective of tasks that share a step, each with its own numbers; ``logits [T, N, C]``, losses ``[T]``."""
+def objective_of_stack(
+    tasks: Sequence[Task], graph: Graph, device: torch.device, train: Tensor | None = None
+) -> Objective:
+    """The objective of tasks that share a step, each with its own numbers; ``logits [T, N, C]``, losses ``[T]``.
+
+    ``train``: the nodes that they train on, the graph's unless given.
+    """
     if tasks[0].has_own("objective"):
         own = OwnMeasure(tasks[0], "objective")
         return Objective(own.name, own, None, own=True)
@@ -87,7 +92,8 @@ def objective_of_stack(tasks: Sequence[Task], graph: Graph, device: torch.device
     smoothing = torch.tensor(numbers, device=device) if any(numbers) else None
     if tasks[0].class_weights is None:
         return _multiclass(smoothing)
-    weights = class_weights_of(tasks, graph.y, graph.train, graph.num_classes, device)
+    rows = graph.train if train is None else train
+    weights = class_weights_of(tasks, graph.y, rows, graph.num_classes, device)
     return Objective("multiclass", weighted_cross_entropy(weights, smoothing), None)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.runtime.batches.member_splits import OnSplit, StackSplits
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.functions import OwnMeasure
@@ -58,9 +60,9 @@ class Stack:
         own_metric = OwnMeasure(tasks[0], "metric") if tasks[0].has_own("metric") else None
         self.members = Members(tasks, inputs, first_once)
         check_ranks(tasks[0], objective.per_row is not None, own_metric is not None, self.source.reduce.ranks)
-        about = {"classes": self.graph.num_classes, "multilabel": self.graph.multilabel, "own_metric": own_metric}
-        self._evaluation = Evaluation(self.members.source, objective, self.metric, **about)
-        self.columns = ["loss", *self._evaluation.columns]
+        self._objective_of_all, self._own_metric = objective, own_metric
+        self._find_evaluations()
+        self.columns = ["loss", *self._evaluations[0].columns]
         flat, buffers = self.members.initial()
         moments = 0 if tasks[0].has_own("optimizer") else 1 if tasks[0].optimizer == "sgd" else 2
         seeds, epochs = [task.seed for task in tasks], [task.epochs for task in tasks]
@@ -71,14 +73,27 @@ class Stack:
         self.members.try_out(self.state, self._loss_of)
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
-        self._try_functions(own_metric)
+        self._try_functions()
+
+    def _find_evaluations(self) -> None:
+        """One evaluation, or one per split if the graph has several."""
+        graph, source = self.graph, self.members.source
+        self._splits = StackSplits(self.tasks, graph, self.device)
+        sources = [OnSplit(source, part.split) for part in self._splits.parts] or [source]
+        about = {"classes": graph.num_classes, "multilabel": graph.multilabel, "own_metric": self._own_metric}
+        self._evaluations = [Evaluation(one, self._objective_of_all, self.metric, **about) for one in sources]
+        if any(one.columns != self._evaluations[0].columns for one in self._evaluations):
+            raise CannotStack("some of their splits have no nodes of a part that others have")
 
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
-        self.objective = self._evaluation.objective = objective_of_stack(self.tasks, self.graph, self.device)
+        self.objective = objective_of_stack(self.tasks, self.graph, self.device)
+        self._objectives = self._objectives_of(self.tasks, self._splits)
+        for evaluation, objective in zip(self._evaluations, self._objectives or [self.objective], strict=True):
+            evaluation.objective = objective
         self._optimizer = self._make_optimizer(state)
-        splits = self._evaluation.splits
+        splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
         self._book = Bookkeeper.of(self.tasks, 1 + len(splits), watched, self.device, self.metric)
         self._plateau = self._make_plateau()
@@ -105,9 +120,9 @@ class Stack:
         rates = [task.lr for task in self.tasks] if own is None else [own.torch.first_rate]
         return Plateau(self.tasks, self.columns, rates, self.device)
 
-    def _try_functions(self, own_metric: OwnMeasure | None) -> None:
+    def _try_functions(self) -> None:
         """Call users' own objective and metric before the first epoch, so that errors show; see what they do."""
-        if not self.objective.own and own_metric is None:
+        if not self.objective.own and self._own_metric is None:
             return
         if not self.source.constant and not self.members.plain_output:
             raise SpecError(
@@ -139,7 +154,7 @@ class Stack:
         if not self.source.constant:
             return losses.detach()
         with torch.no_grad():
-            return torch.cat([losses[:, None], self._evaluation(evaluated)], 1)
+            return torch.cat([losses[:, None], self._evaluated(evaluated)], 1)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -167,12 +182,30 @@ class Stack:
 
     def _loss(self, logits: Any, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
+        if self._splits.parts:
+            return self._loss_by_split(self._splits, self._objectives, logits, batch)
         return self._loss_by(self.objective, logits, batch)
 
     def _loss_of(self, rows: Sequence[int]) -> Loss:
         """The loss of some members alone."""
         tasks = [self.tasks[row] for row in rows]
+        splits = StackSplits(tasks, self.graph, self.device)
+        if splits.parts:
+            return partial(self._loss_by_split, splits, self._objectives_of(tasks, splits))
         return partial(self._loss_by, objective_of_stack(tasks, self.graph, self.device))
+
+    def _objectives_of(self, tasks: Sequence[Task], splits: StackSplits) -> list[Objective]:
+        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
+        return [objective_of_stack(some, self.graph, self.device, train) for some, train in own]
+
+    def _loss_by_split(self, splits: StackSplits, objectives: Sequence[Objective], output: Any, batch: Batch) -> Tensor:
+        """The mean loss ``[T]``, each over the training rows of its member's split."""
+        return splits.compute(
+            output,
+            lambda number, own: self._loss_by(
+                objectives[number], own, replace(batch, rows=splits.parts[number].split.train)
+            ),
+        )
 
     def _loss_by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
         if objective.own:
@@ -221,10 +254,15 @@ class Stack:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
-            rows = torch.cat([losses[:, None], self._evaluation(logits)], 1)
+            rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             if self._plateau is not None:
                 self._plateau(self.state.extras, rows, self.state.epoch)
             self._book(self.state, rows, steps)
+
+    def _evaluated(self, logits: Any) -> Tensor:
+        if not self._splits.parts:
+            return self._evaluations[0](logits)
+        return self._splits.compute(logits, lambda number, own: self._evaluations[number](own))
 
     def note(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]`` that is not evaluated: record them, count ``steps``."""
@@ -297,6 +335,8 @@ class Stack:
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the members in ``rows``, in new tensors: a CUDA graph of the step is invalid after this."""
         self.members.select(rows)
+        if self._splits.parts:
+            self._find_evaluations()
         self._wire(self.state.select(rows))
 
 
