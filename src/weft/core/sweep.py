@@ -18,6 +18,7 @@ from weft.core.settings.search_space import Choice, Range, from_table
 from weft.core.settings.value_names import ARGS, Labels, describe, identity
 from weft.core.task import (
     LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
     OPTIMIZER_SETTINGS,
     SAMPLING_SETTINGS,
     Task,
@@ -369,7 +370,8 @@ def _gives(task: Task, key: str) -> bool:
     """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
     if key.startswith(ARGS):
         return key.removeprefix(ARGS) in task.model_args
-    if key in SAMPLING_SETTINGS:  # setting them selects sampled batches
+    of_torch = key in OPTIMIZER_GIVEN and task.has_own("optimizer")  # which has defaults of its own
+    if key in SAMPLING_SETTINGS or of_torch:  # setting the former selects sampled batches
         return key in task.given
     return key in task.given or task.traits is not None or key not in model_settings()
 

@@ -21,6 +21,8 @@ from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
+OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
+OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
 LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
@@ -169,8 +171,7 @@ class Task:
 
     def has_own(self, name: str) -> bool:
         """Whether ``objective``, ``metric``, ``optimizer`` or ``schedule`` is a function of the user's own."""
-        value = getattr(self, name)
-        return not isinstance(value, str) or ":" in value
+        return is_own(getattr(self, name))
 
     def why_ignored(self, name: str) -> str | None:
         """Why a setting of the training loop has no effect; None if it has one."""
@@ -214,7 +215,7 @@ class Task:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         data["betas"] = list(self.betas)
-        for name in ("optimizer", "schedule", "objective", "metric", "optimizer_args", "param_groups", "class_weights"):
+        for name in (*OWN_FUNCTIONS, "optimizer_args", "param_groups", "class_weights"):
             data[name] = plain_value(data[name])
         data["callbacks"] = [callback.to_dict() for callback in self.callbacks]
         data["fanout"] = None if self.fanout is None else [plain_hop(hop) for hop in self.fanout]
@@ -224,8 +225,11 @@ class Task:
         if not isinstance(self.model, str):
             data["model"] = f"<{self.model_name}>"
         data["model_args"] = {name: plain_value(value) for name, value in self.model_args.items()}
-        if self.traits is None:
-            data["given"] = list(self.given_to_model())  # what its model was built with
+        given = self.given_to_model() if self.traits is None else ()  # what its model was built with
+        if self.has_own("optimizer"):
+            given = (*given, *(name for name in OPTIMIZER_GIVEN if name in self.given))
+        if self.traits is None or self.has_own("optimizer"):
+            data["given"] = list(given)
         return data
 
     @classmethod
@@ -237,7 +241,9 @@ class Task:
         if data.get("mode") != "sampled":  # nothing reads them, and setting them would select it
             data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if given is not None:
-            data = {name: value for name, value in data.items() if name in given or name not in model_settings()}
+            unless_given = set(model_settings() if traits_of(data.get("model", "gcn")) is None else ())
+            unless_given |= set(OPTIMIZER_GIVEN if is_own(data.get("optimizer", "adam")) else ())
+            data = {name: value for name, value in data.items() if name in given or name not in unless_given}
         return cls(**data)
 
     def _check_graph(self) -> None:
@@ -363,6 +369,11 @@ def plain_value(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return f"<{name_of(value)}>"
+
+
+def is_own(value: Any) -> bool:
+    """Whether the value of one of :data:`OWN_FUNCTIONS` is a function, or names one."""
+    return not isinstance(value, str) or ":" in value
 
 
 def name_of(value: Any) -> str:

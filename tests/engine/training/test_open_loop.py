@@ -222,3 +222,49 @@ def test_a_plan_says_what_runs_eagerly():
         .groups[0]
         .plan.replay
     )
+
+
+def test_an_optimizer_keeps_its_own_defaults():
+    """What a task leaves out is left to the optimizer: in a list of tasks, and after a file."""
+    graph = tiny_graph()
+    task = quick(graph, optimizer="torch.optim:RMSprop", dropout=0.0)
+    plain = weft.run(quick(graph, optimizer=lambda ps: torch.optim.RMSprop(ps), dropout=0.0), **QUICK)
+    assert weft.run([task], **QUICK)[0].history["loss"] == plain.history["loss"]
+    again = weft.Task.from_dict({**task.to_dict(), "graph": graph})
+    assert weft.run(again, **QUICK).history["loss"] == plain.history["loss"]
+    assert "lr" not in again.given
+
+
+def test_results_of_functions_are_loaded(tmp_path):
+    task = quick("demo", objective=focal, optimizer=torch.optim.RMSprop, schedule=lambda epoch: 1.0, epochs=2)
+    trained = weft.run(task, out=tmp_path / "run", **QUICK)
+    loaded = weft.load_result(tmp_path / "run")
+    assert torch.equal(loaded.predict(), trained.predict())
+    with pytest.raises(weft.SpecError, match="was given as an object"):
+        weft.run(loaded.task, **QUICK)
+
+
+def test_numbers_are_predicted():
+    graph = regression_graph()
+    result = weft.run(quick(graph, epochs=2), **QUICK)
+    assert result.metrics["objective"] == "mse"
+    assert result.predict().shape == (graph.num_nodes, 1)
+    error = (result.predict(nodes="val").squeeze(1) - graph.y[graph.val]).square().mean()
+    assert float(error) == pytest.approx(result.metrics["val_loss"], rel=1e-4)
+
+
+def test_an_auxiliary_loss_is_no_part_of_a_prediction():
+    graph = tiny_graph()
+    result = weft.run(weft.Task(graph=graph, model=Net, epochs=2, model_args={"extra": True}), **QUICK)
+    assert result.predict().shape == (graph.num_nodes,)
+
+
+def test_balanced_weights_of_every_split():
+    """Members of one stack on different splits: each has the weights of its own training nodes."""
+    graph = tiny_graph().random_splits(2, train=20, val=10)
+    sweep = weft.Sweep(graph, hidden=8, epochs=3, class_weights="balanced", splits="all", dropout=0.0)
+    together = weft.run(sweep, **QUICK)
+    for number, member in enumerate(together):
+        alone = weft.run(quick(graph.split(number), epochs=3, class_weights="balanced", dropout=0.0), **QUICK)
+        assert member.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
+        assert member.history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-5)

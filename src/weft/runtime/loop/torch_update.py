@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
 from weft.core.settings.loop_settings import group_of
-from weft.core.task import Task
+from weft.core.task import OPTIMIZER_GIVEN, Task
 from weft.runtime.loop.functions import function_of
 from weft.runtime.loop.param_groups import check_patterns
 from weft.runtime.user_modules.settings import takes
 
-BY_NAME = ("lr", "weight_decay", "betas", "eps", "momentum")  # settings that an optimizer is given if it takes them
 SAVED = "optimizer"  # its name in a checkpoint
 
 
@@ -174,7 +173,7 @@ def takes_model(make: Callable[..., Any]) -> bool:
 
 def optimizer_arguments(task: Task, make: Callable[..., Any]) -> dict[str, Any]:
     """Settings that the task gives and the optimizer takes, and ``optimizer_args``; its own defaults for the rest."""
-    given = {name: getattr(task, name) for name in BY_NAME if name in task.given and takes(make, name)}
+    given = {name: getattr(task, name) for name in OPTIMIZER_GIVEN if name in task.given and takes(make, name)}
     for name in task.optimizer_args:
         if not takes(make, name):
             raise SpecError(

@@ -15,12 +15,19 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.settings.value_names import identity
 from weft.core.suggest import nearest_names
-from weft.core.task import LOOP_SETTINGS, OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings, name_of
+from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
+    OPTIMIZER_SETTINGS,
+    SAMPLING_SETTINGS,
+    Task,
+    model_settings,
+    name_of,
+)
 from weft.nn.build import check_options
 from weft.runtime.user_modules.importing import import_callable, import_from
 
 SIZES = ("in_features", "out_features")
-BY_OPTIMIZER = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what an optimizer of torch's is given if it takes it
 DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(Task)}  # type: ignore[misc]
 
 
@@ -129,7 +136,7 @@ def _check_optimizer(task: Task) -> None:
             make = import_from(task.label, "optimizer", make)
         except SpecError:  # the task fails when it begins, and costs the others nothing
             return
-    for name in BY_OPTIMIZER:
+    for name in OPTIMIZER_GIVEN:
         if name in task.given and not takes(make, name):
             raise SpecError(
                 f"task {task.label!r}: {name}={getattr(task, name)!r} would have no effect: optimizer "
