@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key, stack_key, width
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
@@ -31,6 +31,7 @@ from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.sampling.filled import filled
 from weft.planner.sampling.places import chunks, reasons, with_cache
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
@@ -213,6 +214,7 @@ class Estimator:
             total_bytes=held.safe,
             bytes=dict(held.kinds),
             process_bytes=self._process_bytes(steps),
+            training_bytes=held.training,
         )
         trained = None
         if first.sampled:
@@ -236,7 +238,7 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
     repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, filled(task, stats))
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
@@ -326,7 +328,7 @@ def _with_placement(estimate: Estimate, task: Task, placement: Placement, estima
         times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
         cost = with_batches(replace(cost, **times), task, stats, placement, estimator.machine)
     taken = placement.cache_bytes
-    sizes = {name: getattr(cost, name) + taken for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(cost, name) + taken for name in SIZES}
     return replace(cost, **sizes, bytes={**cost.bytes, "cache": taken} if taken else cost.bytes)
 
 
