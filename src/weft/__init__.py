@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weft.core.event import Event
     from weft.core.machine import Machine
     from weft.core.plan import Plan
+    from weft.core.settings.callback import Callback, Moment
     from weft.core.settings.search_space import choice, loguniform, uniform
     from weft.core.settings.spec_file import read_spec
     from weft.core.sweep import Sweep
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from weft.engine.base.control import Control
     from weft.engine.planning.plan_file import read_plan
     from weft.engine.planning.plan_report_builder import plan
+    from weft.engine.results.loading import load_result
     from weft.engine.results.result import Result
     from weft.engine.results.sweep_result import SweepResult
     from weft.engine.run import run
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 # Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
 # answer at once.
 _PLACES = {
+    "Callback": ("weft.core.settings.callback", "Callback"),
     "Cancel": ("weft.engine.base.cancel", "Cancel"),
     "Client": ("weft.serve.client", "Client"),
     "Control": ("weft.engine.base.control", "Control"),
@@ -61,6 +64,7 @@ _PLACES = {
     "InputError": ("weft.core.errors", "InputError"),
     "Machine": ("weft.core.machine", "Machine"),
     "MedianPruner": ("weft.planner.pruning", "MedianPruner"),
+    "Moment": ("weft.core.settings.callback", "Moment"),
     "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
     "Plan": ("weft.core.plan", "Plan"),
     "PlanReport": ("weft.planner.report.plan_report", "PlanReport"),
@@ -74,6 +78,7 @@ _PLACES = {
     "WeftError": ("weft.core.errors", "WeftError"),
     "choice": ("weft.core.settings.search_space", "choice"),
     "load": ("weft.graph.catalog.names", "load"),
+    "load_result": ("weft.engine.results.loading", "load_result"),
     "loguniform": ("weft.core.settings.search_space", "loguniform"),
     "open": ("weft.graph.readers", "read"),
     "plan": ("weft.engine.planning.plan_report_builder", "plan"),
@@ -85,6 +90,7 @@ _PLACES = {
 _PACKAGES = ("nn", "ops")
 
 __all__ = [
+    "Callback",
     "Cancel",
     "Client",
     "Control",
@@ -95,6 +101,7 @@ __all__ = [
     "InputError",
     "Machine",
     "MedianPruner",
+    "Moment",
     "OutOfMemoryError",
     "Plan",
     "PlanReport",
@@ -109,6 +116,7 @@ __all__ = [
     "__version__",
     "choice",
     "load",
+    "load_result",
     "loguniform",
     "nn",
     "open",

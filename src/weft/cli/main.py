@@ -15,6 +15,7 @@ import typer
 
 from weft.cli.data import app as data
 from weft.cli.plan import plan
+from weft.cli.predict import predict
 from weft.cli.probe import probe
 from weft.cli.queue import app as queue
 from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(plan)
+app.command()(predict)
 app.command()(probe)
 app.command()(warm)
 app.command()(serve)

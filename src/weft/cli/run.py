@@ -339,7 +339,8 @@ def _best_words(result: SweepResult) -> str:
     values = {split: best.metrics.get(f"{split}_{metric}") for split in ("val", "test")}
     words = ", ".join(f"{split} {metric} {value:.4f}" for split, value in values.items() if value is not None)
     settings = result.best_settings()
-    over_seeds = f"; best settings over seeds: {escape(str(settings))}" if len(settings.members) > 1 else ""
+    over_what = "seeds" if settings.splits == 1 else "splits"
+    over_seeds = f"; best settings over {over_what}: {escape(str(settings))}" if len(settings.members) > 1 else ""
     return f"[bold]{escape(best.name)}[/] ({words}){over_seeds}"
 
 

@@ -16,6 +16,9 @@ def serve(
     bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:8787",
     db: Annotated[Path, typer.Option(metavar="FILE", help="The queue; runs are kept in FILE.runs.")] = Path("weft.db"),
     workers: Annotated[int, typer.Option(metavar="N", help="Groups that may run at once on each device.")] = 1,
+    inference_workers: Annotated[
+        int, typer.Option(metavar="N", help="Of the workers of each device, kept for inference tasks.")
+    ] = 0,
     devices: Annotated[
         list[str] | None,
         typer.Option("--devices", metavar="NAME", help="cpu, cuda:0, ...; repeat.", show_default="every GPU, or cpu"),
@@ -43,6 +46,9 @@ def serve(
     keep_graphs: Annotated[
         str, typer.Option(metavar="BYTES", help="Graphs that each worker keeps between groups, out of the budget.")
     ] = "512MiB",
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Allocate --keep-graphs as one buffer, with the state of groups in it.")
+    ] = False,
     mps: Annotated[
         bool, typer.Option("--mps/--no-mps", help="Start NVIDIA's MPS for several workers of a GPU, if installed.")
     ] = True,
@@ -84,6 +90,7 @@ def serve(
         db=db.absolute(),
         devices=tuple(devices or ("auto",)),
         workers=workers,
+        inference_workers=inference_workers,
         policy=policy,
         budget=None if budget is None else parse_bytes(budget),
         models=tuple(allow_model or ()),
@@ -91,6 +98,7 @@ def serve(
         downloads=allow_downloads,
         quota=quota,
         keep_graphs=parse_bytes(keep_graphs),
+        pool=pool,
         mps=mps,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,

@@ -22,6 +22,7 @@ from weft.core.event import Event
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.engine.base.all_splits import with_all_splits
 from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.planning.plan_report_builder import plan
 from weft.engine.results.result import Result
@@ -56,7 +57,7 @@ def run_on_ray(
     path have to be there.
     """
     sweep = work if isinstance(work, Sweep) else None if isinstance(work, Task) else Sweep.from_tasks(list(work))
-    planned: Task | Sweep = work if isinstance(work, Task) else sweep  # type: ignore[assignment]
+    planned: Task | Sweep = with_all_splits(work if isinstance(work, Task) else sweep)  # type: ignore[arg-type]
     folder = _folder(out, planned, overwrite)
     try:
         with connected(on) as cluster:

@@ -44,7 +44,8 @@ class GraphStats:
     Degrees are in-degrees. ``degree_histogram[b]`` counts the nodes whose degree d has
     ``d.bit_length() == b``: bin 0 holds the isolated nodes, bin 1 degree 1, bin 2 degrees 2-3, and so on.
     ``relation_edges[r]`` counts the edges of relation r, ``relation_rows`` the pairs of a node and a relation that it
-    has an in-edge of: rows that a relational layer aggregates to.
+    has an in-edge of: rows that a relational layer aggregates to. ``num_train``, ``num_val`` and ``num_test`` are of
+    the first of ``num_splits`` splits.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GraphStats:
     feature_dtype: str = "float32"
     num_classes: int = 0
     multilabel: bool = False
+    regression: bool = False  # one number to predict per node, and no classes
     symmetric: bool = False
     weighted: bool = False
     num_relations: int = 0
@@ -65,6 +67,7 @@ class GraphStats:
     num_train: int = 0
     num_val: int = 0
     num_test: int = 0
+    num_splits: int = 1
 
     @property
     def sparse_features(self) -> bool:
@@ -74,6 +77,8 @@ class GraphStats:
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
         without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
+        without |= set() if self.regression else {"regression"}
+        without |= {"num_splits"} if self.num_splits == 1 else set()
         about = {key: value for key, value in self.to_dict().items() if key not in without}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)

@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.settings.callback import Callback
 from weft.core.settings.field_rule import Rule
 from weft.core.settings.search_space import Choice, Range, from_table
 from weft.core.settings.value_names import ARGS, Labels, describe, identity
 from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
     OPTIMIZER_SETTINGS,
     SAMPLING_SETTINGS,
     Task,
@@ -26,7 +29,9 @@ from weft.core.task import (
 )
 
 ARG = "argument"  # of a model, where its name does not matter
+TABLES = ("optimizer_args", "param_groups", "plateau")  # settings of which one value is a table
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
+REPEATS = ("split", "seed")  # settings that repeat a training, rather than choose how it is done
 REDRAWS = 50  # attempts at a combination that was not drawn before
 
 
@@ -38,8 +43,9 @@ class Sweep:
     ``samples`` times (the same draws for the same ``sample_seed``); each draw meets every combination of the grid.
     ``betas`` is a pair, so a grid of it is a list of pairs. ``tasks`` is a list of overrides for settings that
     belong together, ``tasks=[{"model": "gcn", "lr": 0.01}, {"model": "gat", "lr": 0.005}]``; an override may have
-    lists and a ``name``. Each of them meets the rest of the grid. A list or a range inside ``model_args`` varies like
-    any other setting; a list that is one value stands in a list of its own.
+    lists and a ``name``. Each of them meets the rest of the grid. ``splits``: numbers of the graph's splits, or
+    ``"all"``, another name for a grid of ``split``: scores are then means over them. A list or a range inside
+    ``model_args`` varies like any other setting; a list that is one value stands in a list of its own.
     """
 
     settings: Mapping[str, Any]
@@ -57,9 +63,14 @@ class Sweep:
         samples: int | None = None,
         sample_seed: int = 0,
         name: str | None = None,
+        splits: Any = None,
         **settings: Any,
     ) -> None:
         label = f"sweep {name!r}" if name else "sweep"
+        if splits is not None:
+            if "split" in settings:
+                raise SpecError(f"{label}: splits={splits!r} and split={settings['split']!r}: give one of the two")
+            settings["split"] = splits
         reject_unknown(settings, label)
         put = object.__setattr__
         put(self, "settings", _frozen({"graph": graph, "model": model, **_seed_last(settings)}))
@@ -147,6 +158,10 @@ def is_grid(name: str, value: Any) -> bool:
     """Whether ``value`` lists several values of the setting ``name``; one value of betas or fanout is a list itself."""
     if name in ("betas", "fanout") and isinstance(value, (list, tuple)):
         return not value or all(isinstance(item, (list, tuple)) for item in value)
+    if name == "class_weights" and isinstance(value, (list, tuple)):
+        return not value or not all(isinstance(item, (int, float)) for item in value)
+    if name == "callbacks":  # however many, they are called for every task
+        return False
     return isinstance(value, (list, tuple, range))
 
 
@@ -161,7 +176,9 @@ def read_value(name: str, value: Any) -> Any:
     """A value out of JSON or TOML: tables say how to draw, anything else is itself."""
     if name == "model_args" and isinstance(value, Mapping):
         return {key: read_value(key, item) for key, item in value.items()}
-    return from_table(name, value) if isinstance(value, Mapping) else value
+    if name in TABLES or not isinstance(value, Mapping):
+        return value
+    return from_table(name, value)
 
 
 # ---- expansion ---------------------------------------------------------------------------------------
@@ -192,7 +209,7 @@ def _without_ignored(tasks: list[Task]) -> list[Task]:
 
     What varies stays where it is, and is refused when the sweep is run: it would seem to have been tried.
     """
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS):
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS):
         ignored = [task.ignores(name) and name in task.given for task in tasks]
         if any(ignored) and not all(ignored) and _distinct(getattr(task, name) for task in tasks) == 1:
             pairs = zip(tasks, ignored, strict=True)
@@ -353,7 +370,8 @@ def _gives(task: Task, key: str) -> bool:
     """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
     if key.startswith(ARGS):
         return key.removeprefix(ARGS) in task.model_args
-    if key in SAMPLING_SETTINGS:  # setting them selects sampled batches
+    of_torch = key in OPTIMIZER_GIVEN and task.has_own("optimizer")  # which has defaults of its own
+    if key in SAMPLING_SETTINGS or of_torch:  # setting the former selects sampled batches
         return key in task.given
     return key in task.given or task.traits is not None or key not in model_settings()
 
@@ -376,9 +394,9 @@ def _frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_last(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Wherever a seed was written, members that differ in it alone stand together, and names end with it."""
-    seed = {"seed": settings["seed"]} if "seed" in settings else {}
-    return {key: value for key, value in settings.items() if key != "seed"} | seed
+    """Wherever split and seed were written, members that differ in them alone stand together, and names end so."""
+    last = {key: settings[key] for key in REPEATS if key in settings}
+    return {key: value for key, value in settings.items() if key not in last} | last
 
 
 def _as_tuples(value: Any) -> Any:
@@ -401,8 +419,10 @@ def _plain(key: str, value: Any) -> Any:
         return [_plain(key, item) for item in value]
     if key == "model_args":
         return {name: _plain(ARG, item) for name, item in value.items()}
-    if key == ARG and not hasattr(value, "item"):
+    if (key == ARG and not hasattr(value, "item")) or key in TABLES:
         return plain_value(value)
+    if isinstance(value, Callback):
+        return value.to_dict()
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if hasattr(value, "__fspath__"):
@@ -410,4 +430,4 @@ def _plain(key: str, value: Any) -> Any:
     if key in ("graph", "model"):
         task = Task(graph=value) if key == "graph" else Task(graph="any", model=value)
         return task.to_dict()[key]
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") else plain_value(value)

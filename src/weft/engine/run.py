@@ -21,6 +21,7 @@ from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.core.wording import switch
 from weft.dist.errors import RankLostError
+from weft.engine.base.all_splits import with_all_splits
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.base.device import choose_device, environment
@@ -32,6 +33,7 @@ from weft.engine.base.options import (
     check_options,
     check_ranks,
     check_relations,
+    check_splits,
     not_work,
 )
 from weft.engine.display.choose_display import display_for
@@ -124,7 +126,7 @@ def run(
     a sweep that diverges or fails is a Result with that status instead, beside the others.
     """
     report = work if isinstance(work, PlanReport) else None
-    work = _checked(work)
+    work = with_all_splits(_checked(work))
     check_options(out=out, resume=resume, overwrite=overwrite, on_event=on_event, checkpoint_every=checkpoint_every)
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
@@ -143,6 +145,7 @@ def run(
     target = choose_device(device) if report is None else device_of(report, device)
     count = check_ranks(ranks, weave, compile, report is not None, order)
     check_relations(tasks, count)
+    check_splits(tasks, count)
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ class Block:
     edges of the block and the added loop, as PyG's layers do on what ``NeighborLoader`` returns. With them,
     ``gcn_scale`` is ``D^-1/2`` of the full graph at the sources and ``degree`` the full in-degree of the destinations:
     each sampled edge is weighted by ``degree / picked``, which makes a row's sum an unbiased estimate of the full one.
-    In both, an edge from a node to itself is replaced by the added loop of weight 1.
+    In both, an edge from a node to itself takes the place of the added loop, and keeps its weight.
     """
 
     indptr: Tensor
@@ -112,10 +112,13 @@ class BlockAdjacency(CountingSorted):
         return other
 
     def _add_self_loops(self) -> Adjacency:
-        """Every row begins with its loop; loops that were sampled are left out."""
+        """Every row begins with its loop: of weight 1, or of that of the loop that was sampled."""
         rows, cols, weight = self.rows(), self.indices, self.weight
         kept = rows != cols
+        own = None if weight is None else weight.new_ones(self.num_rows)
         if not bool(kept.all()):
+            if own is not None:
+                own.index_copy_(0, rows[~kept].long(), weight[~kept])
             rows, cols, weight = rows[kept], cols[kept], None if weight is None else weight[kept]
         counts = torch.bincount(rows, minlength=self.num_rows) + 1
         indptr = torch.zeros(self.num_rows + 1, dtype=torch.int32, device=self.device)
@@ -124,7 +127,10 @@ class BlockAdjacency(CountingSorted):
         indices = torch.repeat_interleave(ids, counts, output_size=cols.numel() + self.num_rows)
         place = torch.arange(1, cols.numel() + 1, device=self.device) + rows
         indices[place] = cols
-        weights = None if weight is None else weight.new_ones(indices.numel()).index_copy_(0, place, weight)
+        weights = None
+        if weight is not None and own is not None:
+            weights = weight.new_empty(indices.numel()).index_copy_(0, place, weight)
+            weights.index_copy_(0, indptr[:-1].long(), own)
         looped = BlockAdjacency(indptr, indices, self.num_cols, weight=weights, full=self._full)
         looped.nodes = self.nodes
         return looped
@@ -147,7 +153,7 @@ def _sampled_scale(looped: Adjacency) -> Tensor:
     else:
         degree[: looped.num_rows] = 0
         degree.index_add_(0, looped.rows().long(), looped.weight.to(torch.float32))
-    scale = degree.clamp(min=0).rsqrt()
+    scale = degree.rsqrt()
     return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 
 

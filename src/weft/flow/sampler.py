@@ -306,8 +306,11 @@ def _comparison_sampler(name: str, device: torch.device):
 
 
 def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
-    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks."""
-    total = torch.ones(adj.num_rows, device=adj.device)
+    """``(D^-1/2 [N], degree [N])`` of the full graph, D with the added loops; edges are read in chunks.
+
+    A loop that the graph has keeps its weight, as in :meth:`Adjacency.with_self_loops`.
+    """
+    total, loops = torch.zeros(adj.num_rows, device=adj.device), torch.ones(adj.num_rows, device=adj.device)
     rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
     for first in range(0, adj.num_rows, rows):
         last = min(first + rows, adj.num_rows)
@@ -315,9 +318,12 @@ def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
         count = adj.indptr[first : last + 1].diff().long()
         of = torch.repeat_interleave(torch.arange(first, last, device=adj.device), count, output_size=end - begin)
         value = (of != adj.indices[begin:end]).float()
-        value = value if adj.weight is None else value * adj.weight[begin:end].float()
+        if adj.weight is not None:
+            weight, own = adj.weight[begin:end].float(), value == 0
+            loops.index_copy_(0, of[own], weight[own])
+            value *= weight
         total.index_add_(0, of, value)
-    scale = total.clamp(min=0).rsqrt()
+    scale = (total + loops).rsqrt()
     return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
 
 

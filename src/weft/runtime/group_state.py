@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.graph.data.sparse_features import SparseFeatures
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
 from weft.runtime.group_members import Member, MemberUpdate, poll_members
 from weft.runtime.step.stack import Stack
@@ -48,6 +49,13 @@ class GroupState:
             member = self.members[index]
             if member.row is not None:
                 member.stack.state.end[member.row].clamp_(max=self.epoch)
+
+    def scale_rates(self, factors: Mapping[int, float]) -> None:
+        """Multiply the rates of members (places among the tasks) in all later steps."""
+        for index, factor in factors.items():
+            member = self.members[index]
+            if member.row is not None:
+                member.stack.scale_rate(member.row, factor)
 
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """Remove members (places among the tasks) from training: their state moves to the host, the others close up.
@@ -89,7 +97,8 @@ class GroupState:
             saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
-            saved |= {f"{member.index}.{name}": value for name, value in member.stack.members.python_state().items()}
+            kept = member.stack.members.python_state() | member.stack.loop_state()
+            saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
         return saved | generator_states(self.device)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -118,6 +127,7 @@ class GroupState:
         for name, tensor in member.stack.state.tensors().items():
             tensor[member.row].copy_(own[name])
         member.stack.members.restore_python_state(_of_member(saved, member.index))
+        member.stack.restore_loop_state(_of_member(saved, member.index))
         random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
@@ -127,6 +137,13 @@ class GroupState:
         member = self.members[index]
         flat, buffers = member.best()
         return member.stack.members.model_of(member.slot, flat, buffers, member.stack.state)
+
+    def made_dense(self, index: int) -> bool:
+        """Whether the graph's sparse features are dense in what a member's model is given."""
+        stack = self.members[index].stack
+        if not isinstance(stack.graph.x, SparseFeatures) or self.tasks[index].traits is not None:
+            return False
+        return not isinstance(stack.source.example().x, SparseFeatures)
 
     def best_tensors(self, index: int) -> dict[str, Tensor]:
         """The best weights and buffers of a member by the names that its model's ``state_dict`` uses."""

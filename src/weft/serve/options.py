@@ -17,19 +17,22 @@ class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
     ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
-    groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
+    groups that may run at once on each, ``inference_workers`` of them for inference alone. ``budget``: bytes per
+    device for all groups (None: what is free).
     ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
     not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
     how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
-    between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
-    most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
+    between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the budget
+    that no group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's
+    multi-process service is started for several workers of a GPU.
     """
 
     db: Path
     devices: tuple[str, ...] = ("auto",)
     workers: int = 1
+    inference_workers: int = 0
     policy: str = DEFAULT_POLICY
     budget: int | None = None
     models: tuple[str, ...] = ()
@@ -44,6 +47,7 @@ class ServeOptions:
     keep_seconds: float | None = None
     keep_graphs: int = 512 * MIB
     reserved: int | None = None
+    pool: bool = False
     mps: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,6 +55,10 @@ class ServeOptions:
         find_policy(self.policy)
         if self.workers < 1:
             raise SpecError(f"workers={self.workers} must be at least 1")
+        if not 0 <= self.inference_workers < self.workers:
+            raise SpecError(
+                f"inference_workers={self.inference_workers} must be at least 0 and below workers={self.workers}"
+            )
         if self.keep_graphs < 0:
             raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
         if self.quota < 1:

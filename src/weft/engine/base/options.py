@@ -98,6 +98,16 @@ def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: b
     return ranks
 
 
+def check_splits(tasks: Sequence[Task], ranks: int) -> None:
+    """A :class:`SpecError` for one of several splits over ranks: shards have the graph's first alone."""
+    for task in tasks:
+        if ranks > 1 and task.split:
+            raise SpecError(
+                f"task {task.label!r}: split={task.split} trains on one rank, not on ranks={ranks}; give the graph "
+                f"with that split alone, graph.split({task.split})"
+            )
+
+
 def check_relations(tasks: Sequence[Task], ranks: int) -> None:
     """A :class:`SpecError` for a model that reads relations over several ranks: shards do not hold them."""
     for task in tasks:

@@ -13,6 +13,7 @@ from weft.core.plan import Plan, PlanOptions
 from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
+from weft.engine.base.all_splits import with_all_splits
 from weft.engine.base.kernel_store import seconds_to_compile
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
@@ -54,6 +55,7 @@ def plan(
     check_choices(weave=weave, compile=compile)
     options = PlanOptions(weave, compile, **place_options(features, topology, cache, cache_policy))
     planned, name = _checked(work)
+    planned = with_all_splits(planned)
     check_tasks([planned] if isinstance(planned, Task) else planned.tasks())
     there = find_machine(machine)
     limit = None if budget is None else parse_bytes(budget)

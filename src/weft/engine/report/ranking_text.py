@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.core.sweep import setting_of
+from weft.core.sweep import REPEATS, setting_of
 from weft.engine.report.ranking import Effect, Standing, chosen_settings, labels_of, lead, within
 from weft.engine.results.sweep_result import SweepResult
 
@@ -23,13 +23,19 @@ def verdict(result: SweepResult, ranked: Sequence[Standing]) -> str:
     gap = f"{ahead:.4f} ahead of {ranked[1].name}"
     if error is None:
         return f"{gap}. {_without_seeds(result, ranked[0].score)}"
-    seeds = f"{min(len(ranked[0].members), len(ranked[1].members))} seeds"
+    seeds = f"{min(len(ranked[0].members), len(ranked[1].members))} {repeats(result)}"
     noise = f"(standard error of the difference: {error:.4f})"
     if not within(ranked[0], ranked[1]):
         return f"{gap}, more than chance between {seeds} explains {noise}. {_same_nodes(result, ranked[0].score)}"
     level = sum(1 for other in ranked[1:] if within(ranked[0], other))
     others = "1 other setting is" if level == 1 else f"{level} other settings are"
     return f"{gap}, which is within the noise of {seeds} {noise}; {others} level with it."
+
+
+def repeats(result: SweepResult) -> str:
+    """What settings are repeated over: seeds, splits, or both."""
+    varying = [key for key in REPEATS if key in result.sweep.varying]
+    return {("split",): "splits", ("split", "seed"): "runs"}.get(tuple(varying), "seeds")
 
 
 def _same_nodes(result: SweepResult, score: float) -> str:
@@ -52,7 +58,7 @@ def _without_seeds(result: SweepResult, score: float) -> str:
 def _known_to(result: SweepResult, score: float) -> tuple[int, float] | None:
     """The nodes that an accuracy was measured on, and its standard error as a share of them."""
     nodes = result.graph.get(result.metric.partition("_")[0])
-    if not nodes or not result.metric.endswith("accuracy") or not 0 < score < 1:
+    if "split" in result.sweep.varying or not nodes or not result.metric.endswith("accuracy") or not 0 < score < 1:
         return None
     return nodes, math.sqrt(score * (1 - score) / nodes)
 
@@ -64,7 +70,8 @@ def what_mattered(found: Sequence[Effect]) -> list[str]:
         means = _means(effect)
         if effect.clear:
             best = f"{effect.setting}{' from ' if effect.binned else '='}{effect.labels[effect.best]}"
-            said.append(f"{best} was best on average, {effect.span:.4f} above the worst ({means})")
+            side = "below" if effect.lower else "above"
+            said.append(f"{best} was best on average, {effect.span:.4f} {side} the worst ({means})")
             said += _at_the_edge(effect)
         else:
             said.append(f"{effect.setting} made no clear difference ({means})")
@@ -76,8 +83,7 @@ def _means(effect: Effect) -> str:
     pairs = [f"{label}: {mean:.4f}" for label, mean in zip(effect.labels, effect.means, strict=True)]
     if len(pairs) <= 4 and not effect.binned:
         return ", ".join(pairs)
-    worst = min(range(len(pairs)), key=lambda index: effect.means[index])
-    return f"{pairs[effect.best]}; {pairs[worst]}"
+    return f"{pairs[effect.best]}; {pairs[effect.worst]}"
 
 
 def in_common(result: SweepResult) -> str:

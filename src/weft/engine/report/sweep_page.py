@@ -22,7 +22,7 @@ from weft.engine.report.learning_curves import curves
 from weft.engine.report.parallel_coordinates import parallel
 from weft.engine.report.predicted_vs_measured import predicted_and_measured
 from weft.engine.report.ranking import Standing, chosen_settings, effects, labels_of, score_of, standings
-from weft.engine.report.ranking_text import in_common, verdict, what_mattered
+from weft.engine.report.ranking_text import in_common, repeats, verdict, what_mattered
 from weft.engine.report.scales import Span, rank_key, scores_of, span_of
 from weft.engine.results.result import Result
 from weft.engine.results.settings_scores import plus_minus
@@ -139,7 +139,7 @@ def _winner_words(result: SweepResult) -> str:
 
 def _figures(result: SweepResult, first: Standing) -> str:
     split, _, metric = result.metric.partition("_")
-    seeds = f", mean of {len(first.members)} seeds" if first.error is not None else ""
+    seeds = f", mean of {len(first.members)} {repeats(result)}" if first.error is not None else ""
     shown = [_figure(first.score, first.error, f"{SPLITS.get(split, split)} {metric}{seeds}")]
     if first.test is not None and split != "test":
         shown.append(_figure(first.test, first.test_error, f"test {metric}, not used to choose"))
@@ -153,7 +153,7 @@ def _figure(value: float, error: float | None, words: str) -> str:
 
 def _settings(task: Task) -> str:
     usual = Task(graph="any").to_dict()
-    hidden = ("name", "seed", "given")
+    hidden = ("name", "seed", "split", "given")
     chosen = {key: value for key, value in task.to_dict().items() if usual.get(key) != value and key not in hidden}
     return f"<details><summary>all its settings that are not defaults</summary>{table(chosen)}</details>"
 
@@ -195,17 +195,19 @@ def _effects(result: SweepResult, best: Collection[int]) -> str:
 def _settings_table(result: SweepResult) -> str:
     """Mean and deviation over seeds of every choice of settings, where there are several seeds or many choices."""
     found = result.settings_table() if result.sweep.varying else []
-    if len(found) < 2:
+    several = any(one.splits > 1 for one in found)
+    if len(found) < 2 and not several:
         return ""
-    heads = ("#", "settings", result.metric.replace("_", " "), "test", "seeds", "pruned")
+    heads = ("#", "settings", result.metric.replace("_", " "), "test", "over" if several else "seeds", "pruned")
     rows = [
         (rank, one.name, plus_minus(one.mean, one.deviation),
          "–" if one.test_mean is None else plus_minus(one.test_mean, one.test_deviation),
-         len(one.members), one.pruned or "")
+         one.repeats if several else len(one.members), one.pruned or "")
         for rank, one in enumerate(found[:MOST_SETTINGS], 1)
     ]  # fmt: skip
     more = f"<p>and {len(found) - MOST_SETTINGS} more</p>" if len(found) > MOST_SETTINGS else ""
-    title = 'Settings <span class="small">mean ± standard deviation over seeds; pruned runs count apart</span>'
+    over = f"mean ± standard deviation over {repeats(result)}; pruned runs count apart"
+    title = f'Settings <span class="small">{over}</span>'
     body = "".join("<tr>" + "".join(f"<td>{text(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     head_row = "".join(f"<th>{text(name)}</th>" for name in heads)
     table_html = f"<table><thead><tr>{head_row}</tr></thead><tbody>{body}</tbody></table>"

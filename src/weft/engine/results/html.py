@@ -42,12 +42,19 @@ def _graph_html(result: SweepResult, graph: str) -> str:
     found = result.settings_table()
     rows = [
         (rank, one.name, plus_minus(one.mean, one.deviation), _mean(one.test_mean, one.test_deviation),
-         len(one.members), one.pruned or "")
+         one.repeats if one.splits > 1 else len(one.members), one.pruned or "")
         for rank, one in enumerate(found[:MOST_ROWS], 1)
     ]  # fmt: skip
     more = f"<p>... and {len(found) - MOST_ROWS} more</p>" if len(found) > MOST_ROWS else ""
     heading = f"<p>{escape(graph)}</p>" if graph else ""
-    columns = ("", "settings", result.metric.replace("_", " "), "test", "seeds", "pruned")
+    columns = (
+        "",
+        "settings",
+        result.metric.replace("_", " "),
+        "test",
+        "over" if any(one.splits > 1 for one in found) else "seeds",
+        "pruned",
+    )
     return heading + html_table(columns, rows) + more
 
 

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.core.files import write_json
+from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.results.html import result_html
+from weft.engine.results.predicting import classes_of, predicted_logits, probabilities_of
 from weft.runtime.checkpoint import save_atomically
 
+RESULT, WEIGHTS = "result.json", "model.safetensors"
 STATUSES = (  # stopped: early, out of patience
     *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
 )
@@ -28,7 +32,10 @@ class Result:
     ``test_accuracy``, ``val_loss``, ...), ``metric`` (its name), ``best_epoch``, ``epochs_run``, ``seconds``
     and ``seconds_per_epoch``. ``history``: a list per column, one entry an epoch, NaN where not measured.
     ``model``: the module with its best weights, in evaluation mode, None if training could not begin.
-    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did.
+    It takes a graph's own features, ``model(graph.x, graph.adj)``, and treats them as the training did.
+    ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
+    the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
+    digest of the file that the model was imported from.
     """
 
     task: Task
@@ -39,6 +46,9 @@ class Result:
     environment: dict[str, Any]
     status: str = "finished"
     message: str = ""
+    trained_on: GraphStats | None = None
+    dense_features: bool = False
+    model_code: str | None = None
 
     def __repr__(self) -> str:
         name = self.metrics.get("metric")
@@ -55,6 +65,45 @@ class Result:
         """What the task is called."""
         return self.task.label
 
+    def predict(
+        self,
+        graph: Any = None,
+        nodes: Any = None,
+        *,
+        device: str | torch.device | None = None,
+        layerwise: bool | None = None,
+    ) -> Tensor:
+        """Class numbers ``[M]`` of ``nodes``, or 0/1 ``[M, C]`` where a node may have several labels, on the CPU.
+
+        ``graph``: the one it was trained on unless given; a :class:`weft.Graph`, a name or a path. ``nodes``: ids in
+        any order, a mask, or the name of a split; all nodes unless given. ``device``: where to compute; where the model
+        is, unless given. ``layerwise``: layer by layer in chunks of nodes, in bounded memory, for Weft's own models;
+        None: if the graph is large. Features are treated as in training.
+        """
+        return classes_of(self, self.predict_logits(graph, nodes, device=device, layerwise=layerwise))
+
+    def predict_proba(
+        self,
+        graph: Any = None,
+        nodes: Any = None,
+        *,
+        device: str | torch.device | None = None,
+        layerwise: bool | None = None,
+    ) -> Tensor:
+        """Probabilities ``[M, C]``; arguments as :meth:`predict`."""
+        return probabilities_of(self, self.predict_logits(graph, nodes, device=device, layerwise=layerwise))
+
+    def predict_logits(
+        self,
+        graph: Any = None,
+        nodes: Any = None,
+        *,
+        device: str | torch.device | None = None,
+        layerwise: bool | None = None,
+    ) -> Tensor:
+        """What the model returns, ``[M, C]`` float32; arguments as :meth:`predict`."""
+        return predicted_logits(self, graph, nodes, device, layerwise)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything but the weights."""
         return {
@@ -65,6 +114,9 @@ class Result:
             "environment": self.environment,
             "plan": self.plan.to_dict(),
             "history": self.history,
+            **({} if self.trained_on is None else {"graph": self.trained_on.to_dict()}),
+            **({"dense_features": True} if self.dense_features else {}),
+            **({} if self.model_code is None else {"model_code": self.model_code}),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -72,8 +124,8 @@ class Result:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
-            save_atomically(folder / "model.safetensors", _own_tensors(self.model), {"format": "pt"})
-        write_json(folder / "result.json", self.to_dict())
+            save_atomically(folder / WEIGHTS, _own_tensors(self.model), {"format": "pt"})
+        write_json(folder / RESULT, self.to_dict())
         return folder
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, Labels, identity
-from weft.core.sweep import setting_of
+from weft.core.sweep import REPEATS, setting_of
 
 if TYPE_CHECKING:
     from weft.engine.results.result import Result
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SettingsScore:
-    """One choice of settings: ``mean`` and ``deviation`` of ``metric`` over the members, which differ in the seed.
+    """One choice of settings: ``mean`` and ``deviation`` of ``metric`` over members that differ in seed and split.
 
     ``deviation`` is the standard deviation, None of one member. ``test_mean``, ``test_deviation``: of the test nodes,
-    at the same epochs. ``pruned``: members that were ended early and count for nothing here, unless all were.
+    at the same epochs. ``splits``: how many splits of the graph the members have. ``pruned``: members
+    that were ended early and count for nothing here, unless all were.
     """
 
     name: str
@@ -33,13 +35,24 @@ class SettingsScore:
     test_mean: float | None = None
     test_deviation: float | None = None
     pruned: int = 0
+    splits: int = 1
 
     def __str__(self) -> str:
-        seeds = f" over {len(self.members)} seeds" if len(self.members) > 1 else ""
+        seeds = f" over {self.repeats}" if len(self.members) > 1 else ""
         words = f"{self.metric.replace('_', ' ')} {plus_minus(self.mean, self.deviation)}"
         if self.test_mean is not None:
             words += f", test {plus_minus(self.test_mean, self.test_deviation)}"
         return f"{self.name} ({words}{seeds})"
+
+    @property
+    def repeats(self) -> str:
+        """What the mean is over: ``"3 seeds"``, ``"10 splits"``, ``"10 splits x 3 seeds"``."""
+        seeds, rest = divmod(len(self.members), self.splits)
+        if self.splits == 1:
+            return f"{seeds} seeds"
+        if rest:
+            return f"{len(self.members)} runs on {self.splits} splits"
+        return f"{self.splits} splits" if seeds == 1 else f"{self.splits} splits x {seeds} seeds"
 
     def to_dict(self) -> dict[str, Any]:
         """A flat row, for a table."""
@@ -55,13 +68,13 @@ def plus_minus(mean: float, deviation: float | None) -> str:
 
 def settings_scores(result: SweepResult, metric: str) -> list[SettingsScore]:
     """Every choice of settings that has a score, best first; all members are on one graph."""
-    keys = [key for key in result.sweep.varying if key != "seed"]
+    keys = [key for key in result.sweep.varying if key not in REPEATS]
     labels = Labels({key: [setting_of(member.task, key) for member in result.tasks] for key in result.sweep.varying})
     alike: dict[tuple[Any, ...], list[Result]] = {}
     for member in result.tasks:
         alike.setdefault(tuple(identity(setting_of(member.task, key)) for key in keys), []).append(member)
     found = [_score(members, metric, keys, labels) for members in alike.values()]
-    sign = 1.0 if metric.endswith("loss") or metric.startswith("seconds") else -1.0
+    sign = 1.0 if lower_is_better(metric) else -1.0
     return sorted((one for one in found if one is not None), key=lambda one: sign * one.mean)
 
 
@@ -81,6 +94,7 @@ def _score(members: Sequence[Result], metric: str, keys: Sequence[str], labels: 
         *_mean(_number(member, metric) for member in counted),
         *(_mean(_number(member, test) for member in counted) if test != metric else (None, None)),
         pruned=len(members) - len(whole),
+        splits=len({member.task.split for member in counted}),
     )
 
 

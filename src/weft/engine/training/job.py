@@ -28,17 +28,21 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
+from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
+from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads, Look
-from weft.engine.training.group_queue import next_group
+from weft.engine.training.group_queue import TRIED, GroupQueue
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
@@ -52,6 +56,7 @@ from weft.planner.report.plan_report import PlanReport
 from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.inference.trained_inputs import treat_inputs
 from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
@@ -94,11 +99,13 @@ class Job:
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
+        self._codes = {task.label: model_code(task) for task in tasks}  # as it is before training
         self._results: dict[str, Result] = {}
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
+        self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
 
@@ -131,13 +138,16 @@ class Job:
         self._tell_budget()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
+        queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
         with Interruption(self._options.control), self._cap():
             while waiting:
-                (key, plan), _ = next_group(waiting, self._tasks)
+                (key, plan), self._scheduled = queue.next(waiting)
                 waiting.remove((key, plan))
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
                     if waiting or self._device.type == "cuda":
                         give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
@@ -246,7 +256,15 @@ class Job:
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)
+        told = move_in(group, self._pool) if self._pool is not None else ""
+        if told:
+            self._events.note(told)
         return group
+
+    @property
+    def _pool(self) -> DevicePool | None:
+        """The buffer of the device that a worker has for all of its groups."""
+        return None if self._store is None else self._store.pool
 
     def _replace(self, old: Plan, new: Plan) -> None:
         """Take another plan for a group than the one it was planned with."""
@@ -291,7 +309,9 @@ class Job:
             self._folder.open(afresh=not self._resuming)
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
-        self._events.group(group, [plan for _, plan in self.groups], position, key)
+        self._events.group(group, [plan for _, plan in self.groups], position, key, self._scheduled)
+        if self._scheduled.endswith(TRIED):
+            self._events.note(f"group {key}: {self._scheduled}")
         self._report()
 
     def _report(self, force: bool = False) -> None:
@@ -320,7 +340,8 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
+        called = callbacks_of(group.tasks)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
@@ -346,8 +367,9 @@ class Job:
         return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from."""
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
+        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
         self.groups[self.groups.index((key, plan))] = (key, measured)
         if self._predicted_here:
             self._planner.learn(measured, self._folder.path if self._folder is not None else None)
@@ -362,13 +384,14 @@ class Job:
     def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
         track = session.tracks[index]
         model, message = self._best_model(group, index, track)
-        here = environment(self._device)
-        return Result(track.task, plan, track.metrics(), track.history(), model, here, track.status, message)
+        here, stats = environment(self._device), self._graphs.true_stats(track.task)
+        ended = (here, track.status, message, stats, group.made_dense(index), self._codes[track.name])
+        return Result(track.task, plan, track.metrics(), track.history(), model, *ended)
 
     def _best_model(self, group: GroupRun, index: int, track: MemberProgress) -> tuple[nn.Module | None, str]:
         """A member's model, and what is to be said of the member; one that cannot be copied costs that model alone."""
         try:
-            return group.best_model(index), track.message
+            return treat_inputs(group.best_model(index), track.task, group.made_dense(index)), track.message
         except Exception as error:
             if track.task.traits is not None or is_memory_error(error):
                 raise

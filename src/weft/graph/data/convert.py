@@ -33,7 +33,7 @@ def scipy_fields(matrix: Any, weighted: bool | None) -> dict[str, Any]:
     return {"src": coo.row, "dst": coo.col, "num_nodes": int(coo.shape[0]), "edge_weight": weight}
 
 
-def pyg_fields(data: Any, split: int) -> dict[str, Any]:
+def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
     """A PyG ``Data`` (not ``HeteroData``, not a dataset)."""
     if hasattr(data, "edge_types"):
         raise GraphError("HeteroData has several kinds of edges; convert it with data.to_homogeneous() first")
@@ -70,9 +70,9 @@ def _pyg_edges(data: Any) -> tuple[Any, Any, Any]:
     return src, dst, weight
 
 
-def _pyg_split(data: Any, name: str, split: int) -> Any:
+def _pyg_split(data: Any, name: str, split: int | None) -> Any:
     mask = getattr(data, f"{name}_mask", None)
-    if mask is None or mask.dim() == 1:
+    if mask is None or mask.dim() == 1 or split is None:
         return mask
     if not 0 <= split < mask.shape[1]:
         raise GraphError(f"split={split}: {name}_mask has {mask.shape[1]} columns, 0..{mask.shape[1] - 1}")
@@ -149,11 +149,14 @@ def to_pyg(graph: Graph) -> Any:
     if graph.relation is not None:
         data.edge_type = graph.relation.long()
     for name in SPLITS:
-        ids = getattr(graph, name)
-        if ids.numel():
-            data[f"{name}_mask"] = torch.zeros(graph.num_nodes, dtype=torch.bool, device=ids.device)
-            data[f"{name}_mask"][ids] = True
+        if getattr(graph, name).numel():
+            masks = [_mask(getattr(graph.split_rows(s), name), graph.num_nodes) for s in range(graph.num_splits)]
+            data[f"{name}_mask"] = masks[0] if len(masks) == 1 else torch.stack(masks, 1)
     return data
+
+
+def _mask(ids: Tensor, num_nodes: int) -> Tensor:
+    return torch.zeros(num_nodes, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
 
 
 def _kind(thing: Any) -> str:

@@ -6,6 +6,7 @@ Shapes: N nodes, E edges, F features, C classes.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges
 from weft.graph.data.labels import as_labels, check_num_classes, count_classes
 from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features
-from weft.graph.data.splits import SPLITS, as_split, check_disjoint, random_split
+from weft.graph.data.splits import SPLITS, Split, as_split, check_disjoint, columns_of, random_split
 from weft.graph.data.verify import verify
 from weft.ops.csr.adjacency import Adjacency
 
@@ -28,7 +29,8 @@ class Graph:
     """A graph to train on.
 
     ``adj`` is the plain :class:`Adjacency` (CSR by destination, no loops added), ``x [N, F]`` dense or
-    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled) or ``[N, C]`` float 0/1,
+    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled), ``[N, C]`` float 0/1, or ``[N]`` float32
+    numbers to predict (NaN: none),
     ``train``, ``val``, ``test`` sorted int64 node ids (empty when there are none), ``relation [E]`` int32 in
     CSR order.
 
@@ -49,13 +51,14 @@ class Graph:
         *,
         num_classes: int | None = None,
         num_relations: int | None = None,
+        several: Sequence[Split] = (),
     ) -> None:
         none = torch.empty(0, dtype=torch.int64, device=adj.device)
         self.adj, self.x, self.y, self.relation, self.name = adj, x, y, relation, name
         self.train = none if train is None else train
         self.val = none if val is None else val
         self.test = none if test is None else test
-        self._num_classes, self._num_relations = num_classes, num_relations
+        self._num_classes, self._num_relations, self._several = num_classes, num_relations, tuple(several)
         self._stats: GraphStats | None = None
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
@@ -167,11 +170,14 @@ class Graph:
         return cls.from_edges(**(convert.scipy_fields(matrix, weighted) | fields))
 
     @classmethod
-    def from_pyg(cls, data: Any, split: int = 0, name: str = "graph", num_relations: int | None = None) -> Graph:
+    def from_pyg(
+        cls, data: Any, split: int | None = None, name: str = "graph", num_relations: int | None = None
+    ) -> Graph:
         """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_type and the masks.
 
         A one-column ``edge_attr`` is a weight if there is no ``edge_weight``; wider ones are left out.
-        ``split`` is the column of masks that hold several splits; ``num_relations`` as for :meth:`from_edges`.
+        Masks with several columns are several splits; ``split`` takes one column alone. ``num_relations`` as for
+        :meth:`from_edges`.
         """
         return cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
 
@@ -231,6 +237,11 @@ class Graph:
         return self.y is not None and self.y.dim() == 2
 
     @property
+    def regression(self) -> bool:
+        """Whether ``y`` has numbers to predict, one per node (NaN: none), not classes."""
+        return self.y is not None and self.y.dim() == 1 and self.y.is_floating_point()
+
+    @property
     def edge_weight(self) -> Tensor | None:
         """Edge weights ``[E]`` in CSR order."""
         return self.adj.weight
@@ -257,8 +268,9 @@ class Graph:
 
     def _changed(self, **changes: Any) -> Graph:
         names = ("adj", "x", "y", *SPLITS, "relation", "name")
+        several = changes.pop("several", () if set(changes) & set(SPLITS) else self._several)
         fields = {name: getattr(self, name) for name in names} | changes
-        return Graph(**fields, num_classes=self._num_classes, num_relations=self._num_relations)
+        return Graph(**fields, num_classes=self._num_classes, num_relations=self._num_relations, several=several)
 
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on another device."""
@@ -269,19 +281,65 @@ class Graph:
         moved["relation"] = moved["adj"].relation  # moved with the edges
         if all(moved[name] is held[name] for name in names):
             return self
-        graph = self._changed(**moved)
+        several = tuple(Split(*(ids.to(device) for ids in split)) for split in self._several)
+        graph = self._changed(**moved, several=several)
         graph._stats = self._stats
         return graph
 
+    @property
+    def num_splits(self) -> int:
+        """How many splits there are; ``train``, ``val`` and ``test`` are the first."""
+        return max(len(self._several), 1)
+
+    def split_rows(self, number: int | None) -> Split:
+        """The nodes of one split; of a graph with one split always that."""
+        if not self._several:
+            return Split(self.train, self.val, self.test)
+        number = number or 0
+        if not 0 <= number < self.num_splits:
+            raise GraphError(
+                f"graph {self.name!r} has {self.num_splits} splits, 0..{self.num_splits - 1}, not {number}"
+            )
+        return self._several[number]
+
+    def split(self, number: int) -> Graph:
+        """The same graph with one of its splits, sharing everything else."""
+        if not self._several and number == 0:
+            return self
+        if not self._several:
+            raise GraphError(f"graph {self.name!r} has 1 split, number 0, not {number}")
+        return self._changed(**self.split_rows(number)._asdict())
+
+    def random_splits(
+        self, count: int, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0
+    ) -> Graph:
+        """The same graph with ``count`` random splits, of the seeds ``seed``, ``seed + 1``, ...: see random_split."""
+        if count < 1:
+            raise GraphError(f"count={count!r}: give the number of splits, at least 1")
+        drawn = [self.random_split(train, val, test, seed + number) for number in range(count)]
+        return self._with_several([Split(one.train, one.val, one.test) for one in drawn])
+
+    def _with_several(self, splits: list[Split]) -> Graph:
+        return self._changed(**splits[0]._asdict(), several=splits if len(splits) > 1 else ())
+
     def with_splits(self, train: Any = None, val: Any = None, test: Any = None) -> Graph:
-        """The same graph with other splits: boolean masks ``[N]`` or node ids."""
+        """The same graph with other splits: boolean masks ``[N]`` or node ids.
+
+        Masks ``[N, S]`` are S splits, a column each; a task chooses one with ``split=``, or ``"all"`` of them.
+        """
+        columns = columns_of(train, val, test)
+        if columns is not None:
+            return self._with_several([self._checked_split(*column) for column in columns])
+        return self._changed(**self._checked_split(train, val, test)._asdict())
+
+    def _checked_split(self, train: Any, val: Any, test: Any) -> Split:
         given = dict(zip(SPLITS, (train, val, test), strict=True))
         ids = {name: as_split(value, self.num_nodes, name, self.device) for name, value in given.items()}
         check_disjoint(**ids)
         if self.y is not None:
             for name in SPLITS:
                 validate.check_labelled(self.y, ids[name], name)
-        return self._changed(**ids)
+        return Split(**ids)
 
     def random_split(self, train: float = 0.6, val: float = 0.2, test: float | None = None, seed: int = 0) -> Graph:
         """The same graph with its labelled nodes split at random, the same for the same seed on any device.
@@ -290,7 +348,7 @@ class Graph:
         """
         nodes = torch.arange(self.num_nodes, device=self.device)
         if self.y is not None and not self.multilabel:
-            nodes = nodes[self.y >= 0]
+            nodes = nodes[~self.y.isnan() if self.regression else self.y >= 0]
         parts = random_split(nodes, train, val, test, seed)
         return self._changed(**dict(zip(SPLITS, parts, strict=True)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,41 @@ from weft.graph.data.arrays import as_ids, as_vector
 from weft.graph.data.validate import check_range
 
 SPLITS = ("train", "val", "test")
+
+
+class Split(NamedTuple):
+    """Sorted int64 node ids of the three parts of one split."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+class _Columns(list[Any]):
+    """The columns of a mask ``[N, S]``."""
+
+
+def columns_of(train: Any, val: Any, test: Any) -> list[tuple[Any, Any, Any]] | None:
+    """One ``(train, val, test)`` per column of masks ``[N, S]``; None if no mask has several columns.
+
+    A part that is given once, as ids or as a mask ``[N]``, is the same in all splits.
+    """
+    given = [None if part is None else _as_columns(part) for part in (train, val, test)]
+    counts = {len(part) for part in given if isinstance(part, _Columns)}
+    if not counts:
+        return None
+    if len(counts) > 1:
+        sizes = {name: len(part) for name, part in zip(SPLITS, given, strict=True) if isinstance(part, _Columns)}
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise GraphError(f"the masks have different numbers of columns ({shown}); give one column per split to each")
+    return [tuple(part[c] if isinstance(part, _Columns) else part for part in given) for c in range(counts.pop())]
+
+
+def _as_columns(part: Any) -> Any:
+    """A mask ``[N, S]`` as a list of its columns; anything else as it is."""
+    if getattr(part, "ndim", 0) != 2 or str(part.dtype).rpartition(".")[2] != "bool":
+        return part
+    return _Columns(part[:, column] for column in range(part.shape[1]))
 
 
 def as_split(value: Any, num_nodes: int, name: str, device: torch.device) -> Tensor:

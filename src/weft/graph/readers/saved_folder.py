@@ -2,7 +2,8 @@
 
     <folder>/meta.json      format, version, sizes, flags, summary, dtype and shape of every array
     <folder>/<array>.npy    little-endian, C order: indptr, indices, weight, relation, x (or x_indptr,
-                            x_indices, x_values), y, train, val, test; only those the graph has
+                            x_indices, x_values), y, train, val, test (train_1, val_1, ... of further
+                            splits); only those the graph has
 
 A folder is written under another name beside its place and then renamed, so it is whole or absent.
 """
@@ -16,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
@@ -25,7 +27,7 @@ from weft.graph.data.graph import Graph
 from weft.graph.data.mapped_array import ArraySpec, map_array, write_array
 from weft.graph.data.saved_marker import FORMAT, META, is_saved
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.graph.data.splits import SPLITS
+from weft.graph.data.splits import SPLITS, Split
 from weft.ops.csr.adjacency import Adjacency
 
 if TYPE_CHECKING:
@@ -111,6 +113,9 @@ def _arrays_of(graph: Graph) -> dict[str, Tensor]:
     else:
         arrays["x"] = graph.x
     arrays |= {name: getattr(graph, name) for name in SPLITS if getattr(graph, name).numel()}
+    for number in range(1, graph.num_splits):
+        parts = graph.split_rows(number)._asdict()
+        arrays |= {f"{name}_{number}": ids for name, ids in parts.items() if ids.numel()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -124,6 +129,7 @@ def _write(graph: Graph, draft: Path) -> None:
         "num_features": graph.num_features,
         "num_classes": graph.num_classes,
         "num_relations": graph.num_relations,
+        "num_splits": graph.num_splits,
         "stats": graph.stats().to_dict(),
         "arrays": specs,
     }
@@ -161,4 +167,12 @@ def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
         name=meta["name"],
         num_classes=meta["num_classes"],
         num_relations=meta["num_relations"],
+        several=_splits_of(meta.get("num_splits", 1), arrays),
     )
+
+
+def _splits_of(count: int, arrays: Mapping[str, Tensor]) -> tuple[Split, ...]:
+    """All splits, the first included; none if it is the only one."""
+    none = torch.empty(0, dtype=torch.int64)
+    names = [[name if number == 0 else f"{name}_{number}" for name in SPLITS] for number in range(count)]
+    return tuple(Split(*(arrays.get(name, none) for name in own)) for own in names) if count > 1 else ()

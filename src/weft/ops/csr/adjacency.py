@@ -255,7 +255,7 @@ class Adjacency:
         else:
             degree = torch.zeros(self.num_rows, dtype=self.weight.dtype, device=self.device)
             degree.index_add_(0, self.rows().long(), self.weight)
-        scale = degree.clamp(min=0).rsqrt()
+        scale = degree.rsqrt()
         return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 
     def mean(self) -> Adjacency:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -54,11 +55,19 @@ def infer_chunk(infer: Infer, chunk: Batch) -> Tensor:
     return found
 
 
+class Rows(Protocol):
+    """Features that are read by rows."""
+
+    def read(self, ids: Tensor) -> Tensor:
+        """The rows ``[M, F]`` of ``ids [M]``, where they are computed with."""
+
+
 class LayerWise:
     """Inference on ``device`` over ``graph`` and features ``x [N, F]``, wherever these lie."""
 
-    def __init__(self, graph: Graph, x: Tensor, device: torch.device, chunk_edges: int) -> None:
-        self._graph, self._store, self._device = graph, FeatureStore(x, device), device
+    def __init__(self, graph: Graph, x: Tensor | Rows, device: torch.device, chunk_edges: int) -> None:
+        self._store: Rows = FeatureStore(x, device) if isinstance(x, Tensor) else x
+        self._graph, self._device = graph, device
         self._edges = chunk_edges
         self._sampler = NeighbourSampler(graph, [-1], degrees="full", device=graph.device)
         self._nodes: dict[int, LayerNodes] = {}  # by layers that follow

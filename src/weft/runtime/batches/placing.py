@@ -11,7 +11,7 @@ from weft.core.errors import InputError
 from weft.core.placement import Placement
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.graph.data.splits import SPLITS
+from weft.graph.data.splits import SPLITS, Split
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.pinned import pinned
 
@@ -31,7 +31,8 @@ def place_graph(graph: Graph, placement: Placement, device: torch.device) -> Gra
         moved["relation"] = _placed_relation(graph.relation, moved["adj"])
     if all(moved[name] is getattr(graph, name) for name in moved):
         return graph
-    placed = graph._changed(**moved)
+    several = [Split(*(ids.to(device) for ids in one)) for one in map(graph.split_rows, range(graph.num_splits))]
+    placed = graph._changed(**moved, several=several if graph.num_splits > 1 else ())
     placed._stats = graph._stats
     return placed
 

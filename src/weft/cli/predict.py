@@ -1,0 +1,114 @@
+"""``weft predict``: what a trained model says of the nodes of a graph, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.files import check_file
+from weft.core.errors import SpecError
+from weft.core.files import replacing
+from weft.core.lazy.names import gc_paused
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    from weft.engine.results.result import Result
+
+ENDINGS = (".npy", ".csv")
+ROWS = 1 << 16  # of a CSV file, written at once
+WHAT = ("classes", "proba", "logits")
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or a sweep that has ended.")],
+    graph: Annotated[
+        str | None, typer.Argument(metavar="[GRAPH]", help="Name or path of a graph.", show_default="as trained on")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE.npy|FILE.csv", help="Where to write.")] = Path("predictions.csv"),
+    what: Annotated[str, typer.Option(metavar="classes|proba|logits", help="What to write per node.")] = "classes",
+    member: Annotated[
+        str | None, typer.Option(help="Of a sweep, which member by its name.", show_default="the best")
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="train|val|test", help="A split of the graph.", show_default="all nodes")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:N.")] = "auto",
+    layerwise: Annotated[
+        bool | None,
+        typer.Option(
+            "--layerwise/--whole",
+            help="Layer by layer in bounded memory, or all at once.",
+            show_default="by the size of the graph",
+        ),
+    ] = None,
+) -> None:
+    """Predict with the model in RUN on GRAPH: a row per node, with features treated as in training.
+
+    A CSV file has the columns `node` and `class` (or one per class), an NPY file the array alone.
+    """
+    check_file(out)
+    if out.suffix not in ENDINGS:
+        raise SpecError(f"--out {out}: must end in {' or '.join(ENDINGS)}")
+    if what not in WHAT:
+        raise SpecError(f"--what {what}: must be one of {', '.join(WHAT)}")
+    with gc_paused():
+        from weft.engine.results.loading import load_result
+        from weft.engine.results.result import Result
+    loaded = load_result(run)
+    if isinstance(loaded, Result):
+        if member is not None:
+            raise SpecError(f"--member {member}: {run} holds one run, not a sweep")
+        result = loaded
+    else:
+        result = loaded.best() if member is None else _member(loaded, member)
+    ids, values = _predicted(result, graph, nodes, what, device=device, layerwise=layerwise)
+    _write(out, ids, values, what)
+    typer.echo(f"{out}: {len(values):,} nodes, {what} of {result.name!r}")
+
+
+def _member(loaded: Any, name: str) -> Result:
+    try:
+        found: Result = loaded[name]
+    except KeyError as error:
+        raise SpecError(f"--member {name}: {error.args[0]}") from None
+    return found
+
+
+def _predicted(result: Result, graph: str | None, nodes: str | None, what: str, **how: Any) -> tuple[ndarray, ndarray]:
+    """The ids ``[M]`` of the nodes, and a value or a row per node."""
+    from weft.engine.results.predicting import graph_for, nodes_of
+
+    found = graph_for(result, graph)
+    ids = nodes_of(nodes, found)
+    ask = {"classes": result.predict, "proba": result.predict_proba, "logits": result.predict_logits}[what]
+    return ids.numpy(), ask(found, ids, **how).numpy()
+
+
+def _write(path: Path, ids: ndarray, values: ndarray, what: str) -> None:
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial, partial.open("wb") as file:
+            (_write_npy if path.suffix == ".npy" else _write_csv)(file, ids, values, what)
+    except OSError as error:
+        raise SpecError(f"--out {path}: cannot be written ({error.strerror}); choose another place") from None
+
+
+def _write_npy(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
+    import numpy as np
+
+    np.save(file, values)
+
+
+def _write_csv(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
+    import numpy as np
+
+    columns = ["class"] if values.ndim == 1 else [f"class_{c}" for c in range(values.shape[1])]
+    file.write((",".join(["node", *columns]) + "\n").encode())
+    whole = values.dtype.kind == "i"
+    for first in range(0, len(ids), ROWS):
+        part = values[first : first + ROWS]
+        rows = np.column_stack([ids[first : first + ROWS], part])
+        np.savetxt(file, rows, delimiter=",", fmt="%d" if whole else ["%d", *["%.9g"] * len(columns)])

@@ -1,0 +1,169 @@
+"""Results out of folders: in a fresh process they predict the same bits, and other code or weights are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from tests.engine.results.net_for_tests import Net
+from tests.graphs_for_tests import tiny_graph
+from weft.core.errors import SpecError
+
+NET = Path(__file__).with_name("net_for_tests.py")
+FRESH = """
+import sys, torch, weft
+run, member, out = sys.argv[1:]
+result = weft.load_result(run)
+result = result[member] if member else result
+torch.save([result.predict_logits(), result.predict_proba(nodes="test"), result.metrics, result.history], out)
+"""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A graph in a folder, which a fresh process finds again by its path."""
+    graph = tiny_graph(sparse=True)
+    graph.save(tmp_path / "graph")
+    return str(tmp_path / "graph")
+
+
+def fresh(run: Path, member: str, out: Path):
+    """What a new process makes of a folder."""
+    env = os.environ | {"PYTHONPATH": str(Path(weft.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", FRESH, str(run), member, str(out)], check=True, timeout=120, env=env)
+    return torch.load(out)
+
+
+def same(one, other) -> bool:
+    """Equal numbers, NaN for NaN."""
+    return json.dumps(one) == json.dumps(other)
+
+
+def test_a_run_loaded_in_a_fresh_process_predicts_the_same_bits(saved, tmp_path):
+    shutil.copy(NET, tmp_path / "net.py")
+    model = f"{tmp_path / 'net.py'}:Net"
+    task = weft.Task(graph=saved, model=model, hidden=6, feature_norm="row", epochs=5, eval_every=2)
+    result = weft.run(task, out=tmp_path / "run", progress=False, device="cpu")
+    logits, test, metrics, history = fresh(tmp_path / "run", "", tmp_path / "out.pt")
+    assert torch.equal(logits, result.predict_logits())
+    assert torch.equal(test, result.predict_proba(nodes="test"))
+    assert same(metrics, result.metrics)
+    assert same(history, result.history)
+
+
+def test_a_sweep_loaded_in_a_fresh_process_predicts_the_same_bits(saved, tmp_path):
+    sweep = weft.Sweep(saved, hidden=[4, 8], seed=[0, 1], epochs=4, feature_norm="row")
+    result = weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
+    name = "hidden=4 seed=1"
+    logits, *_ = fresh(tmp_path / "run", name, tmp_path / "out.pt")
+    assert torch.equal(logits, result[name].predict_logits())
+    loaded = weft.load_result(tmp_path / "run")
+    assert loaded.sweep == sweep
+    assert loaded.to_dicts() == result.to_dicts()
+    assert loaded.best().name == result.best().name
+    assert loaded.settings_table() == result.settings_table()
+    assert loaded.graphs == result.graphs
+
+
+def test_models_and_graphs_given_as_objects_are_given_again(tmp_path):
+    graph = tiny_graph()
+    result = weft.run(weft.Task(graph=graph, model=Net, epochs=3), out=tmp_path, progress=False, device="cpu")
+    with pytest.raises(SpecError, match=r"given as an object; give it again: load_result\(folder, model=Net\)"):
+        weft.load_result(tmp_path)
+    loaded = weft.load_result(tmp_path, model=Net)
+    with pytest.raises(SpecError, match="trained on a graph that was given as an object, <tiny>; give graph="):
+        loaded.predict()
+    assert torch.equal(loaded.predict_logits(graph), result.predict_logits())
+    again = weft.load_result(tmp_path, model={"Net": Net}, graph={"tiny": graph})
+    assert torch.equal(again.predict(), result.predict())
+
+
+def test_code_that_has_changed_is_refused(saved, tmp_path):
+    shutil.copy(NET, tmp_path / "net.py")
+    task = weft.Task(graph=saved, model=f"{tmp_path / 'net.py'}:Net", epochs=2)
+    result = weft.run(task, out=tmp_path / "run", progress=False, device="cpu")
+    (tmp_path / "net.py").write_text(NET.read_text().replace("torch.relu", "torch.tanh"))
+    with pytest.raises(SpecError, match=r"net\.py has changed since"):
+        weft.load_result(tmp_path / "run").predict()
+    loaded = weft.load_result(tmp_path / "run", model=Net)
+    assert torch.equal(loaded.predict_logits(), result.predict_logits())
+
+
+def test_weights_of_another_model_and_another_graph_are_refused(saved, tmp_path):
+    weft.run(weft.Task(graph=saved, hidden=4, epochs=2), out=tmp_path / "run", progress=False, device="cpu")
+    about = json.loads((tmp_path / "run" / "result.json").read_text())
+    about["task"]["hidden"] = 5
+    (tmp_path / "run" / "result.json").write_text(json.dumps(about))
+    with pytest.raises(SpecError, match="holds the weights of another gcn than there is now: size mismatch"):
+        weft.load_result(tmp_path / "run").predict()
+    about["task"]["hidden"] = 4
+    (tmp_path / "run" / "result.json").write_text(json.dumps(about))
+    weft.Graph.from_edges([0], [1], x=torch.ones(2, 9), y=[0, 1], train=[0]).save(saved, overwrite=True)
+    with pytest.raises(SpecError, match=r"had 60 nodes, .* when it was trained on, and has 2 nodes"):
+        weft.load_result(tmp_path / "run").predict()
+
+
+def test_what_is_no_folder_of_a_run_is_one_sentence(tmp_path):
+    with pytest.raises(SpecError, match="does not exist"):
+        weft.load_result(tmp_path / "nowhere")
+    with pytest.raises(SpecError, match="is no folder of a run"):
+        weft.load_result(tmp_path)
+    (tmp_path / "result.json").write_text('{"task": {}}')
+    with pytest.raises(SpecError, match="lacks or garbles an entry"):
+        weft.load_result(tmp_path)
+    (tmp_path / "result.json").write_text("{")
+    with pytest.raises(SpecError, match="cannot be read"):
+        weft.load_result(tmp_path)
+
+
+def test_members_that_failed_are_there_without_a_model(saved, tmp_path):
+    sweep = weft.Sweep(saved, tasks=[{"lr": 0.01}, {"lr": 1e30}], epochs=4)
+    weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
+    loaded = weft.load_result(tmp_path / "run")
+    assert [member.status for member in loaded] == ["finished", "diverged"]
+
+
+def test_predicting_from_a_shell(saved, tmp_path, monkeypatch, capsys):
+    from weft.cli.main import main
+
+    sweep = weft.Sweep(saved, hidden=[4, 8], epochs=4)
+    result = weft.run(sweep, out=tmp_path / "run", progress=False, device="cpu")
+    graph = weft.open(saved)
+
+    def call(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["weft", "predict", *words])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        told = capsys.readouterr()
+        return leaving.value.code or 0, told.out + told.err
+
+    run, npy, csv = str(tmp_path / "run"), str(tmp_path / "p.npy"), str(tmp_path / "deep" / "p.csv")
+    assert call(run, "--out", npy, "--device", "cpu")[0] == 0
+    assert np.array_equal(np.load(npy), result.best().predict().numpy())
+    assert call(run, saved, "--out", csv, "--what", "proba", "--member", "hidden=4", "--nodes", "test")[0] == 0
+    table = np.loadtxt(csv, delimiter=",", skiprows=1)
+    assert table[:, 0].astype(int).tolist() == graph.test.tolist()
+    expected = result["hidden=4"].predict_proba(nodes="test").numpy()
+    assert np.array_equal(table[:, 1:].astype(np.float32), expected)
+    assert Path(csv).read_text().startswith("node,class_0,class_1,class_2\n")
+    assert call(run, "--out", csv, "--layerwise")[0] == 0
+    assert Path(csv).read_text().splitlines()[1].count(",") == 1
+    for words, sentence in {
+        ("--out", "x.txt"): "must end in .npy or .csv",
+        ("--what", "odds"): "must be one of classes, proba, logits",
+        ("--member", "hidden=5"): "no member 'hidden=5'",
+        ("nowhere.npz",): "does not exist",
+    }.items():
+        code, told = call(run, *words)
+        assert code == 2, told
+        assert sentence in told
+        assert "Traceback" not in told
