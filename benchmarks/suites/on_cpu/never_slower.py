@@ -27,7 +27,7 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from weft.core.plan import Plan
 from weft.graph.data.graph import Graph
 from weft.runtime.group import GroupRun
-from weft.runtime.step.inputs import takes_edge_index
+from weft.runtime.user_modules.call_style import takes_edges
 
 GRAPHS = ("shape:cora", "shape:pubmed", "shape:proteins")
 MODULES = {
@@ -75,7 +75,7 @@ def evaluate(model: nn.Module, graph: Graph, inputs: Sequence[Any]) -> float:
 def inputs_of(module: str, graph: Graph, x: Tensor) -> tuple[Any, Any]:
     """What the module is called with."""
     model = MODULES[module]()(graph.num_features, graph.num_classes)
-    return x, graph.edge_index() if takes_edge_index(model) else graph.adj
+    return x, graph.edge_index() if takes_edges(model) else graph.adj
 
 
 def group_of(tasks: Sequence[weft.Task], graph: Graph) -> GroupRun:

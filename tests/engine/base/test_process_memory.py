@@ -43,6 +43,16 @@ def test_small_blocks_leave_holes_and_large_ones_do_not():
     assert process_bytes(program(MIB), program(9 * MIB)) == BESIDE + MIB + int(small * 9 * MIB)
 
 
+def test_freed_memory_is_given_back():
+    parts = [np.ones(MIB // 2, dtype=np.uint8) for _ in range(200)]
+    kept = parts[::50]
+    before = resident_bytes()
+    del parts
+    give_back_heap()
+    assert len(kept) == 4
+    assert resident_bytes() <= before
+
+
 CHILD = """
 import json, sys
 import weft
@@ -67,16 +77,6 @@ def predicted_and_taken(settings):
         {"graph": "shape:pubmed", "model": "gcn", "layers": 3, "seed": [0, 1, 2, 3]},
     ],
 )
-def test_freed_memory_is_given_back():
-    parts = [np.ones(MIB // 2, dtype=np.uint8) for _ in range(200)]
-    kept = parts[::50]
-    before = resident_bytes()
-    del parts
-    give_back_heap()
-    assert len(kept) == 4
-    assert resident_bytes() <= before
-
-
 def test_a_process_takes_what_was_predicted(settings):
     found = predicted_and_taken(settings)
     if found[1] > 1.10 * found[0]:  # the first process that needs a kernel also holds its compiler
