@@ -27,7 +27,7 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from weft.core.plan import Plan
 from weft.graph.data.graph import Graph
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.call_style import takes_edges
+from weft.runtime.step.inputs import takes_edges
 
 GRAPHS = ("shape:cora", "shape:pubmed", "shape:proteins")
 MODULES = {
