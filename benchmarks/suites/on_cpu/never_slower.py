@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.suites.on_cpu.never_slower [--out never_slower.json]
 
 Sides: ``sweep`` is the group that ``weft.run`` builds for all tasks, stacked, or side by side where a stack is slower;
-``turn`` one task alone in Weft, times their number; ``loop`` a plain loop of torch, times their number. An epoch
-trains and evaluates on all sides. Times are CPU milliseconds of an epoch of all tasks on one thread, which a busy
+``turn`` as many epochs of one task alone in Weft; ``loop`` as many of a plain loop of torch. An epoch trains and
+evaluates on all sides. Times are CPU milliseconds of an epoch of all tasks on one thread, which a busy
 machine changes less than what a clock says: the least of ``--runs``, in alternation.
 """
 
@@ -93,18 +93,22 @@ def cpu_ms(work: Callable[[], Any]) -> float:
     return 1e3 * (time.process_time() - begin)
 
 
+def times(count: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """``work``, so many times."""
+    return lambda: [work() for _ in range(count)]
+
+
 def measure(module: str, graph: Graph, x: Tensor, args: Namespace) -> dict[str, Any]:
     """The least CPU milliseconds of an epoch on every side, and the stacks that the sweep has."""
-    tasks = tasks_of(module, graph, args.tasks, 5 * args.runs + 20)
+    tasks = tasks_of(module, graph, args.tasks, args.tasks * (args.runs + 2))
     together, alone = group_of(tasks, graph), group_of(tasks[:1], graph)
-    epochs = {"sweep": together.step, "turn": alone.step}
-    epochs["loop"] = loop_epoch(tasks[0], graph, inputs_of(module, graph, x))
-    taken: dict[str, list[float]] = {side: [] for side in epochs}
-    for turn in range(args.runs + 1):
-        for side, epoch in epochs.items():
-            for _ in range(1 if side == "sweep" or turn == 0 else 3):  # as many chances to be undisturbed
-                taken[side].append(cpu_ms(epoch))
-    least = {side: min(found[1:]) * (1 if side == "sweep" else args.tasks) for side, found in taken.items()}
+    epoch = loop_epoch(tasks[0], graph, inputs_of(module, graph, x))
+    works = {"sweep": together.step, "turn": times(args.tasks, alone.step), "loop": times(args.tasks, epoch)}
+    taken: dict[str, list[float]] = {side: [] for side in works}
+    for _ in range(args.runs + 1):
+        for side, work in works.items():
+            taken[side].append(cpu_ms(work))
+    least = {side: min(found[1:]) for side, found in taken.items()}
     return {
         **{f"{side}_ms": round(ms, 2) for side, ms in least.items()},
         "stacks": len(together.stacks),
