@@ -24,6 +24,7 @@ class Cost:
 
     ``peak_bytes``: the most that tensors take at once; ``reserved_bytes``: with what the allocator holds beyond
     that; ``total_bytes``: with the CUDA context and libraries as well, which is what a device must have.
+    ``process_bytes``: on a CPU, of the whole process: Python, torch, kernels, and what the system's allocator holds.
     ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...). ``training_bytes``: the most that
     tensors take in a step without an evaluation.
 
@@ -47,6 +48,7 @@ class Cost:
     measured: bool = False
     corrected: bool = False
     uncorrected: Mapping[str, float] = field(default_factory=dict)
+    process_bytes: int = 0
     training_bytes: int = 0
 
     def __post_init__(self) -> None:

@@ -31,7 +31,8 @@ class GroupRun(GroupState):
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
-    of batches: the whole graph, unless given.
+    of batches: the whole graph, unless given. ``measure``: on a CPU, tasks whose stack turns out slower than each
+    alone train side by side as well; ``plan`` then says so.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class GroupRun(GroupState):
         device: torch.device,
         merger: StepMerger | None = None,
         make_source: MakeSource = FullGraph,
+        measure: bool = False,
     ) -> None:
-        built = GroupBuild(tasks, graph, plan, device, make_source)
+        built = GroupBuild(tasks, graph, plan, device, make_source, measure)
         super().__init__(tasks, device, built.stacks, built.members, built.own_random)
-        self.plan, self.graph, self._inputs, self._notes = plan, built.graph, built.inputs, built.notes
+        self.plan, self.graph, self._inputs, self._notes = built.plan, built.graph, built.inputs, built.notes
         self.epochs = max(task.epochs for task in tasks)
-        self.group_step = GroupStep(self.stacks, plan, device, merger, built.own_random, self._notes)
+        self.group_step = GroupStep(self.stacks, self.plan, device, merger, built.own_random, self._notes)
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
         self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
@@ -133,12 +135,11 @@ class GroupRun(GroupState):
         self._with_evaluation = self._replay(self.group_step.evaluated, record=self._may_record())
 
     def _may_record(self) -> bool:
-        """Whether to capture the step: as planned, unless a module keeps something in Python between calls."""
-        hidden = [stack.members for stack in self.stacks if stack.members.hidden_state is not None]
-        if not self.plan.replay or not hidden:
+        """Whether to capture the step: as planned, unless something is kept in Python between calls."""
+        reasons = [why for why in map(_eager, self.stacks) if why is not None]
+        if not self.plan.replay or not reasons:
             return self.plan.replay
-        why = f"model {hidden[0].tasks[0].model_name}: {hidden[0].hidden_state}, and a CUDA graph would repeat one call"
-        note = f"the step runs eagerly: {why}"
+        note = f"the step runs eagerly: {reasons[0]}"
         self._notes += [note] if note not in self._notes else []
         return False
 
@@ -215,3 +216,11 @@ class GroupRun(GroupState):
         if any(stack in self.stacks for stack in changed):
             self.group_step.rebuild()
         return changed
+
+
+def _eager(stack: Stack) -> str | None:
+    """Why the step of a stack must not be captured; None if it may be."""
+    hidden = stack.members.hidden_state
+    if hidden is not None:
+        return f"model {stack.tasks[0].model_name}: {hidden}, and a CUDA graph would repeat one call"
+    return stack.eager

@@ -15,8 +15,10 @@ from torch import nn
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
+from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
@@ -26,6 +28,8 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
@@ -34,8 +38,10 @@ from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
+from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.free_threads import FreeThreads, Look
 from weft.engine.training.group_queue import TRIED, GroupQueue
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
@@ -89,6 +95,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._began = Look.here()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
@@ -128,6 +135,7 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
+        self._tell_budget()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
         queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
@@ -138,6 +146,8 @@ class Job:
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
@@ -149,6 +159,15 @@ class Job:
         return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
+
+    def _tell_budget(self) -> None:
+        """Say, before a run on a CPU, what a budget there is of: nothing stops a process that takes more."""
+        most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
+        if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
+            self._events.note(
+                f"the budget of {show_bytes(self._options.budget)} is of what the training adds; the process will take "
+                f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
+            )
 
     def _take_modes(self) -> None:
         """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""
@@ -200,9 +219,11 @@ class Job:
                     self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
-                    group = self._make_group(tasks, graph, plan)
+                    with gc_paused():  # it imports and loads kernels, which make many objects that stay
+                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
+            plan = group.plan
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
             if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
@@ -225,10 +246,30 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
+        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
         whole = not tasks[0].sampled and self._options.batches is None
         source = FullGraph if whole else self._sampled_source(tasks[0], plan)
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+        measure = measure and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        if group.plan is not plan:
+            group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
+            self._replace(plan, group.plan)
+        told = move_in(group, self._pool) if self._pool is not None else ""
+        if told:
+            self._events.note(told)
+        return group
+
+    @property
+    def _pool(self) -> DevicePool | None:
+        """The buffer of the device that a worker has for all of its groups."""
+        return None if self._store is None else self._store.pool
+
+    def _replace(self, old: Plan, new: Plan) -> None:
+        """Take another plan for a group than the one it was planned with."""
+        self.groups = [(name, new if one == old else one) for name, one in self.groups]
+        if self._folder is not None and self._folder.opened:
+            self._folder.save_groups(self.groups)
 
     def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
         from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
@@ -256,11 +297,9 @@ class Job:
         key = phases_key(group.tasks, group.plan.places, digest, trainer)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
-            self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]
+            self._replace(group.plan, plan)
             group.plan = plan
             self._events.note(told)
-            if self._folder is not None:
-                self._folder.save_groups(self.groups)
         return adapter
 
     def _begin(self, key: str, group: GroupRun) -> None:
@@ -300,7 +339,8 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
+        called = callbacks_of(group.tasks)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
@@ -318,15 +358,17 @@ class Job:
             self._report()
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        return Session(group, self._events, save, driver, self._options.control)
+        threads = FreeThreads(self._began) if self._device.type == "cpu" else None
+        return Session(group, self._events, save, driver, self._options.control, threads)
 
     def _interrupted(self, session: Session) -> Interrupted:
         place = None if session.checkpoint is None else session.checkpoint.parent
         return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from."""
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
+        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
         self.groups[self.groups.index((key, plan))] = (key, measured)
         if self._predicted_here:
             self._planner.learn(measured, self._folder.path if self._folder is not None else None)

@@ -15,10 +15,12 @@ from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
 from weft.core.division import Division
 from weft.core.errors import SpecError, TrainingError
+from weft.core.settings.loop_settings import lower_is_better
 from weft.engine.base.control import Control
 from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.member_progress import MemberProgress
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source
@@ -31,7 +33,8 @@ class Session:
 
     ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless the caller
     does, who then calls :meth:`advance` and :meth:`apply` only; ``control`` has requests from outside. ``left`` says
-    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``.
+    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``. ``threads`` chooses how
+    many compute, between advances.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class Session:
         save: Save | None = None,
         driver: Driver | None = None,
         control: Control | None = None,
+        threads: FreeThreads | None = None,
     ) -> None:
-        self.group, self._events, self._save_to = group, events, save
+        self.group, self._events, self._save_to, self._threads = group, events, save, threads
         self._driver = driver or Driver(outline_of(group))
         self._control, self._acted_on = control or Control(), Requests()
         self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
@@ -52,7 +56,7 @@ class Session:
         self._next: int | None = None  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.tracks)  # before the last advance
-        self._told_notes = 0
+        self._told_notes, self._told_threads = 0, False
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
     @property
@@ -83,7 +87,14 @@ class Session:
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
         while not self.finished:
+            self._choose_threads()
             self.apply(self.decide(self.advance()))
+
+    def _choose_threads(self) -> None:
+        changed = self._threads.choose() if self._threads is not None else None
+        if changed is not None and not self._told_threads:  # once: they may change every second
+            self._events.note(changed)
+            self._told_threads = True
 
     # ---- advance -------------------------------------------------------------------------------------
 
@@ -163,6 +174,7 @@ class Session:
         for stop in decision.stop:
             self.tracks[self._places[stop.member]].stop(stop.status, stop.message)
         self.group.stop(self._places[stop.member] for stop in decision.stop)
+        self.group.scale_rates({self._places[name]: factor for name, factor in decision.rates.items()})
         if decision.drop:
             self.group.drop([self._places[name] for name in decision.drop])
         self._next = decision.advance
@@ -181,7 +193,7 @@ class Session:
                 "decide from its latest updates"
             )
         stopped = {stop.member for stop in decision.stop}
-        unknown = [name for name in (*stopped, *decision.drop) if name not in self._places]
+        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._places]
         if unknown:
             raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._places)}")
         ended = [name for name in stopped if not self.tracks[self._places[name]].running]
@@ -255,5 +267,6 @@ def outline_of(group: GroupRun) -> GroupOutline:
         watched, columns = f"val_{member.stack.metric}", member.stack.columns
         score = columns.index(watched) if watched in columns else -1
         graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
-        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}"))
+        about = {"columns": tuple(columns), "lower": lower_is_better(watched)}
+        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about))
     return GroupOutline(tuple(members), group.device.type, group.plan.compiled)

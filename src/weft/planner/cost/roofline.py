@@ -97,7 +97,7 @@ def seconds(
     """
     mode = mode or RunMode()
     plain = _Clock(program, machine, Calibration(), stats, mode)
-    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, mode)
+    clock = plain if calibration is None else _corrected(plain, calibration)
     return Cost(
         seconds=clock.resources,
         families=clock.families,
@@ -121,7 +121,8 @@ class OperatorSeconds:
         stats: GraphStats | None,
         mode: RunMode,
     ) -> None:
-        self._clock = _Clock(program, machine, calibration or Calibration(), stats, mode)
+        plain = _Clock(program, machine, Calibration(), stats, mode)
+        self._clock = plain if calibration is None else _corrected(plain, calibration)
         self._evaluated, self._steps = mode.chunks / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
@@ -286,7 +287,7 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     It is the largest thing the operator reads that is neither the graph nor an index. Weights are parts of one long row
     a task: where features are sparse and pick among them, there are as many rows as features.
     """
-    tables = _tables(op, program)
+    tables = [value for value in _tables(op, program) if stats is None or not _per_entry(value, stats)]
     if not tables:
         return (stats.num_nodes if stats else 1), 256.0
     value = max(tables, key=lambda value: value.bytes)
@@ -297,6 +298,12 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     for size in value.shape[place + 1 :]:
         width *= size
     return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
+
+
+def _per_entry(value: Value, stats: GraphStats) -> bool:
+    """Whether it has a number per stored feature or edge, such as features after dropout: no rows to fetch."""
+    counts = (stats.feature_nnz, stats.num_edges, stats.num_edges + stats.num_nodes)
+    return any(size in counts for size in value.shape)
 
 
 def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:
@@ -322,3 +329,9 @@ def _node_dimension(value: Value, stats: GraphStats | None) -> int:
     if stats is not None and stats.num_nodes in value.shape[:-1]:
         return value.shape.index(stats.num_nodes)
     return len(value.shape) - 2
+
+
+def _corrected(plain: _Clock, calibration: Calibration) -> _Clock:
+    """The same epoch with the corrections that hold for one of its length."""
+    own = calibration.for_epoch(sum(plain.families.values()))
+    return _Clock(plain.program, plain.machine, own, plain.stats, plain.mode)

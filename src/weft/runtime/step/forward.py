@@ -19,15 +19,17 @@ from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
+from weft.runtime.loop.outputs import with_member
 from weft.runtime.step.backward import gradient
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.counted_dropout import CountedDropout
+from weft.runtime.user_modules.stacked_rows import StackedRows
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
-Loss = Callable[[Tensor, Batch], Tensor]
+Loss = Callable[[Any, Batch], Tensor]
 Watch = Callable[[int, Tensor], None]
 
 
@@ -39,7 +41,8 @@ class Forward:
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
     (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`).
+    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`), on a CPU
+    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.user_modules.stacked_rows.StackedRows`).
     """
 
     def __init__(
@@ -70,9 +73,8 @@ class Forward:
     def __call__(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         if flat.shape[0] == 1:
-            return self.one(flat.view(-1), training, batch)[
-                None
-            ]  # a view: taking row 0 would have a backward of its own
+            # a view: taking row 0 would have a backward of its own
+            return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
         weights = self._watched(self._layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers
@@ -146,9 +148,16 @@ class Forward:
         """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
         if self._built_in:
             return self.call(batch)
-        products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
-        with CountedDropout(clock, self._first_site, self._reduce), products, self.around:
+        with CountedDropout(clock, self._first_site, self._reduce), self._replacing(clock), self.around:
             return self.call(batch)
+
+    def _replacing(self, clock: Tensor) -> AbstractContextManager[Any]:
+        """Weft's own products on a GPU; on a CPU, rows of all tasks fetched at once in a stack."""
+        if not self._own_products:
+            return nullcontext()
+        if on_gpu(clock):
+            return TallLinear()
+        return StackedRows() if self._state.members > 1 else nullcontext()
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.bind(clock, rates)
