@@ -109,12 +109,22 @@ class LargeBatch:
 def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> LargeBatch:
     """A batch :data:`DEVIATIONS` standard deviations above the expected one.
 
-    What one seed leads to deviates by about as much as it is, so that of S seeds by its part of the square root of S.
+    What one seed leads to deviates by about as much as it is, or as its neighbours do where all of them are taken; that
+    of S seeds deviates by its part of the square root of S.
     """
-    expected, more = expected_batch(stats, fanouts, seeds), 1.0 + DEVIATIONS / math.sqrt(max(seeds, 1))
+    expected = expected_batch(stats, fanouts, seeds)
+    more = 1.0 + DEVIATIONS * max(_deviation(stats, fanouts), 1.0) / math.sqrt(max(seeds, 1))
     rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
     nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
     return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)
+
+
+def _deviation(stats: GraphStats, fanouts: Sequence[Hop]) -> float:
+    """Root mean square of the neighbours that a random node picks first, over their mean."""
+    kinds, fanout = _kinds(stats), next(iter(picks_per_hop(fanouts, stats)), 0)
+    whole = max(sum(kind.count for kind in kinds), 1.0)
+    mean, square = (sum(kind.count * kind.picks(fanout) ** power for kind in kinds) / whole for power in (1, 2))
+    return math.sqrt(square) / max(mean, 1e-9)
 
 
 def _after(kind: NodeKind, picks: float, stats: GraphStats) -> NodeKind:
