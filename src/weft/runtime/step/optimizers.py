@@ -38,10 +38,10 @@ def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
     corrections = ([1 - beta**t for t in counts] for beta in (beta1, beta2))
     # Column by column: a tensor of rows takes seconds for the steps of a long sampled run.
     table = torch.empty(len(rates), 10, dtype=torch.float32)
-    for first, numbers in ((1, fixed), (8, [1 - beta1, 1 - beta2])):
-        table[:, first : first + len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
-    for column, column_of in zip((0, 6, 7), (rates, *corrections), strict=True):
-        table[:, column] = torch.tensor(array("d", column_of), dtype=torch.float64)
+    table[:, 1:6] = torch.tensor(fixed, dtype=torch.float64)
+    table[:, 8:] = torch.tensor([1 - beta1, 1 - beta2], dtype=torch.float64)
+    for column, numbers in zip((0, 6, 7), (rates, *corrections), strict=True):
+        table[:, column] = torch.tensor(array("d", numbers), dtype=torch.float64)
     return table
 
 
