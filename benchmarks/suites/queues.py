@@ -35,7 +35,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, conditions, fit
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, calibrated, conditions, fit
 from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
 from benchmarks.queue_runs.queue_server import QueueRun, QueueServer, peak_bytes
 from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
@@ -190,7 +190,8 @@ def measure_pairs(
 
 def simulated(name: str, known: Sequence[QueuedTask], server: QueueServer, fitted: Fit) -> Simulation:
     """The queue by the simulator."""
-    return simulate(find_policy(name), known, [server.device_state()], conditions(fitted.contention), name)
+    tasks, there = calibrated(known, fitted), [server.device_state()]
+    return simulate(find_policy(name), tasks, there, conditions(fitted.contention), name)
 
 
 # ---- everything ------------------------------------------------------------------------------------------
