@@ -148,7 +148,7 @@ def node_ids(nodes: Nodes, graph: Graph) -> Tensor:
 
 def _right(logits: Tensor, rows: Tensor, graph: Graph) -> dict[str, Any]:
     """The share of the nodes whose class is as labelled, of a graph with one class per node."""
-    if graph.multilabel or graph.y is None or not len(rows):
+    if graph.multilabel or graph.regression or graph.y is None or not len(rows):
         return {}
     labels = graph.y.cpu()[rows]
     known = labels >= 0

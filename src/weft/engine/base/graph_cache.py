@@ -148,7 +148,7 @@ def check_trainable(task: Task, found: Graph | GraphStats) -> None:
             f"{name} has no training nodes; give train=, or make a split: graph.random_split(train=0.6, val=0.2), "
             "in a shell `weft data convert IN OUT --split 0.6,0.2`"
         )
-    if stats.num_classes < 2 and not stats.multilabel:
+    if stats.num_classes < 2 and not stats.multilabel and not stats.regression and not task.has_own("objective"):
         raise GraphError(f"{name} has {stats.num_classes} class; training needs at least 2")
     if task.patience is not None and not stats.num_val:
         raise SpecError(

@@ -38,6 +38,7 @@ from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
+from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads, Look
@@ -338,7 +339,8 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
+        called = callbacks_of(group.tasks)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:
@@ -364,8 +366,9 @@ class Job:
         return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from."""
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
+        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
         self.groups[self.groups.index((key, plan))] = (key, measured)
         if self._predicted_here:
             self._planner.learn(measured, self._folder.path if self._folder is not None else None)
