@@ -122,6 +122,7 @@ class Job:
             check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
+            self._tell_of_graphs()
             stack.enter_context(self._cap())
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
@@ -147,6 +148,13 @@ class Job:
         return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
+
+    def _tell_of_graphs(self) -> None:
+        """Note what reading the graphs left out or changed."""
+        found = [self._graphs.summary(task) for task in self._tasks.values()]
+        notes = [f"graph {graph.name!r}: {note}" for graph in found if isinstance(graph, Graph) for note in graph.notes]
+        for note in dict.fromkeys(notes):
+            self._events.note(note)
 
     def _take_modes(self) -> None:
         """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""

@@ -73,6 +73,11 @@ class Batch:
         relation = self._only_block().relation
         return None if relation is None else relation.long()
 
+    @property
+    def edge_attr(self) -> Tensor | None:
+        """Features of the edges ``[E]`` or ``[E, D]``, in the same order."""
+        return self._only_block().edge_attr
+
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):
             return self.blocks

@@ -20,7 +20,11 @@ from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 
-EDGE_ARGUMENTS = ("edge_weight", "edge_type")  # of a model that takes edge_index, by the names of its parameters
+EDGE_ARGUMENTS = (
+    "edge_weight",
+    "edge_type",
+    "edge_attr",
+)  # of a model that takes edge_index, by the names of its parameters
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:

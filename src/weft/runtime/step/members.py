@@ -37,6 +37,7 @@ from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
 
@@ -60,6 +61,7 @@ class Members:
         self._inputs, self._first_once = inputs, first_once
         self._graph = inputs.graph
         self.notes: list[str] = []
+        self._made_dense = False  # sparse features, for a user's model that does not take them
         widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
@@ -69,12 +71,13 @@ class Members:
         self.without_gradient: tuple[str, ...] = ()
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
+        check_edges(self._task, self._model, self._graph)
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
         rates = self._take_rates(models)
         self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
-        self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
+        self.source = self._source(dense=self._made_dense or (self._sparse and takes_edge_index(self._model)))
         _set_reduce(self._model, self.source.reduce)
         self._check_norms()
         self.layout = self._checked_layout(tasks, models)
@@ -83,7 +86,7 @@ class Members:
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self._forward(self._model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
-        self.notes += _empty_relations(self._task, self._graph)
+        self.notes += _empty_relations(self._task, self._graph) + unread_edges(self._task, self._model, self._graph)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -165,7 +168,7 @@ class Members:
         model = self._build(task)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
-                self._call_lazy(model, task, dense=bool(self.notes) or (self._sparse and takes_edge_index(model)))
+                self._call_lazy(model, task, dense=self._made_dense or (self._sparse and takes_edge_index(model)))
             except SpecError as error:
                 self._note_dense(error)
                 self._call_lazy(model, task, dense=True)
@@ -268,8 +271,9 @@ class Members:
 
     def _note_dense(self, error: SpecError) -> None:
         """Add a note that features are made dense, if that may help a user's model that failed with ``error``."""
-        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
+        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self._made_dense:
             raise error
+        self._made_dense = True
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
     def _source(self, dense: bool) -> Source:
