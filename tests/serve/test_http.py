@@ -65,6 +65,33 @@ def test_six_tasks_finish_with_the_numbers_of_a_run(server, anna):
     assert all(same(anna.result(name)["history"], expected[name]) for name in by_id)
 
 
+def test_inference_over_http_and_from_the_command_line(server, anna, tmp_path):
+    from safetensors.torch import load_file
+
+    [trained] = anna.submit(weft.Task(**TASK, seed=25))
+    asked = anna.infer(trained["id"], nodes=[3, 5], latency_target=60)
+    assert asked["kind"] == "inference"
+    [ended] = anna.wait([asked], 60)
+    assert ended["state"] == "done", ended["error"]
+    assert ended["result"]["late"] is False
+    place = anna.fetch(asked["id"], tmp_path)
+    assert sorted(path.name for path in place.iterdir()) == ["predictions.safetensors", "result.json"]
+    assert load_file(place / "predictions.safetensors")["nodes"].tolist() == [3, 5]
+    weights = anna.fetch(trained["id"], tmp_path) / "model.safetensors"
+    (server.folder / "graphs" / "mine.safetensors").write_bytes(weights.read_bytes())
+    (tmp_path / "one.toml").write_text('graph = "ours"\n[model]\nname = "gcn"\nhidden = 8\n')
+    reach = ["--server", server.url, "--token", ANNA]
+    wanted = [str(tmp_path / "one.toml"), "--weights", "mine.safetensors", "--nodes", "3,5", "--wait", "--json"]
+    [other] = json.loads(CliRunner().invoke(cli, ["submit", *wanted, *reach], catch_exceptions=False).stdout)
+    again = anna.fetch(other["id"], tmp_path) / "predictions.safetensors"
+    assert load_file(again)["logits"].tolist() == load_file(place / "predictions.safetensors")["logits"].tolist()
+    assert other["id"] in [task["id"] for task in anna.tasks("done") if task["kind"] == "inference"]
+    wrong = CliRunner().invoke(cli, ["submit", "--nodes", "test", *reach])
+    assert "is for inference" in str(wrong.exception)
+    with http(server) as client:
+        assert client.get(f"/api/tasks/{trained['id']}/predictions").status_code == 410
+
+
 def test_results_and_weights_can_be_fetched(anna, tmp_path):
     from safetensors.torch import load_file
 

@@ -39,6 +39,8 @@ BODIES = PLAIN | st.fixed_dictionaries(
     {"task": TASKS},
     optional=dict.fromkeys(("key", "priority", "after", "budget", "deadline", "max_attempts", "user"), PLAIN),
 )
+INFER = st.fixed_dictionaries({}, optional=dict.fromkeys(("of", "weights", "nodes", "graph", "latency_target"), PLAIN))
+INFERENCES = st.fixed_dictionaries({"infer": PLAIN | INFER}, optional={"task": TASKS, "tasks": PLAIN, "key": PLAIN})
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 
 
@@ -64,7 +66,7 @@ def client(tmp_path_factory):
 
 
 @FEW
-@given(body=BODIES)
+@given(body=BODIES | INFERENCES)
 def test_any_body(client, body):
     answer = client.post("/api/tasks", content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert answer.status_code == 201 or 400 <= answer.status_code < 500, answer.text

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.core.errors import SpecError
 from weft.core.settings.spec_file import read_spec
+from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -36,7 +38,9 @@ def _client(server: str | None, token: str | None) -> Client:
 
 
 def submit(
-    spec: Annotated[Path, typer.Argument(help="TOML file of a task or a sweep.", metavar="SPEC.toml")],
+    spec: Annotated[
+        Path | None, typer.Argument(help="TOML file of a task or a sweep.", metavar="[SPEC.toml]", show_default=False)
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting: --set train.lr=0.02; repeat."),
@@ -51,6 +55,21 @@ def submit(
     budget: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Memory that each task may take.", show_default="its estimate")
     ] = None,
+    infer: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Infer with the best weights of a task, once it is done.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Infer with this file of the server's folder of graphs.")
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Of an inference task: all, train, val, test, or ids: 3,5,8.", show_default="all")
+    ] = None,
+    graph: Annotated[
+        str | None, typer.Option(help="Of an inference task: another graph.", show_default="the one trained on")
+    ] = None,
+    latency_target: Annotated[
+        float | None, typer.Option(metavar="S", help="Of an inference task: seconds to its answer.")
+    ] = None,
     user: Annotated[str | None, typer.Option(help="Whose tasks they are, on a server without tokens.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended.")] = False,
     json: Json = False,
@@ -59,11 +78,19 @@ def submit(
 ) -> None:
     """Queue the task or every task of the sweep in SPEC, and print their ids.
 
+    With --infer TASK, or SPEC and --weights FILE, queue an inference task; `weft fetch` downloads its predictions.
     Exit codes: 0 queued (with --wait: all done), 2 refused, 3 one of them failed.
     """
     client = _client(server, token)
-    work = read_spec(spec, changes or [])
-    found = client.submit(work, key=key, priority=priority, after=after or (), budget=budget, user=user)
+    common: dict[str, Any] = {"key": key, "priority": priority, "after": after or (), "user": user}
+    asked = {"nodes": _parse_nodes(nodes), "graph": graph, "latency_target": latency_target}
+    if infer is not None or weights is not None:
+        _check_inference(infer, weights, spec, changes, budget)
+        task = None if spec is None else _one_task(spec, changes or [])
+        found = [client.infer(infer, task=task, weights=weights, **asked, **common)]
+    else:
+        work = read_spec(_training_spec(spec, asked), changes or [])
+        found = client.submit(work, budget=budget, **common)
     if wait:
         found = client.wait(found)
     if json:
@@ -72,6 +99,42 @@ def submit(
         for task in found:
             print(f"{task['id']}  {task['state']}  {task['name']}".rstrip())
     _exit_if_failed(found if wait else [])
+
+
+def _training_spec(spec: Path | None, asked: dict[str, Any]) -> Path:
+    given = next((name for name, value in asked.items() if value is not None), None)
+    if given is not None:
+        raise SpecError(f"--{given.replace('_', '-')} is for inference: give --infer TASK, or SPEC and --weights FILE")
+    if spec is None:
+        raise SpecError("give SPEC.toml, or --infer TASK")
+    return spec
+
+
+def _check_inference(
+    infer: str | None, weights: str | None, spec: Path | None, changes: list[str] | None, budget: str | None
+) -> None:
+    if infer is not None and (weights is not None or spec is not None or changes):
+        raise SpecError(f"--infer {infer} has settings and weights of its own; leave SPEC, --set and --weights out")
+    if infer is None and spec is None:
+        raise SpecError(f"--weights {weights} needs SPEC.toml: the settings that they were trained with")
+    if budget is not None:
+        raise SpecError(f"--budget {budget} is for trainings; an inference task takes less than one epoch of its own")
+
+
+def _one_task(spec: Path, changes: list[str]) -> Task:
+    work = read_spec(spec, changes)
+    if not isinstance(work, Task):
+        raise SpecError(f"{spec}: is a sweep; an inference task has the settings of one model")
+    return work
+
+
+def _parse_nodes(nodes: str | None) -> str | list[int] | None:
+    if nodes is None or not nodes[:1].isdigit():
+        return nodes
+    try:
+        return [int(node) for node in nodes.split(",")]
+    except ValueError:
+        raise SpecError(f"--nodes {nodes}: expected all, train, val, test, or ids: 3,5,8") from None
 
 
 def list_tasks(
@@ -140,7 +203,7 @@ def fetch(
     server: Server = None,
     token: Token = None,
 ) -> None:
-    """Download result.json and model.safetensors of tasks that are done."""
+    """Download what tasks left that are done: result.json, and weights or predictions."""
     client = _client(server, token)
     for task in tasks:
         print(client.fetch(task, out))

@@ -16,6 +16,9 @@ def serve(
     bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:8787",
     db: Annotated[Path, typer.Option(metavar="FILE", help="The queue; runs are kept in FILE.runs.")] = Path("weft.db"),
     workers: Annotated[int, typer.Option(metavar="N", help="Groups that may run at once on each device.")] = 1,
+    inference_workers: Annotated[
+        int, typer.Option(metavar="N", help="Of the workers of each device, kept for inference tasks.")
+    ] = 0,
     devices: Annotated[
         list[str] | None,
         typer.Option("--devices", metavar="NAME", help="cpu, cuda:0, ...; repeat.", show_default="every GPU, or cpu"),
@@ -84,6 +87,7 @@ def serve(
         db=db.absolute(),
         devices=tuple(devices or ("auto",)),
         workers=workers,
+        inference_workers=inference_workers,
         policy=policy,
         budget=None if budget is None else parse_bytes(budget),
         models=tuple(allow_model or ()),

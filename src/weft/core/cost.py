@@ -23,6 +23,7 @@ class Cost:
 
     ``peak_bytes``: the most that tensors take at once; ``reserved_bytes``: with what the allocator holds beyond
     that; ``total_bytes``: with the CUDA context and libraries as well, which is what a device must have.
+    ``process_bytes``: on a CPU, of the whole process: Python, torch, kernels, and what the system's allocator holds.
     ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...).
 
     ``seconds``: of one epoch by resource, each of one of the kinds in :data:`RESOURCES` (``gpu``, or ``gpu:1`` where
@@ -45,6 +46,7 @@ class Cost:
     measured: bool = False
     corrected: bool = False
     uncorrected: Mapping[str, float] = field(default_factory=dict)
+    process_bytes: int = 0
 
     def __post_init__(self) -> None:
         for resource in self.seconds:

@@ -31,7 +31,8 @@ class GroupRun(GroupState):
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
-    of batches: the whole graph, unless given.
+    of batches: the whole graph, unless given. ``measure``: on a CPU, tasks whose stack turns out slower than each
+    alone train side by side as well; ``plan`` then says so.
     """
 
     def __init__(
@@ -42,12 +43,13 @@ class GroupRun(GroupState):
         device: torch.device,
         merger: StepMerger | None = None,
         make_source: MakeSource = FullGraph,
+        measure: bool = False,
     ) -> None:
-        built = GroupBuild(tasks, graph, plan, device, make_source)
+        built = GroupBuild(tasks, graph, plan, device, make_source, measure)
         super().__init__(tasks, device, built.stacks, built.members, built.own_random)
-        self.plan, self.graph, self._inputs, self._notes = plan, built.graph, built.inputs, built.notes
+        self.plan, self.graph, self._inputs, self._notes = built.plan, built.graph, built.inputs, built.notes
         self.epochs = max(task.epochs for task in tasks)
-        self.group_step = GroupStep(self.stacks, plan, device, merger, built.own_random, self._notes)
+        self.group_step = GroupStep(self.stacks, self.plan, device, merger, built.own_random, self._notes)
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
         self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches

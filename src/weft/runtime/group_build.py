@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +17,7 @@ from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.source import MakeSource
 from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.group_members import Member
+from weft.runtime.stack_check import slower_than_alone
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack
 from weft.runtime.step.stack import Stack
@@ -25,12 +27,20 @@ class GroupBuild:
     """The stacks and members of ``tasks``; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one get stacks of their own.
+    ``measure``: so do those of a stack on a CPU whose step takes longer than theirs. ``plan`` is then what was built.
     """
 
     def __init__(
-        self, tasks: Sequence[Task], graph: Graph, plan: Plan, device: torch.device, make_source: MakeSource
+        self,
+        tasks: Sequence[Task],
+        graph: Graph,
+        plan: Plan,
+        device: torch.device,
+        make_source: MakeSource,
+        measure: bool = False,
     ) -> None:
-        self._tasks, self._plan, self._device = tuple(tasks), plan, device
+        self._tasks, self.plan, self._device = tuple(tasks), plan, device
+        self._measure = measure and device.type == "cpu"
         self.notes: list[str] = []
         splits = {task.split or 0 for task in tasks}
         graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
@@ -53,15 +63,30 @@ class GroupBuild:
 
     def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
         try:
-            return [(self._make_stack(rows), rows)]
-        except CannotStack as reason:
-            self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
-            return [(self._make_stack([row]), [row]) for row in rows]
+            stack = self._make_stack(rows)
+        except CannotStack as error:
+            reason = str(error)
+        else:
+            slower = slower_than_alone(stack) if self._measure else None
+            if slower is None:
+                return [(stack, rows)]
+            reason = slower
+            self._take_apart(rows, reason)
+            del stack
+        self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
+        return [(self._make_stack([row]), [row]) for row in rows]
+
+    def _take_apart(self, rows: list[int], reason: str) -> None:
+        """Let the plan say what is built, so that a run that is resumed builds the same."""
+        others = [stack for stack in self.plan.stack_members if sorted(stack) != sorted(rows)]
+        stacks = tuple(sorted([*others, *((row,) for row in rows)]))
+        join = self.plan.join if self.plan.join == "woven" else "concurrent"
+        self.plan = replace(self.plan, join=join, stacks=stacks, why=(*self.plan.why, f"side by side: {reason}"))
 
     def _make_stack(self, rows: list[int]) -> Stack:
         tasks = [self._tasks[row] for row in rows]
         dropped = any(task.input_dropout for task in tasks)
-        once = self._plan.first_layer == "once" and not dropped and not tasks[0].sampled
+        once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
         if len(rows) > 1 or len(self._tasks) == 1 or tasks[0].traits is not None or self._device.type != "cpu":
             return Stack(tasks, self.inputs, first_once=once, length=self._epochs)
         own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator

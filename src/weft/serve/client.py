@@ -75,6 +75,36 @@ class Client:
         found: list[dict[str, Any]] = self._json("POST", "/api/tasks", body)["tasks"]
         return found
 
+    def infer(
+        self,
+        of: str | None = None,
+        *,
+        task: Task | None = None,
+        weights: str | None = None,
+        nodes: str | Sequence[int] | None = None,
+        graph: str | None = None,
+        latency_target: float | None = None,
+        key: str | None = None,
+        priority: int = 0,
+        after: Sequence[str] = (),
+        user: str | None = None,
+    ) -> dict[str, Any]:
+        """Queue an inference task: the logits of a trained model, which :meth:`fetch` downloads.
+
+        ``of``: the task whose best weights to use, once it is done; or ``task``, settings, with ``weights``, a
+        safetensors file in the server's folder of graphs. ``nodes``: ``"test"`` or another split, ids, or None for
+        all. ``graph``: another one than the model was trained on. ``latency_target``: seconds from now to the answer,
+        by which the scheduler gives it precedence over trainings.
+        """
+        asked: dict[str, Any] = {"of": of, "weights": weights, "graph": graph, "latency_target": latency_target}
+        asked["nodes"] = nodes if nodes is None or isinstance(nodes, str) else [int(node) for node in nodes]
+        infer = {name: value for name, value in asked.items() if value is not None}
+        body: dict[str, Any] = {"infer": infer, "priority": priority, "after": list(after)}
+        given = {"task": None if task is None else tasks_of(task)[0], "key": key, "user": user}
+        body |= {name: value for name, value in given.items() if value is not None}
+        found: dict[str, Any] = self._json("POST", "/api/tasks", body)["tasks"][0]
+        return found
+
     def cancel(self, task: str) -> dict[str, Any]:
         """Cancel a task."""
         return self._change(task, "cancel")
@@ -125,10 +155,16 @@ class Client:
         return found
 
     def fetch(self, task: str, folder: str | os.PathLike[str]) -> Path:
-        """Download ``result.json`` and ``model.safetensors`` of a task into ``folder/TASK``; returns that folder."""
+        """Download the files of a task that is done into ``folder/TASK``; returns that folder.
+
+        They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
+        task: its ``nodes`` [R] and their ``logits`` [R, C].
+        """
         place = Path(folder) / _safe_name(task)
         place.mkdir(parents=True, exist_ok=True)
-        for name, kind in (("result.json", "result"), ("model.safetensors", "weights")):
+        inferred = self.show(task)["kind"] == "inference"
+        other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
+        for name, kind in (("result.json", "result"), other):
             partial = place / f".{name}.partial"
             with self._open("GET", f"/api/tasks/{_quoted(task)}/{kind}") as answer, open(partial, "wb") as file:
                 while chunk := answer.read(1 << 20):

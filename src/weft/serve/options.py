@@ -17,7 +17,8 @@ class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
     ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
-    groups that may run at once on each. ``budget``: bytes per device for all groups (None: what is free).
+    groups that may run at once on each, ``inference_workers`` of them for inference alone. ``budget``: bytes per
+    device for all groups (None: what is free).
     ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
     not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
@@ -30,6 +31,7 @@ class ServeOptions:
     db: Path
     devices: tuple[str, ...] = ("auto",)
     workers: int = 1
+    inference_workers: int = 0
     policy: str = DEFAULT_POLICY
     budget: int | None = None
     models: tuple[str, ...] = ()
@@ -51,6 +53,10 @@ class ServeOptions:
         find_policy(self.policy)
         if self.workers < 1:
             raise SpecError(f"workers={self.workers} must be at least 1")
+        if not 0 <= self.inference_workers < self.workers:
+            raise SpecError(
+                f"inference_workers={self.inference_workers} must be at least 0 and below workers={self.workers}"
+            )
         if self.keep_graphs < 0:
             raise SpecError(f"keep_graphs={self.keep_graphs} must be at least 0 bytes")
         if self.quota < 1:

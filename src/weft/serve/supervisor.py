@@ -174,8 +174,8 @@ class Supervisor:
         if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
             self.state.dirty, self._looked = False, now
             self._planner.plan_queued()
-            if self.pool.any_idle() or now - self._decided > BUSY_SECONDS:
-                self._decided = now
+            if self.pool.any_idle() or self.state.urgent or now - self._decided > BUSY_SECONDS:
+                self._decided, self.state.urgent = now, False
                 self._scheduler.schedule()
         elif self.state.draining:
             self._leaving.preempt_all()

@@ -153,7 +153,7 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
     """
     if structures not in STRUCTURES:
         raise InputError(f"weave: structures={structures!r} must be one of {', '.join(map(repr, STRUCTURES))}")
-    members = [_Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
+    members = [Member(one, SMALL_FAMILY if small else FAMILY) for one in captured]
     _check_apart(captured, members)
     numbers: dict[Hashable, int] = {}
     for member in members:
@@ -165,12 +165,12 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
     return _Merge(captured, members, lanes, rounds, chosen, push, small).done()
 
 
-def _matched(members: Sequence[_Member], structures: str) -> tuple[list[Lane], list[Round]]:
+def _matched(members: Sequence[Member], structures: str) -> tuple[list[Lane], list[Round]]:
     lanes = [member.lane(structures) for member in members]
     return lanes, match(lanes, (SUMS,))
 
 
-class _Member:
+class Member:
     """One member's nodes, what they depend on, and what they can be matched by."""
 
     def __init__(self, captured: Captured, families: Mapping[str, str]) -> None:
@@ -264,7 +264,7 @@ def _weft_name(target: Any) -> str:
     return name if space == "weft" else ""
 
 
-def _check_apart(captured: Sequence[Captured], members: Sequence[_Member]) -> None:
+def _check_apart(captured: Sequence[Captured], members: Sequence[Member]) -> None:
     """Raise an InputError if a member writes to memory that another one reads or writes."""
     users: dict[int, set[int]] = {}
     writers: dict[int, int] = {}
@@ -287,7 +287,7 @@ class _Merge:
     def __init__(
         self,
         captured: Sequence[Captured],
-        members: Sequence[_Member],
+        members: Sequence[Member],
         lanes: Sequence[Lane],
         rounds: Sequence[Round],
         structures: str,

@@ -63,6 +63,11 @@ class Launch:
         return cls(kernel, sizes, names, tuple(bound[name] for name in names), constants, options)
 
     @property
+    def given(self) -> dict[str, Any]:
+        """Arguments and constants by name."""
+        return dict(zip(self.names, self.arguments, strict=True)) | dict(self.constants)
+
+    @property
     def programs(self) -> int:
         """How many programs it takes."""
         return self.grid[0] * self.grid[1] * self.grid[2]
@@ -122,18 +127,23 @@ def launch_parts(parts: Sequence[Launch]) -> None:
 
 def launch_alone(part: Launch) -> None:
     """Make the launch that ``part`` stands for."""
-    given = dict(zip(part.names, part.arguments, strict=True)) | dict(part.constants) | dict(part.options)
-    part.kernel[part.grid](**given)
+    part.kernel[part.grid](**part.given, **dict(part.options))
 
 
 def _launch_together(parts: list[Launch]) -> None:
+    branches, programs, arguments = arguments_of(parts)
+    generate(branches)[(programs,)](*arguments, **options_of(parts))
+
+
+def arguments_of(parts: list[Launch]) -> tuple[tuple[Branch, ...], int, list[Any]]:
+    """The branches of ``parts``, how many programs they have together, and their sizes and arguments in order."""
     kinds = [filled_up(members) for members in by_kind(parts)]
     branches = tuple(branch_of(members) for members in kinds)
     ordered = [part for members in kinds for part in members]
     ends = list(accumulate(part.programs for part in ordered))
     sizes = [value for part, end in zip(ordered, ends, strict=True) for value in (end, *part.grid)]
     arguments = [value for branch, members in zip(branches, kinds, strict=True) for value in _flat(branch, members)]
-    generate(branches)[(ends[-1],)](*sizes, *arguments, **options_of(parts))
+    return branches, ends[-1], [*sizes, *arguments]
 
 
 def options_of(parts: Sequence[Launch]) -> dict[str, int]:
@@ -200,9 +210,13 @@ def _flat(branch: Branch, members: list[Launch]) -> list[Any]:
 @cache
 def generate(branches: tuple[Branch, ...]) -> Any:
     """The Triton function of these branches, written, and kept for the process (Triton keeps the machine code)."""
-    scope = {"triton": triton, "tl": tl}
-    scope |= {f"body{place}": body_of(branch.kernel) for place, branch in enumerate(branches)}
-    return _compile(kernel_source(branches), "woven_kernel", scope)
+    return compiled(kernel_source(branches), "woven_kernel", scope_of(branches))
+
+
+def scope_of(branches: tuple[Branch, ...]) -> dict[str, Any]:
+    """What the text of a generated kernel refers to."""
+    bodies = {f"body{place}": body_of(branch.kernel) for place, branch in enumerate(branches)}
+    return {"triton": triton, "tl": tl, **bodies}
 
 
 @cache
@@ -213,10 +227,10 @@ def body_of(kernel: Any) -> Any:
     source = re.sub(rf"def {name}\(", f"def {name}({', '.join(IDS)}, ", source, count=1)
     source = re.sub(r"tl\.program_id\((?:axis=)?(\d)\)", r"weft_id\1", source)
     source = re.sub(r"tl\.num_programs\((?:axis=)?(\d)\)", r"weft_n\1", source)
-    return _compile(source, name, dict(kernel.fn.__globals__))
+    return compiled(source, name, dict(kernel.fn.__globals__))
 
 
-def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
+def compiled(source: str, name: str, scope: dict[str, Any]) -> Any:
     """The function ``name`` that ``source`` defines."""
     file = f"<weft {name} {sha256(source.encode()).hexdigest()[:16]}>"
     # Triton reads a function's source through inspect, which finds it here.
@@ -228,10 +242,21 @@ def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
 
 def kernel_source(branches: tuple[Branch, ...]) -> str:
     """The source of the kernel: find this program's part and its ids there, and call the part's body."""
+    names = ", ".join(parameters_of(branches))
+    lines = ["@triton.jit", f"def woven_kernel({names}):", "    pid = tl.program_id(0)", *body_lines(branches)]
+    return "\n".join(lines) + "\n"
+
+
+def parameters_of(branches: tuple[Branch, ...]) -> list[str]:
+    """Names in the order of the arguments of :func:`arguments_of`."""
     total = sum(branch.count for branch in branches)
     names = [f"{letter}{part}" for part in range(total) for letter in ("end", "p", "q", "r")]
-    names += [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
-    lines = ["@triton.jit", f"def woven_kernel({', '.join(names)}):", "    pid = tl.program_id(0)"]
+    return names + [name for place, branch in enumerate(branches) for name in _argument_names(place, branch)]
+
+
+def body_lines(branches: tuple[Branch, ...]) -> list[str]:
+    """The lines that run the program ``pid`` of the grid of all parts."""
+    lines = []
     first = 0
     for place, branch in enumerate(branches):
         indent, last = "    " * (place + 1), first + branch.count - 1
@@ -241,7 +266,7 @@ def kernel_source(branches: tuple[Branch, ...]) -> str:
         else:
             lines += [f"{indent}{line}" for line in text]
         first = last + 1
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _argument_names(place: int, branch: Branch) -> list[str]:

@@ -320,3 +320,12 @@ def test_weaving_is_asked_for():
 
 
 CHOICES = (None, True, False)
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin"])
+def test_a_narrow_model_on_dropped_sparse_features_is_not_slower_than_a_wide_one(model):
+    def seconds(hidden):
+        task = weft.Task(graph="demo", model=model, hidden=hidden, dropout=0.5, input_dropout=0.5)
+        return plan(task, machine="cpu").groups[0].cost.epoch_seconds
+
+    assert seconds(16) < seconds(64)

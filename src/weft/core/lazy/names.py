@@ -36,11 +36,24 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage is collected inside: imports make objects that stay, and torch has half a million to look through."""
-    before = gc.isenabled()
+    """No garbage is collected inside, and what was made inside counts as old afterwards.
+
+    Imports and kernels make objects that stay; torch alone has half a million, and every collection of young objects
+    would look through them first. If torch is imported inside, what there is then is left out of collections for good:
+    Python would look through it once more at the end of the process, which takes half a second.
+    """
+    before, without_torch = gc.isenabled(), "torch" not in sys.modules
+    if without_torch:
+        gc.collect()  # there is little yet; what is garbage now must not be kept
     gc.disable()
     try:
         yield
     finally:
+        with_torch = without_torch and "torch" in sys.modules
+        others = gc.get_freeze_count()  # what is frozen already stays so
+        if with_torch or not others:
+            gc.freeze()
+        if not with_torch and not others:
+            gc.unfreeze()  # to the oldest generation
         if before:
             gc.enable()

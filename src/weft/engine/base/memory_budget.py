@@ -11,6 +11,7 @@ import torch
 from weft.core.machine import Machine
 from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.host import host_bytes
+from weft.engine.base.process_memory import peak_bytes, watch_peak
 from weft.planner.grouping.limits import USABLE
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -97,12 +98,15 @@ def watch_memory(device: torch.device) -> None:
     """Forget the peaks of what ran before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        watch_peak()
 
 
 def memory_taken(device: torch.device) -> dict[str, int]:
-    """The peaks since :func:`watch_memory`; those of a CPU are not counted."""
+    """The peaks since :func:`watch_memory`: of a GPU by torch's account, of a CPU the whole process."""
     if device.type != "cuda":
-        return {}
+        peak = peak_bytes()
+        return {} if peak is None else {"process_bytes": peak}
     return {
         "peak_bytes": torch.cuda.max_memory_allocated(device),
         "reserved_bytes": torch.cuda.max_memory_reserved(device),

@@ -17,6 +17,7 @@ from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.merger import merger_for
+from weft.engine.base.process_memory import base_bytes
 from weft.engine.planning.sampled_estimates import group_estimates
 from weft.engine.planning.step_memory import Steps, remember, remembered, switches
 from weft.graph.data.graph import Graph
@@ -25,6 +26,7 @@ from weft.ops.launch.kernel_versions import KernelVersion, kernel_versions
 from weft.planner.cost.calibration import Calibration
 from weft.planner.cost.inductor import Compiling, compiling, whether_to_compile
 from weft.planner.cost.memory import Memory, memory
+from weft.planner.cost.process_memory import process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
@@ -210,11 +212,16 @@ class Estimator:
             reserved_bytes=held.reserved,
             total_bytes=held.safe,
             bytes=dict(held.kinds),
+            process_bytes=self._process_bytes(steps),
         )
         trained = None
         if first.sampled:
             trained, cost = cost, with_batches(cost, first, self.stats(first), plan.places, self.machine)
         return Estimate(cost, held, steps.step, steps.parameters, steps.weights, trained=trained)
+
+    def _process_bytes(self, steps: Steps) -> int:
+        """On a CPU, what the process takes in all; on a GPU nobody counts that."""
+        return base_bytes() + process_bytes(steps.step, steps.preparation) if self.machine.device == "cpu" else 0
 
     def compiling(self, estimate: Estimate, task: Task, plan: Plan) -> Compiling | None:
         """What Inductor would make of a group that ``plan`` describes; None if its own step had no dry run."""

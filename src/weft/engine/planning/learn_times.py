@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def learn(folders: Iterable[Path], machine: Machine) -> Lesson:
 
     def added(known: Calibration) -> Calibration:
         others = [one for one in known.observations if one.label not in labels]  # a run learned twice counts once
-        return Calibration(phases=known.phases).with_observations([*others, *new])
+        return replace(known, observations=()).with_observations([*others, *new])
 
     calibration = update_calibration(machine, added) if new else added(load_calibration(machine) or Calibration())
     before, after = typical_error(new, {}), typical_error(new, calibration.factors)
@@ -65,7 +65,7 @@ def observe(machine: Machine, cost: Mapping[str, Any], seconds_per_epoch: float,
 
     def added(known: Calibration) -> Calibration:
         others = [other for other in known.observations if not label or other.label != label]
-        return Calibration(phases=known.phases).with_observations([*others, one])
+        return replace(known, observations=()).with_observations([*others, one])
 
     return update_calibration(machine, added)
 

@@ -13,6 +13,7 @@ ROWS = {
     "epoch": ("epoch_seconds", show_seconds),
     "tensors at the peak": ("peak_bytes", show_bytes),
     "held by the allocator": ("reserved_bytes", show_bytes),
+    "the whole process": ("process_bytes", show_bytes),
     "rows from the feature cache": ("feature_hit_rate", "{:.1%}".format),
     "lists from the cache": ("list_hit_rate", "{:.1%}".format),
 }

@@ -35,8 +35,11 @@ class EventSource(Protocol):
     def preparing(self, message: str, **numbers: int) -> None:
         """Something is done before training, ``done`` of ``total``."""
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
-        """A group is about to train; ``key`` names it for good, ``position`` is its place among ``plans`` now."""
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
+        """A group is about to train, for the scheduler's reason ``why``.
+
+        ``key`` names it for good, ``position`` is its place among ``plans`` now.
+        """
 
     def progress(
         self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
@@ -81,11 +84,11 @@ class TaskEvents:
     def preparing(self, message: str, **numbers: int) -> None:
         self.event("preparing", message=message, **numbers)
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
         self._key = key
         data: dict[str, Any] = {"epochs": group.epochs, "device": device_name(group.device)}
         data |= {"graph": about_graph(group), **group.describe(0)}
-        self.event("start", **data, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
+        self.event("start", **data, scheduled=why, settings=group.tasks[0].to_dict(), plan=group.plan.to_dict())
 
     def progress(
         self, tracks: Sequence[MemberProgress], epoch: int, trained: int, seconds: float, reads: Reads = NO_READS
@@ -140,7 +143,7 @@ class SweepEvents:
     def preparing(self, message: str, **numbers: int) -> None:
         self.event("preparing", message=message, **numbers)
 
-    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "") -> None:
+    def group(self, group: GroupRun, plans: Sequence[Plan], position: int, key: str = "", why: str = "") -> None:
         described = group.describe(0)
         if not self._group:
             self.event(
@@ -157,7 +160,7 @@ class SweepEvents:
             )
         self._group, self._key = {"group": position, "groups": len(plans)}, key
         names = [task.label for task in group.tasks]
-        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"]}
+        about = {"graph": self._sweep.graph_of(group.tasks[0]), "metric": described["metric"], "scheduled": why}
         self.event("group", **self._group, **about, epochs=group.epochs, members=names, plan=group.plan.to_dict())
 
     def progress(

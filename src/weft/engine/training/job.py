@@ -15,8 +15,10 @@ from torch import nn
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
+from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
+from weft.core.units import show_bytes
 from weft.engine.base.control import Control
 from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
@@ -36,7 +38,8 @@ from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.group_queue import next_group
+from weft.engine.training.free_threads import FreeThreads, Look
+from weft.engine.training.group_queue import TRIED, GroupQueue
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
@@ -89,6 +92,7 @@ class Job:
     ) -> None:
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
+        self._began = Look.here()  # what else the machine does meanwhile
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
@@ -98,6 +102,7 @@ class Job:
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
+        self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
 
@@ -128,11 +133,13 @@ class Job:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
+        self._tell_budget()
         self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
         waiting = list(self.groups)
+        queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
         with Interruption(self._options.control), self._cap():
             while waiting:
-                (key, plan), _ = next_group(waiting, self._tasks)
+                (key, plan), self._scheduled = queue.next(waiting)
                 waiting.remove((key, plan))
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
@@ -156,6 +163,15 @@ class Job:
         for note in dict.fromkeys(notes):
             self._events.note(note)
 
+    def _tell_budget(self) -> None:
+        """Say, before a run on a CPU, what a budget there is of: nothing stops a process that takes more."""
+        most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
+        if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
+            self._events.note(
+                f"the budget of {show_bytes(self._options.budget)} is of what the training adds; the process will take "
+                f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
+            )
+
     def _take_modes(self) -> None:
         """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""
         for _, plan in self.groups:
@@ -164,13 +180,20 @@ class Job:
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         """Those of a former run, or new ones."""
-        return saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+        known = {name for _, plan in saved or () for name in plan.members}
+        missing = [task for name, task in self._tasks.items() if name not in known]
+        if saved and not missing:
+            return saved
+        first = 1 + max((_number(key) for key, _ in saved or ()), default=0)
+        if saved:
+            self._events.note(f"{len(known)} of {len(self._tasks)} members are there already")
+        return [*(saved or ()), *((str(place), plan) for place, plan in enumerate(self._plans(missing), first))]
 
-    def _plans(self) -> list[Plan]:
+    def _plans(self, missing: Sequence[Task]) -> list[Plan]:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = self._planner.with_modes(list(self._tasks.values()))
+        tasks = self._planner.with_modes(list(missing))
         self._planner.check(tasks)
         whole = [task for task in tasks if not task.sampled]
         throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
@@ -206,9 +229,11 @@ class Job:
                     self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
                     watch_memory(self._device)
-                    group = self._make_group(tasks, graph, plan)
+                    with gc_paused():  # it imports and loads kernels, which make many objects that stay
+                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
+            plan = group.plan
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
             if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):
@@ -231,10 +256,22 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
+        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
         whole = not tasks[0].sampled and self._options.batches is None
         source = FullGraph if whole else self._sampled_source(tasks[0], plan)
-        return GroupRun(tasks, graph, plan, self._device, merger_for(plan), make_source=source)
+        measure = measure and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        if group.plan is not plan:
+            group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
+            self._replace(plan, group.plan)
+        return group
+
+    def _replace(self, old: Plan, new: Plan) -> None:
+        """Take another plan for a group than the one it was planned with."""
+        self.groups = [(name, new if one == old else one) for name, one in self.groups]
+        if self._folder is not None and self._folder.opened:
+            self._folder.save_groups(self.groups)
 
     def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
         from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
@@ -262,11 +299,9 @@ class Job:
         key = phases_key(group.tasks, group.plan.places, digest, trainer)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
-            self.groups = [(name, plan if one == group.plan else one) for name, one in self.groups]
+            self._replace(group.plan, plan)
             group.plan = plan
             self._events.note(told)
-            if self._folder is not None:
-                self._folder.save_groups(self.groups)
         return adapter
 
     def _begin(self, key: str, group: GroupRun) -> None:
@@ -275,7 +310,9 @@ class Job:
             self._folder.open(afresh=not self._resuming)
             self._folder.save_groups(self.groups)
         position = [name for name, _ in self.groups].index(key) + 1
-        self._events.group(group, [plan for _, plan in self.groups], position, key)
+        self._events.group(group, [plan for _, plan in self.groups], position, key, self._scheduled)
+        if self._scheduled.endswith(TRIED):
+            self._events.note(f"group {key}: {self._scheduled}")
         self._report()
 
     def _report(self, force: bool = False) -> None:
@@ -322,7 +359,8 @@ class Job:
             self._report()
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
-        return Session(group, self._events, save, driver, self._options.control)
+        threads = FreeThreads(self._began) if self._device.type == "cpu" else None
+        return Session(group, self._events, save, driver, self._options.control, threads)
 
     def _interrupted(self, session: Session) -> Interrupted:
         place = None if session.checkpoint is None else session.checkpoint.parent
@@ -406,6 +444,12 @@ class Job:
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
+
+
+def _number(key: str) -> int:
+    """The number that the key of a group begins with; halves have a letter behind it."""
+    digits = key[: len(key) - len(key.lstrip("0123456789"))]
+    return int(digits) if digits else 0
 
 
 def _planned_words(groups: Groups) -> str:

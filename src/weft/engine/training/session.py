@@ -19,6 +19,7 @@ from weft.engine.base.control import Control
 from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
+from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.member_progress import MemberProgress
 from weft.runtime.group import GroupRun
 from weft.runtime.profile_division import divided_source
@@ -31,7 +32,8 @@ class Session:
 
     ``save(group, about)`` writes a checkpoint (None: nothing is kept). ``driver`` decides, unless the caller
     does, who then calls :meth:`advance` and :meth:`apply` only; ``control`` has requests from outside. ``left`` says
-    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``.
+    why it ended with members that still run: ``"interrupted"``, ``"preempted"``, or ``""``. ``threads`` chooses how
+    many compute, between advances.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class Session:
         save: Save | None = None,
         driver: Driver | None = None,
         control: Control | None = None,
+        threads: FreeThreads | None = None,
     ) -> None:
-        self.group, self._events, self._save_to = group, events, save
+        self.group, self._events, self._save_to, self._threads = group, events, save, threads
         self._driver = driver or Driver(outline_of(group))
         self._control, self._acted_on = control or Control(), Requests()
         self.tracks = [MemberProgress.of(group, index) for index in range(len(group.tasks))]
@@ -52,7 +55,7 @@ class Session:
         self._next: int | None = None  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.tracks)  # before the last advance
-        self._told_notes = 0
+        self._told_notes, self._told_threads = 0, False
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
     @property
@@ -83,7 +86,14 @@ class Session:
     def train(self) -> None:
         """Train until every member has ended, or until it is decided to leave."""
         while not self.finished:
+            self._choose_threads()
             self.apply(self.decide(self.advance()))
+
+    def _choose_threads(self) -> None:
+        changed = self._threads.choose() if self._threads is not None else None
+        if changed is not None and not self._told_threads:  # once: they may change every second
+            self._events.note(changed)
+            self._told_threads = True
 
     # ---- advance -------------------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     It is the largest thing the operator reads that is neither the graph nor an index. Weights are parts of one long row
     a task: where features are sparse and pick among them, there are as many rows as features.
     """
-    tables = _tables(op, program)
+    tables = [value for value in _tables(op, program) if stats is None or not _per_entry(value, stats)]
     if not tables:
         return (stats.num_nodes if stats else 1), 256.0
     value = max(tables, key=lambda value: value.bytes)
@@ -269,6 +269,12 @@ def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[
     for size in value.shape[place + 1 :]:
         width *= size
     return value.shape[place], float(width * ITEM_BYTES.get(value.dtype, 4))
+
+
+def _per_entry(value: Value, stats: GraphStats) -> bool:
+    """Whether it has a number per stored feature or edge, such as features after dropout: no rows to fetch."""
+    counts = (stats.feature_nnz, stats.num_edges, stats.num_edges + stats.num_nodes)
+    return any(size in counts for size in value.shape)
 
 
 def head_width(op: Operator, program: Program, stats: GraphStats | None) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.task import Task
-from weft.planner.cost.rule_of_thumb import Rates, attention_bytes, memory, rates_of
+from weft.planner.cost.rule_of_thumb import LIBRARIES, Rates, attention_bytes, memory, rates_of
 from weft.planner.grouping.stack_size_table import Throughput
 
 SURELY = 4.0  # times the rule of thumb for memory: with what heads take on top, no known model takes more
@@ -54,6 +55,12 @@ class Limits:
         known = all(task.traits is not None for task in tasks)
         most = SURELY * memory(list(tasks), self.stats, self.device) + attention_bytes(list(tasks), self.stats)
         return known and most <= self.room
+
+    def most_bytes(self, tasks: Sequence[Task]) -> int:
+        """Bytes that no group of ``tasks`` of Weft's own models exceeds; what libraries take is the same for all."""
+        libraries = LIBRARIES if self.device == "cuda" else 0
+        own = memory(list(tasks), self.stats, self.device) - libraries
+        return math.ceil(SURELY * own + attention_bytes(list(tasks), self.stats)) + libraries
 
 
 def size_in_words(count: float) -> str:

@@ -19,6 +19,8 @@ from weft.planner.cost.rule_of_thumb import dense_values, forward_multiply_adds,
 # embedded graph took 20 times as long beside one other process.
 WORK_FOR_THREADS = 1 << 25
 
+SHARED_CORE = 0.25  # of a core that others may take without a thread being left out
+
 MOST_CLUSTERED = 1 << 24  # nodes: finding clusters passes through two arrays of 64 bytes per node
 MEMBERS_TO_CLUSTER = 4
 REPAID = 2.0  # how far the seconds won must exceed those spent
@@ -92,6 +94,15 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
     if work >= WORK_FOR_THREADS:
         return None, ()
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
+
+
+def free_threads(most: int, cores: int, others: float) -> int:
+    """How many of at most ``most`` threads to compute with while other processes take ``others`` of the ``cores``.
+
+    A thread that waits for a core makes all others of an operator wait for it, so one is left out unless nearly all of
+    a core is free for it.
+    """
+    return max(1, min(most, int(cores - others + SHARED_CORE)))
 
 
 def features_reason(stats: GraphStats) -> str:

@@ -78,8 +78,15 @@ def _headline(report: PlanReport) -> list[str]:
         f"{report.name}: {tasks} on {'; '.join(report.graphs)}",
         f"machine   {report.machine.name} ({'measured' if report.machine.measured else 'profile'})",
         f"memory    {show_bytes(report.peak_bytes)} of {show_bytes(report.budget)}: {verdict}",
+        *_process(report),
         f"time      {show_seconds(report.run_seconds)} for all epochs of all tasks{_compiling(report)}",
     ]
+
+
+def _process(report: PlanReport) -> list[str]:
+    """What a process on a CPU takes in all, which a budget does not count."""
+    most = max((group.cost.process_bytes for group in report.groups), default=0)
+    return [f"process   about {show_bytes(most)} resident, Python, torch and kernels included"] if most else []
 
 
 def _compiling(report: PlanReport) -> str:

@@ -25,6 +25,7 @@ from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.counted_dropout import CountedDropout
+from weft.runtime.user_modules.stacked_rows import StackedRows
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
 Loss = Callable[[Tensor, Batch], Tensor]
@@ -39,7 +40,8 @@ class Forward:
     One member needs no ``vmap``: on small graphs that would cost a CPU run more than the arithmetic.
     A user's model draws the masks of its dropout from the clock
     (:class:`weft.runtime.user_modules.counted_dropout.CountedDropout`), and
-    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`).
+    on a GPU its dense layers are Weft's products (:class:`weft.runtime.user_modules.tall_linear.TallLinear`), on a CPU
+    a stack fetches and adds rows of all tasks at once (:class:`weft.runtime.user_modules.stacked_rows.StackedRows`).
     """
 
     def __init__(
@@ -146,9 +148,16 @@ class Forward:
         """The model's logits; in a user's model, Weft's dropout and tall products replace torch's."""
         if self._built_in:
             return self.call(batch)
-        products = TallLinear() if self._own_products and on_gpu(clock) else nullcontext()
-        with CountedDropout(clock, self._first_site, self._reduce), products, self.around:
+        with CountedDropout(clock, self._first_site, self._reduce), self._replacing(clock), self.around:
             return self.call(batch)
+
+    def _replacing(self, clock: Tensor) -> AbstractContextManager[Any]:
+        """Weft's own products on a GPU; on a CPU, rows of all tasks fetched at once in a stack."""
+        if not self._own_products:
+            return nullcontext()
+        if on_gpu(clock):
+            return TallLinear()
+        return StackedRows() if self._state.members > 1 else nullcontext()
 
     def _bind(self, clock: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor]) -> None:
         self._clocks.bind(clock, rates)

@@ -32,7 +32,7 @@ from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_alone
+from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_again, try_alone
 from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
@@ -69,6 +69,7 @@ class Members:
         self._is_users = self._task.traits is None
         self.hidden_state: str | None = None  # why a captured step would not be what the module does
         self.without_gradient: tuple[str, ...] = ()
+        self.alone_seconds: float | None = None  # of one training step of a user's module alone, once it was tried
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
         check_edges(self._task, self._model, self._graph)
@@ -332,18 +333,21 @@ class Members:
             trials.append(self._trial(state, row, loss_of([row])))
             if row == 0:
                 self._learn(trials[0], state.members)
+        self.alone_seconds = min(trial.seconds for trial in trials)  # a busy machine makes single ones slower
         if state.members > 1:
             self._compare(trials, *self._together(state, loss_of(range(state.members))))
 
     def _trial(self, state: State, row: int, loss: Loss) -> Trial:
         model = self._trials[row]
         _set_reduce(model, self.source.reduce)
-        untouched, _ = copy_module(model)
+        untouched = copy_module(model)[0] if row == 0 else None
         forward, own = self._forward(model, alone=True), state.select([row])
         forward.attach(own, [rate[None] for rate in self.slots[row].rates])
         batch = self.source.example()
         if not isinstance(forward, LeafForward):
             check_used_through_modules(forward, own, batch, loss)
+        if untouched is None:
+            return try_again(forward, own, batch, loss)
         return try_alone(forward, own, batch, loss, untouched)
 
     def _learn(self, trial: Trial, members: int) -> None:

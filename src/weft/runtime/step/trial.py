@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
+from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
@@ -36,7 +37,7 @@ class Trial:
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
-    module's own weights.
+    module's own weights; ``seconds``: of the last training call.
     """
 
     loss: Tensor
@@ -46,6 +47,20 @@ class Trial:
     attributes: tuple[str, ...]
     without_gradient: tuple[str, ...]
     writes: bool = False
+    seconds: float = 0.0
+
+
+def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial:
+    """One training call and one in evaluation mode of another member, whose module behaves as the first one's."""
+    before = state.snapshot()
+    with same_draws(state.flat.device):
+        begin = step_seconds()
+        losses, grad = forward.gradients(state.flat, batch, loss, torch.ones(1, device=state.flat.device))
+        seconds = step_seconds() - begin
+    state.restore(before)
+    with torch.no_grad(), same_draws(state.flat.device):
+        logits = forward(state.flat, training=False, batch=batch)[0]
+    return Trial(losses, grad[0], logits, None, (), (), seconds=seconds)
 
 
 def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
@@ -66,13 +81,15 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         forward.around, drawn = nullcontext(), moved()
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
+        begin = step_seconds()
         second, again = train()
+        seconds = step_seconds() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
         logits = forward(state.flat, training=False, batch=batch)[0]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
-    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen)
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds)
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:

@@ -31,7 +31,8 @@ class Backfill:
     considers, which bounds its cost whatever the queue's length. ``join_at_least``: a group takes that many members if
     there are so many; beyond, only while they do not fill the device (a task of a stack costs the same from 8 on).
     ``max_members``: of a group. ``preempt_seconds``: a task of higher priority that lacks a worker or memory preempts
-    groups of lower priority that would run for longer than that.
+    groups of lower priority that would run for longer than that. An inference task that would miss its latency target
+    preempts trainings of its own priority, however short they are.
     """
 
     safety: float = SAFETY_THRESHOLD
@@ -165,13 +166,22 @@ class _Pass:
         if self.preempt or self.starts or any(one.leaving for one in self.running):
             return
         for plan in self._devices(task):
-            lower = [one for one in self.running if one.device == plan.device.name and one.priority < task.priority]
-            long = [one for one in lower if one.ends - self.machine.now > self.policy.preempt_seconds]
-            chosen = _fewest(sorted(long, key=lambda one: (one.priority, -one.bytes)), plan, group)
+            here = [one for one in self.running if one.device == plan.device.name]
+            lower = [one for one in here if self._gives_way(one, task)]
+            chosen = _fewest(sorted(lower, key=lambda one: (one.priority, -one.bytes)), plan, group)
             if chosen:
                 self.preempt = tuple(one.id for one in chosen)
-                self.wait[task.id] = f"waits for {len(chosen)} groups of lower priority to save a checkpoint"
+                self.wait[task.id] = f"waits for {len(chosen)} less urgent groups to save a checkpoint"
                 return
+
+    def _gives_way(self, one: RunningGroup, task: QueuedTask) -> bool:
+        """Whether a running group is preempted for ``task``: one of lower priority that would run for long.
+
+        For a latency target that would be missed otherwise, a training of the same priority gives way, too.
+        """
+        if task.latency_target is not None and one.kind == "training" and one.priority <= task.priority:
+            return self.machine.now < task.must_end_by < one.ends + task.seconds
+        return one.priority < task.priority and one.ends - self.machine.now > self.policy.preempt_seconds
 
     def _critical_task(self) -> QueuedTask | None:
         """The longest task, if it must start now for the queue to end early.

@@ -57,6 +57,17 @@ SUBMISSION = {
     "properties": {
         "task": {"type": "object", "description": "Settings of one task, as weft.Task takes them."},
         "tasks": {"type": "array", "items": {"type": "object"}, "description": "Several tasks: all or none."},
+        "infer": {
+            "type": "object",
+            "description": "An inference task: of (the task whose weights to use) or weights (a file, with task).",
+            "properties": {
+                "of": {"type": "string"},
+                "weights": {"type": "string"},
+                "graph": {"type": "string", "description": "Another graph than the one trained on."},
+                "nodes": {"description": "all, train, val, test, or a list of node ids."},
+                "latency_target": {"type": "number", "description": "Seconds from submission to answer."},
+            },
+        },
         "key": {"type": "string", "description": "The same key queues the same tasks only once."},
         "priority": {"type": "integer"},
         "after": {"type": "array", "items": {"type": "string"}, "description": "Tasks that must be done before."},
@@ -255,6 +266,11 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
     @app.get("/api/tasks/{task}/weights", summary="The best weights, as safetensors")
     async def weights(task: str) -> Response:
         path = await _in(service.reads, service.file, task, "model.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
+
+    @app.get("/api/tasks/{task}/predictions", summary="Nodes and logits of an inference task, as safetensors")
+    async def predictions(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "predictions.safetensors")
         return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
 
     @app.get("/api/state", summary="Devices, workers, groups and figures")

@@ -68,7 +68,7 @@ class QueueService:
     def _read(self, body: Any, user: str, more: Counter[str]) -> Any:
         """The submissions of a request, counted in ``more`` by user; an error if that is the answer to it."""
         try:
-            new = read_submissions(body, self._registry, user)
+            new = read_submissions(body, self._registry, user, self._task)
             self._check_quota(user, more[user] + len(new))
             for needed in dict.fromkeys(name for one in new for name in one.after):
                 self._task(needed)
@@ -195,6 +195,7 @@ class QueueService:
             "id": task.id,
             "position": task.position,
             "name": settings.get("name") or "",
+            "kind": task.spec.get("kind", "training"),
             "state": task.state,
             "user": task.user,
             "priority": task.priority,

@@ -18,11 +18,12 @@ from weft.core.sweep import Sweep, varies
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.base.all_splits import refuse_all_splits
+from weft.serve.http.inference_requests import Find, inference_source, inference_spec
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import Submission
 
-FIELDS = ("task", "tasks", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
+FIELDS = ("task", "tasks", "infer", "key", "priority", "after", "deadline", "budget", "max_attempts", "user")
 MOST_TASKS = 10_000
 LONGEST_TEXT = 200
 DOWNLOADED = ("planetoid", "ogb", "pyg")
@@ -65,8 +66,14 @@ class Registry:
             return None
         return self._inside(graph)
 
-    def _inside(self, graph: str) -> str:
-        told = f"graph={graph[:80]!r}"
+    def weights_path(self, weights: Any) -> str:
+        """The path of a file of weights in the operator's folder."""
+        if not isinstance(weights, str) or not weights.endswith(".safetensors"):
+            raise BadRequestError("infer.weights must be the path of a .safetensors file inside the graphs folder")
+        return self._inside(weights, "infer.weights")
+
+    def _inside(self, graph: str, what: str = "graph") -> str:
+        told = f"{what}={graph[:80]!r}"
         if self.graphs is None:
             raise BadRequestError(f"{told} is not known here; this server has no graphs folder")
         root = self.graphs.resolve()
@@ -81,13 +88,15 @@ class Registry:
         raise BadRequestError(f"{told} is not in the graphs folder")
 
 
-def read_submissions(body: Any, registry: Registry, user: str) -> list[Submission]:
-    """The tasks of a request: one under ``task``, or several under ``tasks``."""
+def read_submissions(body: Any, registry: Registry, user: str, find: Find) -> list[Submission]:
+    """The tasks of a request: one under ``task``, several under ``tasks``, or an inference task under ``infer``."""
     if not isinstance(body, dict):
         raise BadRequestError('the body must be an object such as {"task": {"graph": "demo", "model": "gcn"}}')
     unknown = sorted(set(body) - set(FIELDS))
     if unknown:
         raise BadRequestError(f"unknown field {unknown[0][:80]!r}; known are {', '.join(FIELDS)}")
+    if body.get("infer") is not None:
+        return [_inference(body, registry, user, find)]
     several = "tasks" in body
     if several == ("task" in body):
         raise BadRequestError("give either task or tasks")
@@ -102,6 +111,20 @@ def read_submissions(body: Any, registry: Registry, user: str) -> list[Submissio
         Submission({"task": _settings(task), **_graph(task, registry), **limits}, key=one, **common)
         for task, one in zip(tasks, keys, strict=True)
     ]
+
+
+def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Find) -> Submission:
+    if "tasks" in body:
+        raise BadRequestError("an inference task is submitted alone; leave tasks out")
+    settings, of = inference_source(body, find)
+    infer = inference_spec(body) | ({"of": of} if of is not None else {})
+    if of is None:
+        infer["weights"] = registry.weights_path(body["infer"]["weights"])
+    spec = {"task": _settings(settings), "kind": "inference", "infer": infer, **_graph(settings, registry)}
+    common, key = _common(body, user), _text(body, "key")
+    if of is not None:
+        common["after"] = tuple(dict.fromkeys((*common["after"], of)))
+    return Submission({**spec, **_limits(body)}, key=None if key is None else f"{user}/{key}", **common)
 
 
 def _graph(task: Any, registry: Registry) -> dict[str, Any]:

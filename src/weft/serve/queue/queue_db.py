@@ -378,6 +378,7 @@ class QueueDB:
 _METRIC = "json_extract(result, '$.metrics.metric')"
 _LISTED = f"""json_object(
     'id', id, 'position', position, 'name', coalesce(json_extract(spec, '$.task.name'), ''), 'state', state,
+    'kind', coalesce(json_extract(spec, '$.kind'), 'training'),
     'user', user, 'priority', priority, 'after', json(after), 'attempts', attempts,
     'task', json_extract(spec, '$.task'), 'created', created, 'updated', updated,
     'bytes', json_extract(plan, '$.bytes'), 'seconds', json_extract(plan, '$.seconds'), 'error', error,

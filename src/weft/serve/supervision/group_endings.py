@@ -49,7 +49,7 @@ class GroupEndings:
     def _learn(self, active: Active, outcomes: Mapping[str, Any]) -> None:
         """Learn what a start costs: the time of a task alone, less its epochs."""
         one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
-        if one.get("status") == "finished":
+        if one.get("status") == "finished" and active.kind == "training":
             trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
             self._state.learn_setup(active.group.device, max(time.time() - active.group.started - trained, 0.0))
 
@@ -62,6 +62,8 @@ class GroupEndings:
                 place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
                 result = {"status": status, "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
                 result["peak_bytes"] = outcome.get("peak_bytes")
+                if active.kind == "inference":
+                    result |= self._latency(name)
                 self._state.db.finish(name, worker, attempt, finite(result))
             elif status == "preempted":
                 held = self._state.db.get(name)
@@ -79,6 +81,12 @@ class GroupEndings:
         except (LostClaimError, QueueError):
             return False  # cancelled or paused meanwhile
         return False
+
+    def _latency(self, name: str) -> dict[str, Any]:
+        """Seconds from submission to answer, and whether that is within the target, if there is one."""
+        task = self._state.db.get(name)
+        took, target = time.time() - task.created, task.spec["infer"].get("latency_target")
+        return {"latency_seconds": took, "late": target is not None and took > target}
 
     def _group_failed(self, active: Active, kind: str, error: str) -> None:
         """The run as a whole failed: members of a group are tried once more alone, a task alone has failed."""

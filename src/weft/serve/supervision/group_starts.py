@@ -13,13 +13,16 @@ from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.report.group_plan import group_plan
+from weft.sched.policies.device_plan import slowdown_limit
 from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import QueueError, QueueTask
-from weft.serve.supervision.queue_views import estimate_key, without_twins, worker_settings
+from weft.serve.supervision.queue_views import estimate_key, is_inference, queued_task, without_twins, worker_settings
 from weft.serve.supervision.supervisor_state import Active, SupervisorState
 from weft.serve.supervision.worker_pool import WorkerPool
 from weft.serve.workers.worker_process import WorkerProcess
+
+WEIGHTS = "model.safetensors"
 
 
 class GroupStarts:
@@ -76,12 +79,17 @@ class GroupStarts:
             graph=str((claimed[0].plan or {}).get("graph", "")),
             heard=time.monotonic(),
             priority=max(task.priority for task in claimed),
+            kind=claimed[0].spec.get("kind", "training"),
+            slowdown_limit=slowdown_limit(queued_task(claimed[0]), time.time()),
         )
         worker.group = group.id
         self._state.started_on[group.device] = self._state.started_on.get(group.device, 0) + len(claimed)
         self._state.counters.groups_started += 1
         self._state.counters.tasks_started += len(claimed)
         runs, members = self._state.options.runs, [everyone[name] for name in group.members]
+        if is_inference(members[0]):
+            self._infer(group, worker, members[0])
+            return
         split = [
             {"from": str(runs / origin), "member": task.id, "into": str(runs / task.id)}
             for task in members
@@ -103,9 +111,28 @@ class GroupStarts:
             cancel=[task.id for task in cancelled],
         )
 
+    def _infer(self, group: Group, worker: WorkerProcess, task: QueueTask) -> None:
+        """Send an inference task, with the file of the weights that it is about."""
+        options, infer = self._state.options, task.spec["infer"]
+        weights, of = infer.get("weights"), infer.get("of")
+        if of is not None:
+            trained = self._state.db.get(of).result or {}
+            weights = str(options.runs / str(trained.get("folder", of)) / WEIGHTS)
+        budget = min(group.bytes, task.spec.get("budget") or group.bytes)
+        worker.send(
+            "infer",
+            group=group.id,
+            task=worker_settings(task),
+            weights=weights,
+            nodes=infer.get("nodes"),
+            out=str(options.runs / group.folder),
+            budget=budget,
+            limit=budget + options.overrun_bytes,
+        )
+
     def _plan_of(self, members: Sequence[QueueTask], total_bytes: int) -> dict[str, Any] | None:
         """The group's plan as plain data; None if the worker has to make it: after a restart, or of a user's model."""
-        known = self._state.runnable.get(estimate_key(members[0].spec["task"]))
+        known = self._state.runnable.get(estimate_key(members[0].spec))
         if known is None:
             return None
         try:

@@ -16,6 +16,8 @@ FREE_OF_COST = ("seed", "name", "lr", "weight_decay", "betas", "eps")  # setting
 def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
     """What a policy sees of a planned task: its epochs, and ``setup_seconds`` in which it leaves the device idle."""
     plan = task.plan or {}
+    if is_inference(task):
+        return _inference(task, plan)
     training = float(plan["seconds"])
     seconds = training + setup_seconds
     return QueuedTask(
@@ -35,6 +37,30 @@ def queued_task(task: QueueTask, setup_seconds: float = 0.0) -> QueuedTask:
     )
 
 
+def is_inference(task: QueueTask) -> bool:
+    """Whether a task infers rather than trains."""
+    return task.spec.get("kind") == "inference"
+
+
+def _inference(task: QueueTask, plan: Mapping[str, Any]) -> QueuedTask:
+    """An inference task as a policy sees it: never fused, due ``latency_target`` seconds after it arrived."""
+    return QueuedTask(
+        id=task.id,
+        bytes=max(int(plan["bytes"]), 0),
+        seconds=float(plan["seconds"]),
+        graph=str(plan.get("graph", "")),
+        fusable=False,
+        utilisation=float(plan.get("utilisation", 1.0)),
+        arrival=task.created,
+        user=task.user,
+        priority=task.priority,
+        deadline=task.spec.get("deadline"),
+        kind="inference",
+        latency_target=task.spec["infer"].get("latency_target"),
+        attempts=int(plan.get("failures", 0)),
+    )
+
+
 def worker_settings(task: QueueTask) -> dict[str, Any]:
     """A task as a worker gets it: named by its id, with the path of its graph."""
     place = task.spec.get("graph_path")
@@ -50,7 +76,11 @@ def without_twins(tasks: Sequence[QueueTask]) -> list[QueueTask]:
     return list(chosen.values())
 
 
-def estimate_key(settings: Mapping[str, Any]) -> str:
-    """The key of a task's estimate: tasks of one key need the same memory and time."""
-    kept = {key: value for key, value in settings.items() if key not in FREE_OF_COST}
+def estimate_key(spec: Mapping[str, Any]) -> str:
+    """The key of a task's estimate: tasks of one key need the same memory and time.
+
+    Without a byte budget of its own a bound on its bytes will do, so that is another estimate.
+    """
+    kept = {key: value for key, value in spec["task"].items() if key not in FREE_OF_COST}
+    kept[""] = [spec.get("budget") is None, spec.get("kind", "training"), spec.get("graph_path")]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

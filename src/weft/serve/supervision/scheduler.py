@@ -15,7 +15,7 @@ from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
 from weft.serve.supervision.group_starts import GroupStarts
 from weft.serve.supervision.leaving import Leaving
-from weft.serve.supervision.queue_views import queued_task
+from weft.serve.supervision.queue_views import is_inference, queued_task
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 
@@ -88,8 +88,9 @@ class Scheduler:
         for name, room in self._pool.room.items():
             workers = sum(1 for one in self._pool.workers.values() if one.device == name and one.name != PLANNER)
             workers, options = max(workers, 1), self._state.options
-            kept = options.reserved_of(room)
-            devices.append(DeviceState(name, room, kept, workers, started=self._state.started_on.get(name, 0)))
+            kept, inferring = options.reserved_of(room), min(options.inference_workers, workers - 1)
+            started = self._state.started_on.get(name, 0)
+            devices.append(DeviceState(name, room, kept, workers, inferring, started))
         users = tuple(UserShare(user, seconds) for user, seconds in self._state.shares.items())
         return MachineState(tuple(devices), time.time(), users)
 
@@ -108,7 +109,8 @@ class Scheduler:
         """Let groups that were preempted go on as they were; returns the planned tasks that are in none of them."""
         taken: set[str] = set()
         grouped = {name for group in self._state.resumable.values() for name in group.members}
-        urgent = max((task.priority for task in planned.values() if task.id not in grouped), default=None)
+        others = [task for task in planned.values() if task.id not in grouped]
+        urgent = max((_urgency(task) for task in others), default=None)
         for group in list(self._state.resumable.values()):
             members = [self._state.db.get(name) for name in group.members]
             ours = [task for task in members if task.state != "paused" and "from" not in (task.plan or {})]
@@ -119,8 +121,8 @@ class Scheduler:
                 continue
             taken |= {task.id for task in present}
             worker = self._pool.idle_worker(group.device)
-            if urgent is not None and urgent > max(task.priority for task in present):
-                self._state.why |= {task.id: "waits for a task of higher priority" for task in present}
+            if urgent is not None and urgent > max(_urgency(task) for task in present):
+                self._state.why |= {task.id: "waits for a task that is more urgent" for task in present}
                 continue
             if not all(task.id in planned for task in present) or worker is None or not self._fits(group):
                 self._state.why |= {task.id: "waits to go on with its group" for task in present}
@@ -135,3 +137,8 @@ class Scheduler:
         device = next((one for one in self._machine().devices if one.name == group.device), None)
         running = [active.state() for active in self._state.active.values()]
         return device is not None and (not running or group.bytes <= free_bytes(device, running))
+
+
+def _urgency(task: QueueTask) -> tuple[int, bool]:
+    """By priority; among equals, inference with a latency target comes before what has none."""
+    return task.priority, is_inference(task) and task.spec["infer"].get("latency_target") is not None

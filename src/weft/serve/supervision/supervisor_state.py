@@ -30,6 +30,8 @@ class Active:
     graph: str
     heard: float
     priority: int = 0
+    kind: str = "training"
+    slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
@@ -57,6 +59,8 @@ class Active:
             started=one.started,
             ends=one.started + one.seconds,
             graph=self.graph,
+            kind=self.kind,
+            slowdown_limit=self.slowdown_limit,
             priority=self.priority,
             leaving=self.leaving,
         )
@@ -90,6 +94,7 @@ class SupervisorState:
     setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
     records: list[Record] = field(default_factory=list)
     dirty: bool = True  # the queue may have changed
+    urgent: bool = False  # an inference task waits that no decision has seen
     draining: bool = False
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.core.units import show_bytes
 from weft.serve.queue.task_states import QueueTask
-from weft.serve.supervision.queue_views import estimate_key, worker_settings
+from weft.serve.supervision.queue_views import estimate_key, is_inference, worker_settings
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 from weft.serve.workers.worker_process import WorkerProcess
@@ -34,16 +34,16 @@ class TaskPlanner:
             if task.plan is not None:
                 plans.append((task.id, task.plan))
                 continue
-            key = estimate_key(task.spec["task"])
+            key = estimate_key(task.spec)
             known = self._estimates.get(key)
             if known is not None:
                 plans += self._within_limits(task, known)
             elif self._planning is None and self._pool.workers[PLANNER].ready:
                 self._planning = (task.id, key)
                 device = self._state.options.device_names()[0].partition("@")[0]
-                self._pool.workers[PLANNER].send("plan", id=task.id, task=worker_settings(task), device=device)
+                self._pool.workers[PLANNER].send("plan", id=task.id, device=device, **_asked(task))
         if plans:
-            self._state.db.plan_many(plans)
+            self._plan(plans)
         self._state.dirty = self._state.dirty or len(plans) == PLANNED_AT_ONCE
 
     def planned(self, _: WorkerProcess, message: Mapping[str, Any]) -> None:
@@ -65,7 +65,11 @@ class TaskPlanner:
         if runnable is not None:
             self._state.runnable[key] = runnable
         self._estimates[key] = estimate
-        self._state.db.plan_many(self._within_limits(task, estimate))
+        self._plan(self._within_limits(task, estimate))
+
+    def _plan(self, plans: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self._state.db.plan_many(plans)
+        self._state.urgent |= any(plan.get("kind") == "inference" for _, plan in plans)
 
     def _within_limits(self, task: QueueTask, plan: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         """The plan of a task, in a list; an empty one if the task was refused because it exceeds its own budget."""
@@ -88,3 +92,9 @@ class TaskPlanner:
         self._tries[name] = self._tries.get(name, 0) + 1
         if self._tries[name] >= PLAN_TRIES and self._state.db.get(name).state == "queued":
             unless_lost(self._state.db.refuse, name, f"planning it ended the planner {PLAN_TRIES} times: {reason}")
+
+
+def _asked(task: QueueTask) -> dict[str, Any]:
+    """What the planner is asked: of an inference task, whether it is one."""
+    asked = {"task": worker_settings(task), "bounds": task.spec.get("budget") is None}
+    return {**asked, "kind": "inference"} if is_inference(task) else asked

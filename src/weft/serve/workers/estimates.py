@@ -10,25 +10,29 @@ import torch
 
 from weft.core.compatibility import group_key, stack_key
 from weft.core.event import finite
+from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.machines import find_machine, load_calibration, machine_with
+from weft.engine.inference import one_epoch
 from weft.engine.planning.estimator import Estimator
 from weft.engine.planning.plan_report_builder import report_on
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.report.plan_report import PlanReport
 from weft.runtime.user_modules.settings import check_tasks
+from weft.serve.workers.quick_estimates import quick_estimate
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step cannot be followed
 
 
-def estimate_of(task: Task, device: str, store: GraphStore | None = None) -> dict[str, Any]:
+def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
     """The estimate of ``task`` on ``device``; of a model that cannot be followed, a guess and the reason.
 
-    ``store``: where the planner keeps graphs, whose summaries every estimate needs.
+    ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
+    for a very small task; one with a byte budget of its own needs the prediction.
     """
     kind = device.partition(":")[0]
     machine = machine_with(torch.device("cpu")) if kind == "cpu" else find_machine()
@@ -36,12 +40,22 @@ def estimate_of(task: Task, device: str, store: GraphStore | None = None) -> dic
     try:
         check_tasks([task])
         tasks = with_modes([task], estimator, machine.memory_bytes)
+        quick = quick_estimate(tasks[0], estimator) if bounds else None
+        if quick is not None:
+            return {**quick[0], **_common(task), "runnable": _runnable(quick[1], estimator, task)}
         report = report_on(tasks, task.label, estimator, machine.memory_bytes)
     except Exception as error:
         if task.traits is not None:
             raise
         return {**_guess(f"{type(error).__name__}: {error}"), **_common(task)}
-    return {**_predicted(report, kind), **_common(task), "runnable": _runnable(report, task, estimator)}
+    runnable = None if task.traits is None else _runnable(report.plans[0], estimator, task)
+    return {**_predicted(report, kind), **_common(task), "runnable": runnable}
+
+
+def inference_estimate(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
+    """The estimate of an inference task: one epoch of its training, which takes more than one forward pass."""
+    found = {**estimate_of(one_epoch(task), device, store, bounds), "kind": "inference", "alone": True}
+    return {key: value for key, value in found.items() if key not in ("runnable", "join_key", "epochs")}
 
 
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
@@ -57,15 +71,13 @@ def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
     }
 
 
-def _runnable(report: PlanReport, task: Task, estimator: Estimator) -> dict[str, Any] | None:
+def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
     """The plan without its task and reasons, and what is needed to plan a group of such tasks.
 
-    A model of a user's own is planned by the worker: its settings alone do not say what its step is.
+    A model of a user's own has none and is planned by the worker: its settings alone do not say what its step is.
     """
-    if task.traits is None:
-        return None
-    plan = replace(report.plans[0], why=())
-    about = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": report.machine.to_dict()}
+    plan, machine = replace(plan, why=()), estimator.machine
+    about = {"plan": plan.to_dict(), "stats": estimator.stats(task).to_dict(), "machine": machine.to_dict()}
     found: dict[str, Any] = finite(about)
     return found
 

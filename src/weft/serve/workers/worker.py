@@ -5,8 +5,9 @@ line to stdout. It imports torch once, so that a group starts without delay. Mes
 unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a
-folder, a byte budget), ``prefetch`` (a graph that a group to come needs), ``cancel`` (members of the running group),
-``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
+folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph
+that a group to come needs), ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint
+and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
@@ -104,7 +105,7 @@ class Worker:
             message = json.loads(line)
             if message["do"] == "run":
                 self._controls[message["group"]] = Control()
-            if message["do"] in ("run", "plan"):
+            if message["do"] in ("run", "plan", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
                 self._kept.prefetch(message["graph"])
@@ -146,11 +147,12 @@ class Worker:
             self._group = ""
 
     def _plan(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        from weft.serve.workers.estimates import estimate_of
+        from weft.serve.workers.estimates import estimate_of, inference_estimate
 
         try:
             task, device = Task.from_dict(message["task"]), message.get("device", self.device)
-            return {"plan": estimate_of(task, device, self._kept.store)}
+            make = inference_estimate if message.get("kind") == "inference" else estimate_of
+            return {"plan": make(task, device, self._kept.store, message.get("bounds", True))}
         except WeftError as error:
             return {"error": str(error)}
         except Exception as error:  # a user's model may raise anything when it is looked at
@@ -162,7 +164,8 @@ class Worker:
         try:
             with output_to(folder / LOG):
                 try:
-                    return {"members": self._train(message, folder)}
+                    carry_out = self._infer if message["do"] == "infer" else self._train
+                    return {"members": carry_out(message, folder)}
                 except BaseException:
                     traceback.print_exc()
                     raise
@@ -211,6 +214,21 @@ class Worker:
             return {found.name: _outcome(found, "")}
         places = folder_names([task.label for task in tasks])
         return {one.name: _outcome(one, f"tasks/{place}") for one, place in zip(found, places, strict=True)}
+
+    def _infer(self, message: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Infer for a task, with its graph from what is kept; its predictions are in ``folder``."""
+        from weft.engine.base.graph_store import sharing
+        from weft.engine.inference import predict
+        from weft.serve.workers.worker_memory import byte_limit
+
+        task = Task.from_dict(message["task"])
+        self._listener(message["group"])(Event("start", task.label, {"device": self.device}))
+        about = {"nodes": message["nodes"], "device": self.device, "budget": message.get("budget")}
+        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
+            found = predict(task, message["weights"], **about)
+        found.save(folder)
+        self._kept.settle()
+        return {task.label: {"status": "finished", "message": "", "metrics": found.metrics, "folder": ""}}
 
     def _work_of(self, message: Mapping[str, Any], tasks: list[Task]) -> Any:
         """What to run: the plan that was sent, or the tasks, which are planned here."""

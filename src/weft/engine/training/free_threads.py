@@ -1,0 +1,69 @@
+"""FreeThreads: compute with as many threads as there are free cores, chosen again while a run on a CPU trains.
+
+On a machine that does other things, threads of one operator wait for each other: the same sweep took 97 s with two
+threads and 25 s with one. Sums of several threads may differ from those of one in the last bits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.planner.grouping.step_options import free_threads
+
+STAT = Path("/proc/stat")
+TICKS = 100.0  # of a second, as Linux counts them for every program
+LOOK_SECONDS = 1.0  # between two choices
+FIRST_SECONDS = 0.2  # that the first choice must have seen
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was done until a moment: ``now`` by the clock, CPU seconds of this process and of all, in ``cores``."""
+
+    now: float
+    own: float
+    all: float
+    cores: int
+
+    @classmethod
+    def here(cls) -> Look | None:
+        """Now, on the cores that this process may use; None where the system does not say."""
+        try:
+            mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+            lines = [line.split() for line in STAT.read_text(encoding="ascii").splitlines()]
+            busy = [sum(map(int, [*words[1:4], *words[6:9]])) for words in lines if words and words[0] in mine]
+        except (OSError, ValueError, AttributeError):
+            return None
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return cls(time.monotonic(), own, sum(busy) / TICKS, len(busy)) if busy else None
+
+    def others(self, before: Look) -> float:
+        """Cores that other processes took since ``before``."""
+        return max((self.all - before.all) - (self.own - before.own), 0.0) / max(self.now - before.now, 1e-9)
+
+
+class FreeThreads:
+    """Sets torch's threads, at most as many as it has now; ``since``: what the machine did from there on counts."""
+
+    def __init__(self, since: Look | None = None) -> None:
+        self._most, self._last, self._wait = torch.get_num_threads(), since or Look.here(), FIRST_SECONDS
+
+    def choose(self) -> str | None:
+        """Choose anew if it is time to; what changed, in words, or None."""
+        if self._most == 1 or self._last is None or time.monotonic() - self._last.now < self._wait:
+            return None
+        seen = Look.here()
+        if seen is None:
+            return None
+        others, self._last, self._wait = seen.others(self._last), seen, LOOK_SECONDS
+        before, count = torch.get_num_threads(), free_threads(self._most, seen.cores, others)
+        if count == before:
+            return None
+        torch.set_num_threads(count)
+        return f"{count} of {self._most} threads: other processes take {others:.1f} of {seen.cores} cores"

@@ -1,0 +1,116 @@
+"""One kernel for many phases: every program takes its share of a phase, waits for all others, and goes on.
+
+Between two launches a device drains and fills again, which takes longer than the work of a phase on a small graph. Here
+the programs stay, and a counter in memory tells them when a phase is complete. All of them must be on the device at the
+same time, or they would wait for ever: the launch is a cooperative one, which the driver refuses otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.launch.triton_lang import tl, triton
+from weft.weave.merged_launch import (
+    Branch,
+    arguments_of,
+    body_lines,
+    compiled,
+    launch_alone,
+    options_of,
+    parameters_of,
+    scope_of,
+)
+from weft.weave.persistent.phases import Phases
+
+LIMIT = 1000  # arguments of one launch: since CUDA 12.1 some 32 KB of them, 8 bytes each, are left for other things
+
+
+@triton.jit
+def wait_for_all(counter, programs):
+    """Return when every one of ``programs`` (a power of two) has come here as often as this one.
+
+    The counter only grows; that it starts again from the least number after the largest does no harm.
+    """
+    tl.debug_barrier()  # what the other threads of this program wrote is written
+    arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    goal = (arrived | (programs - 1)) + 1
+    now = arrived + 1
+    while now - goal < 0:
+        now = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    tl.debug_barrier()
+
+
+def launch_phases(phases: Phases, counter: Tensor, programs: int, warps: int | None = None) -> None:
+    """Run the launches of one phase after those of another, all in one kernel of ``programs`` programs.
+
+    ``counter``: one int32 on the device that this kernel and others like it share; it may have any value.
+    """
+    parts = [part for phase in phases for part in phase]
+    if len(parts) == 1:
+        launch_alone(parts[0])
+        return
+    shapes, values = [], _Values()
+    for phase in phases:
+        branches, total, arguments = arguments_of(phase)
+        shapes.append((branches, values.names([total, *arguments])))
+    options = options_of(parts) | ({"num_warps": warps} if warps is not None else {})
+    if counter.is_cuda:
+        options["launch_cooperative_grid"] = True
+    kernel = generate(tuple(shapes), len(values.given))
+    kernel[(programs,)](counter, programs, *values.given, **options)
+
+
+class _Values:
+    """The arguments of a launch, each once."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+        self._places: dict[Any, int] = {}
+
+    def names(self, values: list[Any]) -> tuple[int, ...]:
+        """The places of ``values`` among all arguments."""
+        return tuple(self._place(value) for value in values)
+
+    def _place(self, value: Any) -> int:
+        key = _key(value)
+        if key not in self._places:
+            self._places[key] = len(self.given)
+            self.given.append(value)
+        return self._places[key]
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr(), value.dtype
+    return type(value), value
+
+
+@cache
+def generate(shapes: tuple[tuple[tuple[Branch, ...], tuple[int, ...]], ...], arguments: int) -> Any:
+    """The kernel of these phases, written; each phase has its branches and the places of its arguments."""
+    scope: dict[str, Any] = {"triton": triton, "tl": tl, "wait_for_all": wait_for_all}
+    scope |= {f"phase{place}": _phase(branches) for place, (branches, _) in enumerate(shapes)}
+    return compiled(source_of([places for _, places in shapes], arguments), "persistent_kernel", scope)
+
+
+@cache
+def _phase(branches: tuple[Branch, ...]) -> Any:
+    """The function that runs program ``pid`` of a phase."""
+    names = ", ".join(parameters_of(branches))
+    lines = ["@triton.jit", f"def phase(pid, {names}):", *body_lines(branches)]
+    return compiled("\n".join(lines) + "\n", "phase", scope_of(branches))
+
+
+def source_of(places: list[tuple[int, ...]], arguments: int) -> str:
+    """The text of the kernel: a loop over the programs of each phase, and a wait between two of them."""
+    names = ", ".join(f"a{place}" for place in range(arguments))
+    lines = ["@triton.jit", f"def persistent_kernel(counter, programs, {names}):", "    first = tl.program_id(0)"]
+    for phase, (total, *given) in enumerate(places):
+        lines += ["    wait_for_all(counter, programs)"] if phase else []
+        lines += [f"    for pid in range(first, a{total}, programs):"]
+        lines += [f"        phase{phase}(pid, {', '.join(f'a{place}' for place in given)})"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,37 @@
+"""Torch's symmetric memory behind the interface of peer memory. One GPU has one rank of it: ranks must be distinct."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+ONE_RANK = """
+import sys, tempfile, torch, torch.distributed as dist
+from weft.dist.peer_memory import Symmetric, peer_memory_for
+
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+store = dist.FileStore(tempfile.mktemp(), 1)
+dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+memory = peer_memory_for(0, 1, device, distinct=True, gather=lambda mine: [mine])
+assert isinstance(memory, Symmetric)
+for size in (1000, 100_000):  # it grows
+    memory.reserve(size)
+    first, second = memory.slot(0, 0), memory.slot(0, 1)
+    assert first.numel() >= size and first.data_ptr() != second.data_ptr()
+    first.fill_(3)
+    second.fill_(5)
+    assert int(first.float().mean()) == 3 and int(second.float().mean()) == 5
+memory.close(together=True)
+dist.destroy_process_group()
+print("fine")
+"""
+
+
+def test_slots_of_one_rank():
+    done = subprocess.run([sys.executable, "-c", ONE_RANK], capture_output=True, text=True, timeout=120, check=False)
+    assert "fine" in done.stdout, done.stderr[-2000:]
