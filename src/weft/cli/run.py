@@ -137,7 +137,8 @@ def run(
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise (--progress plain: lines of text). Ctrl-C finishes the epoch, saves a
     checkpoint and says how to resume.
-    A run that is in --out already is kept: choose --resume, --extend or --overwrite, or answer the question on a terminal.
+    A run that is in --out already is kept: choose --resume, --extend or --overwrite, or answer the question on a
+    terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
