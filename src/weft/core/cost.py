@@ -9,6 +9,7 @@ from typing import Any
 from weft.core.errors import SpecError
 
 RESOURCES = ("gpu", "cpu", "pcie", "link", "disk")
+SIZES = ("peak_bytes", "reserved_bytes", "total_bytes", "training_bytes")  # what more of a resident value adds to
 _FORMER = {"host": "cpu"}  # what earlier versions called the host's own time
 
 
@@ -24,7 +25,8 @@ class Cost:
     ``peak_bytes``: the most that tensors take at once; ``reserved_bytes``: with what the allocator holds beyond
     that; ``total_bytes``: with the CUDA context and libraries as well, which is what a device must have.
     ``process_bytes``: on a CPU, of the whole process: Python, torch, kernels, and what the system's allocator holds.
-    ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...).
+    ``bytes``: the peak by kind of value (``graph``, ``weight``, ``activation``, ...). ``training_bytes``: the most that
+    tensors take in a step without an evaluation.
 
     ``seconds``: of one epoch by resource, each of one of the kinds in :data:`RESOURCES` (``gpu``, or ``gpu:1`` where
     there are several). Each resource counts for as long as nothing else is charged: they add up to
@@ -47,6 +49,7 @@ class Cost:
     corrected: bool = False
     uncorrected: Mapping[str, float] = field(default_factory=dict)
     process_bytes: int = 0
+    training_bytes: int = 0
 
     def __post_init__(self) -> None:
         for resource in self.seconds:

@@ -17,7 +17,7 @@ PHASES = ("forward", "backward", "update", "evaluation")
 _ATTENTION = ("attention", "edge_softmax", "sddmm", "coefficient")
 _SCATTERS = ("scatter", "index_add", "index_put")
 _GATHERS = ("spmm", "index", "gather", "scatter", "embedding", "segment", "take")
-_PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot")
+_PRODUCTS = ("mm", "linear", "matmul", "weight_grad", "einsum", "dot", "product")
 _REDUCTIONS = (
     "sum", "mean", "amax", "amin", "max", "min", "var", "norm", "softmax", "cumsum", "sort", "topk", "cat", "argmax",
     "nonzero", "_to_copy",

@@ -50,6 +50,7 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
         hardware.name,
         pipeline.clock,
         hardware.registry().beside(hardware.name),
+        source.captured_sampling(),
     )
     try:
         return profile(what, source.seeds(), min(workers, source.slots - 1), steps, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -66,7 +67,8 @@ def test_workers_crowd_the_host_and_concurrent_phases_slow_each_other():
 
 def test_json_and_back():
     times = PhaseTimes({"training_gpu": PhaseTime(1.0, 0.1, 20)}, {"a": {"b": 2.0}}, 0.1, 1000)
-    assert PhaseTimes.from_dict(json.loads(json.dumps(times.to_dict()))) == times
+    for one in (times, replace(times, captured={"batching_gpu": PhaseTime(0.5)})):
+        assert PhaseTimes.from_dict(json.loads(json.dumps(one.to_dict()))) == one
     division = Division(3, 2, 4, 8, 5, True, "npu")
     assert Division.from_dict(json.loads(json.dumps(division.to_dict() | {"later": 1}))) == division
 

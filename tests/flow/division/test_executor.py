@@ -123,7 +123,7 @@ def test_an_error_arrives_with_the_name_of_its_phase_and_ends_all_threads(method
     before = threading.active_count()
     with pytest.raises(TrainingError, match=f"phase '{phase}' failed at batch .*ValueError: no more"):
         list(pipeline.run(order().epoch(0)))
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_leaving_early_ends_all_threads():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -41,8 +42,16 @@ def test_the_five_phases_are_measured_with_their_variance():
 def test_interference_is_measured_between_what_runs_at_once():
     found, _, _ = profiled(DELAYS, workers=2, steps=4)
     assert set(found.interference["training_npu"]) == {"batching_cpu", "transfer_pcie"}
-    assert set(found.interference["batching_cpu"]) == {"batching_npu", "transfer_npu", "training_npu"}
+    assert set(found.interference["batching_cpu"]) == {"batching_npu", "transfer_npu", "training_npu", "transfer_pcie"}
+    assert "batching_cpu" in found.interference["transfer_pcie"]
     assert all(factor >= 1 for others in found.interference.values() for factor in others.values())
+
+
+def test_sampling_in_captured_steps_is_a_phase_of_its_own():
+    what = Profiled(None, sides()[1], lambda item: item, captured=lambda: time.sleep(0.002))
+    found = profile(what, list(order().epoch(0)), steps=3)
+    assert found.captured["batching_gpu"].mean >= 0.002
+    assert not profile(replace(what, captured=None), list(order().epoch(0)), steps=3).captured
 
 
 def test_a_shared_resource_shows_as_interference():

@@ -59,7 +59,12 @@ def test_reservoir_and_paper(launches, fanout):  # noqa: F811
 
 @pytest.mark.parametrize("width", [1, 47, 100, 602])
 def test_gather(launches, width):  # noqa: F811
-    from weft.ops.sampling.gather_rows_triton import GatherLaunch, gather_cached_triton, gather_rows_triton
+    from weft.ops.sampling.gather_rows_triton import (
+        GatherLaunch,
+        clear_rows_triton,
+        gather_cached_triton,
+        gather_rows_triton,
+    )
 
     gather_rows_triton(torch.zeros(60, width), SEEDS)
     gather_rows_triton(torch.zeros(60, width), SEEDS, launch=GatherLaunch(64, 64))
@@ -67,4 +72,5 @@ def test_gather(launches, width):  # noqa: F811
     gather_cached_triton(torch.zeros(60, width), torch.zeros(4, width), slots, SEEDS, hits)
     gather_rows_triton(torch.zeros(60, width), SEEDS, beside=True)
     gather_rows_triton(torch.zeros(60, width), SEEDS, count=torch.tensor([2], dtype=torch.int32))
+    clear_rows_triton(torch.zeros(60, width), *torch.tensor([[2], [9]], dtype=torch.int32))
     compile_all(launches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -48,13 +48,15 @@ class PhaseTimes:
 
     ``batching_cpu`` is of one worker with no other at work; with w workers each takes ``1 + crowding * (w - 1)`` times
     as long. ``interference[a][b]``: how many times as long phase a takes while phase b runs (1 if not given).
-    ``bytes``: of one prepared batch.
+    ``bytes``: of one prepared batch. ``captured``: phases of what trains where it prepares all batches, in captured
+    steps: without the launches of kernels one by one.
     """
 
     phases: Mapping[str, PhaseTime]
     interference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     crowding: float = 0.0
     bytes: int = 0
+    captured: Mapping[str, PhaseTime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.crowding) or self.crowding < 0:
@@ -78,17 +80,28 @@ class PhaseTimes:
 
     def scaled(self, **factors: float) -> PhaseTimes:
         """The same with some phases ``factor`` times as long."""
-        phases = {key: one.scaled(factors.get(key, 1.0)) for key, one in self.phases.items()}
-        return PhaseTimes(phases, self.interference, self.crowding, self.bytes)
+        phases, captured = (
+            {key: one.scaled(factors.get(key, 1.0)) for key, one in some.items()}
+            for some in (self.phases, self.captured)
+        )
+        return replace(self, phases=phases, captured=captured)
+
+    def for_one_side(self) -> PhaseTimes:
+        """Where what trains prepares all batches: its phases as captured steps have them."""
+        return replace(self, phases={**self.phases, **self.captured}) if self.captured else self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         phases = {key: asdict(one) for key, one in self.phases.items()}
         interference = {key: dict(others) for key, others in self.interference.items()}
-        return {"phases": phases, "interference": interference, "crowding": self.crowding, "bytes": self.bytes}
+        about = {"interference": interference, "crowding": self.crowding, "bytes": self.bytes}
+        captured = {key: asdict(one) for key, one in self.captured.items()}
+        return {"phases": phases, **about, **({"captured": captured} if captured else {})}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PhaseTimes:
         """The inverse of :meth:`to_dict`."""
         phases = {key: PhaseTime(**one) for key, one in data["phases"].items()}
-        return cls(phases, data.get("interference", {}), data.get("crowding", 0.0), data.get("bytes", 0))
+        captured = {key: PhaseTime(**one) for key, one in data.get("captured", {}).items()}
+        about = (data.get("interference", {}), data.get("crowding", 0.0), data.get("bytes", 0))
+        return cls(phases, *about, captured)

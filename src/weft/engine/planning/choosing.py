@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.division import PhaseTimes
 from weft.core.errors import WeftError
 from weft.core.placement import Placement
@@ -113,7 +113,11 @@ def _with_division(
     ways = [chosen.choice.best, *chosen.choice.runners_up]
     fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition]
     alone = min((one.seconds for one in fitting if one.division is None), default=math.inf)
+    # Things are moved only for a division that is predicted to be faster, not for one that a profile has to try.
     helped = [one for one in fitting if one.division is not None]
+    helped = [
+        one for one in helped if one.seconds < alone or without_cache(one.setup.placement) == without_cache(place)
+    ]
     best = min(helped, key=lambda one: one.seconds, default=None)
     if best is None or best.seconds > NEARLY * alone:
         return plan, estimate
@@ -124,12 +128,13 @@ def _with_division(
     why = (*(one for one in plan.why if one not in former), *reasons(best.setup.placement, *about), told)
     moved = replace(plan, placement=best.setup.placement, division=best.division, phases=phases, why=why)
     more = best.device_bytes - estimate.cost.total_bytes
-    sizes = {name: getattr(estimate.cost, name) + more for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(estimate.cost, name) + more for name in SIZES}
     buffers = best.device_bytes - best.setup.device_bytes
     kinds = {name: size for name, size in estimate.cost.bytes.items() if name != "cache"} | {"prepared": buffers}
     kinds |= {"cache": best.setup.placement.cache_bytes} if best.setup.placement.cache_bytes else {}
-    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, best.seconds)
-    seconds = {"gpu": trained, "pcie": best.seconds - trained}
+    whole = min(best.seconds, alone)  # a profile leaves no batch to a side that only slows the other down
+    trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, whole)
+    seconds = {"gpu": trained, "pcie": whole - trained}
     cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds)
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.compatibility import group_key, stack_key, width
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.errors import SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
@@ -31,6 +31,7 @@ from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
 from weft.planner.grouping.stack_size_table import Throughput
+from weft.planner.sampling.filled import filled
 from weft.planner.sampling.places import chunks, reasons, with_cache
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
@@ -55,6 +56,7 @@ class Estimate:
     weights: tuple[str, ...] = ()
     extrapolated: bool = False
     trained: Cost | None = None  # of sampled training, without sampling and fetching
+    notes: tuple[str, ...] = ()  # remarks of the dry run
 
 
 class Estimator:
@@ -213,11 +215,13 @@ class Estimator:
             total_bytes=held.safe,
             bytes=dict(held.kinds),
             process_bytes=self._process_bytes(steps),
+            training_bytes=held.training,
         )
         trained = None
         if first.sampled:
             trained, cost = cost, with_batches(cost, first, self.stats(first), plan.places, self.machine)
-        return Estimate(cost, held, steps.step, steps.parameters, steps.weights, trained=trained)
+        about = {"trained": trained, "notes": steps.notes}
+        return Estimate(cost, held, steps.step, steps.parameters, steps.weights, **about)
 
     def _process_bytes(self, steps: Steps) -> int:
         """On a CPU, what the process takes in all; on a GPU nobody counts that."""
@@ -236,7 +240,7 @@ def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> Ru
     """How the step of a group will run, of which ``task`` is a member."""
     replay = plan.replay and program.recordable
     repeated = (steps_per_epoch(task, stats), chunks(plan.places, stats))
-    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated)
+    return RunMode(task.precision, replay, plan.threads, task.eval_every, *repeated, filled(task, stats))
 
 
 def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> Steps:
@@ -255,7 +259,8 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
         ) from error
     # A step scaled from a small graph has the shapes of that one.
     weights = () if not found.program.recordable else weight_digests(found.run)
-    return Steps(found.program, found.preparation, tuple(found.parameters), weights)
+    notes = tuple(found.run.notes) if found.program.recordable else ()
+    return Steps(found.program, found.preparation, tuple(found.parameters), weights, notes=notes)
 
 
 def limits_for(machine: Machine) -> DeviceLimits | None:
@@ -326,7 +331,7 @@ def _with_placement(estimate: Estimate, task: Task, placement: Placement, estima
         times = {name: getattr(estimate.trained, name) for name in ("seconds", "families", "phases", "uncorrected")}
         cost = with_batches(replace(cost, **times), task, stats, placement, estimator.machine)
     taken = placement.cache_bytes
-    sizes = {name: getattr(cost, name) + taken for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: getattr(cost, name) + taken for name in SIZES}
     return replace(cost, **sizes, bytes={**cost.bytes, "cache": taken} if taken else cost.bytes)
 
 
@@ -342,7 +347,7 @@ def _decided(
             False,
             ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else (),
         )
-    decisions = {"compiled": compiled, "why": (*plan.why, *why)}
+    decisions = {"compiled": compiled, "why": (*plan.why, *estimate.notes, *why)}
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 
 

@@ -36,8 +36,8 @@ def schedules(report: PlanReport) -> dict[str, Simulation]:
     """The simulated epoch of every group whose batches two sides can prepare; a SpecError if there is none."""
     found = {}
     for name, chosen in explained(report).items():
-        ways = (one.simulation for one in (chosen.choice.best, *chosen.choice.runners_up))
-        simulation = next((one for one in ways if one is not None), None)
+        drawn = chosen.choice.best if chosen.choice.best.simulation is not None else chosen.choice.simulated
+        simulation = None if drawn is None else drawn.simulation
         if simulation is not None:
             found[f"{name}: {simulation.division.words()}"] = simulation
     if not found:

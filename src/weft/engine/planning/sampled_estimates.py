@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from weft.core.cost import Cost
+from weft.core.cost import SIZES, Cost
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import attention_bytes, memory, rates_of, work
@@ -102,7 +102,7 @@ def _compared(group: RoughEstimate, groups: Sequence[RoughEstimate], found: Mapp
 
 def _scaled(cost: Cost, larger: float, longer: float) -> Cost:
     """A cost with other bytes and seconds; nothing that a calibration could learn from."""
-    sizes = {name: int(larger * getattr(cost, name)) for name in ("peak_bytes", "reserved_bytes", "total_bytes")}
+    sizes = {name: int(larger * getattr(cost, name)) for name in SIZES}
     times = {
         name: {key: longer * value for key, value in getattr(cost, name).items()}
         for name in ("seconds", "families", "phases")

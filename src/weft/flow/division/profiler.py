@@ -1,7 +1,8 @@
 """Profiler: seconds of every phase of a batch, alone and beside others, in a few seconds.
 
 Each phase runs for some steps (20, or fewer where they take long) with nothing else at work, then what can run at the
-same time is run at the same time: all workers of the host beside each phase of what trains, copies beside training.
+same time is run at the same time: all workers of the host beside each phase of what trains and beside copies, copies
+beside training.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from weft.flow.streams import arrived
 
 STEPS = 20
 LIMIT_SECONDS = 15.0
-SEGMENTS = 12  # parts that the limit is divided among
+SEGMENTS = 14  # parts that the limit is divided among
 FEWEST = 3  # steps of a segment, however long they take
 LEAST_FACTOR = 1.0  # what runs beside something else is not taken to be faster than alone
 TRANSFER = "transfer_pcie"
@@ -32,7 +33,8 @@ TRANSFER = "transfer_pcie"
 class Profiled:
     """What to measure: both sides (None: not there), a training step on an item, and the hardware's name and clock.
 
-    ``beside``: the device prepares while it trains.
+    ``beside``: the device prepares while it trains. ``captured``: samples a batch as what trains does where it
+    prepares all of them; None if that is no different.
     """
 
     host: HostSide | None
@@ -41,6 +43,7 @@ class Profiled:
     trainer: str = "gpu"
     clock: DeviceClock | None = None
     beside: bool = False
+    captured: Callable[[], Any] | None = None
 
 
 def profile(
@@ -65,6 +68,7 @@ class _Profiler:
         self._phases: dict[str, PhaseTime] = {}
         self._interference: dict[str, dict[str, float]] = {}
         self._crowding, self._bytes = 0.0, 0
+        self._captured: dict[str, PhaseTime] = {}
         self._example: Any = None  # a batch where it is trained
 
     def run(self) -> PhaseTimes:
@@ -75,12 +79,16 @@ class _Profiler:
         alone = self._device_phases()
         for key, work in alone.items():
             self._phases[key] = PhaseTime.of(self._segment_of(work))
+        if self._what.captured is not None:
+            sampled = PhaseTime.of(self._segment_of(self._what.captured))
+            self._captured[f"batching_{self._what.trainer}"] = sampled
         if self._what.host is not None:
             self._beside_host(alone)
             self._beside_transfer(alone)
+            self._host_beside_transfer()
         if self._what.beside and self._what.device is not None:
             self._beside_preparation(alone)
-        return PhaseTimes(self._phases, self._interference, self._crowding, self._bytes)
+        return PhaseTimes(self._phases, self._interference, self._crowding, self._bytes, self._captured)
 
     # ---- phases alone --------------------------------------------------------------------------------
 
@@ -165,7 +173,7 @@ class _Profiler:
 
     def _beside_host(self, alone: Mapping[str, Callable[[], Any]]) -> None:
         """Each phase of what trains while all workers of the host are at work, and theirs meanwhile."""
-        crowded = self._phases[HOST_BATCHING].mean * (1.0 + self._crowding * (self._workers - 1))
+        crowded = self._crowded
         for key, work in alone.items():
             with self._busy_host() as seconds:
                 self._wait_for(seconds, 1)
@@ -189,6 +197,26 @@ class _Profiler:
         self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
         if meanwhile:
             self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
+
+    def _host_beside_transfer(self) -> None:
+        """All workers of the host while the bus is busy: copies read the memory that workers gather from and into."""
+        host, crowded = self._host, self._crowded
+        item = host.prepare(self._next_seeds())
+        with self._busy_host() as prepared, _background([lambda: host.transfer(item)]) as moved:
+            self._wait_for(prepared, self._workers)
+            first, before = len(prepared), len(moved)
+            self._wait_for(prepared, first + FEWEST * self._workers)
+            meanwhile, copies = prepared[first:], moved[before:]
+        host.discard(item)
+        if meanwhile:
+            self._note(HOST_BATCHING, TRANSFER, _mean(meanwhile) / max(crowded, 1e-9))
+        if copies:
+            self._note(TRANSFER, HOST_BATCHING, _mean(copies) / max(self._phases[TRANSFER].mean, 1e-9))
+
+    @property
+    def _crowded(self) -> float:
+        """Seconds of a batch with all workers at work."""
+        return self._phases[HOST_BATCHING].mean * (1.0 + self._crowding * (self._workers - 1))
 
     def _beside_preparation(self, alone: Mapping[str, Callable[[], Any]]) -> None:
         """Training while the device samples, and while it reads features, and both meanwhile."""

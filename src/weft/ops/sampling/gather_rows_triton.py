@@ -22,6 +22,7 @@ from weft.ops.sampling.gather_rows import check_gather
 
 LINE_BYTES = 128
 BESIDE = 96  # programs of a gather over PCIe beside other work: 32 KiB in flight each, on a part of the device
+CLEARING = 128  # programs that clear rows: a few per cent of the rows of a batch
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -171,3 +172,32 @@ def gather_cached_triton(
     _check_reachable(x, ids)
     out = torch.empty(ids.numel(), x.shape[1], dtype=x.dtype, device=ids.device) if out is None else out
     return _launch_gather(x, ids, out, launch, count, cached=(cache, slots, hits), beside=beside)
+
+
+@jit_any_size("count", "filled", "num_rows")
+def _clear_kernel(out, count, filled, num_rows, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    first = tl.load(count).to(tl.int64) * WORDS
+    last = tl.minimum(tl.load(filled), num_rows).to(tl.int64) * WORDS
+    for at in range(first + tl.program_id(0) * BLOCK, last, tl.num_programs(0) * BLOCK):
+        word = at + tl.arange(0, BLOCK)
+        tl.store(out + word, tl.zeros([BLOCK], out.dtype.element_ty), mask=word < last)
+
+
+@jit_any_size("count", "filled", "num_rows")
+def _settle_kernel(count, filled, num_rows):
+    """Rows behind ``out`` were not cleared: a buffer stays filled up to them."""
+    before = tl.load(filled)
+    tl.store(filled, tl.where(before <= num_rows, tl.load(count).to(tl.int32), before))
+
+
+def clear_rows_triton(out: Tensor, count: Tensor, filled: Tensor) -> None:
+    """Zero the rows of ``out [M, F]`` from ``count [1]`` on that a former batch has filled; nothing is read back.
+
+    ``out`` is the first rows of a buffer of which those from ``filled [1]`` int32 on are zeros; ``filled`` is updated.
+    """
+    if out.numel() == 0:
+        return
+    word = _word(out)
+    words, target = out.shape[1] * out.element_size() // word.itemsize, out.view(word)
+    _clear_kernel[(CLEARING,)](target, count, filled, out.shape[0], WORDS=words, BLOCK=1024, num_warps=4)
+    _settle_kernel[(1,)](count, filled, out.shape[0], num_warps=1)

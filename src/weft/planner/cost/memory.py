@@ -50,7 +50,8 @@ class Memory:
     the most it holds at any time of the run, where nothing is short; ``needed``: what it cannot do without;
     ``context``: what CUDA itself takes. ``kinds``: the step's peak by kind of Value, with ``"workspace"`` for what
     operators and libraries need inside, ``"rounding"`` for what the allocator adds, and ``"setup"`` for what the set-up
-    takes beyond the step. ``position``: the operator of the step's peak.
+    takes beyond the step. ``position``: the operator of the step's peak. ``training``: the most that tensors take in a
+    step without its evaluation.
     ``timeline``: live bytes at every operator by kind; ``phases`` says which phase each belongs to.
     """
 
@@ -65,6 +66,7 @@ class Memory:
     phases: tuple[str, ...] = ()
     alive: tuple[LiveValue, ...] = ()
     advice: tuple[str, ...] = ()
+    training: int = 0
 
     @property
     def total(self) -> int:
@@ -114,6 +116,7 @@ def memory(
         phases=tuple(op.phase for op in program.operators),
         alive=largest(program, position),
         advice=advice(program, kinds, held.allocated, machine.has_bf16),
+        training=_training(program, alive) + held.library,
     )
 
 
@@ -167,6 +170,12 @@ def _setup(preparation: Program | None, alive: list[int]) -> int:
     """By how much the set-up takes more than the step."""
     before = max(live_bytes(preparation), default=0) if preparation is not None else 0
     return max(before - max(alive, default=0), 0)
+
+
+def _training(program: Program, alive: list[int]) -> int:
+    """The most that is alive outside of evaluations."""
+    pairs = zip(program.operators, alive, strict=True)
+    return max((size for op, size in pairs if op.phase != "evaluation"), default=program.resident_bytes)
 
 
 def _completed(kinds: dict[str, int], peak: int, library: int, setup: int) -> dict[str, int]:

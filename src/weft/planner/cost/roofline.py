@@ -33,15 +33,35 @@ EFFICIENCY_ON_CPU = {"attention": 3.5, "scatter": 2.8}
 # direction.
 ROW_SECONDS = {"native_layer_norm": 1.0e-9, "native_layer_norm_backward": 4.0e-9}
 H200_SMS = 132
+# Weft's own products over the rate of a library's large one, in tf32 or bf16: of rows, and those whose inner dimension
+# is the rows (weight gradients). On the H200 linear kernels of SAGE 3 x 256 reach 47 TFLOP/s in fp32, 95 in tf32 and
+# 137 in bf16, weight gradients 33 (one task) to 42 (eight), 56 and 269 (benchmarks/results/sampled_epoch.json);
+# 169,343 rows of 64 to 64 take 0.032 ms, 43 TFLOP/s.
+OWN_PRODUCTS = {"fp32": ("tf32", 0.215, 0.165), "tf32": ("tf32", 0.43, 0.255), "bf16": ("bf16", 0.22, 0.43)}
+WITHOUT_TENSOR_CORES = 0.3  # of fp32's rate, which they reach at least
 INDICES = ("int64", "int32", "bool")
 ITEM_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1, "uint8": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Shares of a padded batch that exist: nodes whose features are read, rows that are computed, and edges."""
+
+    nodes: float = 1.0
+    rows: float = 1.0
+    edges: float = 1.0
+
+
+FULL = Filled()
 
 
 @dataclass(frozen=True)
 class RunMode:
     """How the step will be run, as far as its time depends on it.
 
-    ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it.
+    ``steps``: how often per epoch; ``chunks``: how many times an evaluation runs what was captured of it. ``filled``:
+    what exists of the batch that was captured; a GPU computes the other rows as well, and neither follows edges that
+    are not there.
     """
 
     precision: str = "fp32"
@@ -50,6 +70,7 @@ class RunMode:
     eval_every: int = 1
     steps: int = 1
     chunks: int = 1
+    filled: Filled = FULL
 
 
 def family(op: Operator) -> str:
@@ -76,7 +97,7 @@ def seconds(
     """
     mode = mode or RunMode()
     plain = _Clock(program, machine, Calibration(), stats, mode)
-    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, mode)
+    clock = plain if calibration is None else _corrected(plain, calibration)
     return Cost(
         seconds=clock.resources,
         families=clock.families,
@@ -100,7 +121,8 @@ class OperatorSeconds:
         stats: GraphStats | None,
         mode: RunMode,
     ) -> None:
-        self._clock = _Clock(program, machine, calibration or Calibration(), stats, mode)
+        plain = _Clock(program, machine, Calibration(), stats, mode)
+        self._clock = plain if calibration is None else _corrected(plain, calibration)
         self._evaluated, self._steps = mode.chunks / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
@@ -189,12 +211,19 @@ class _Clock:
         return self.machine.custom_op_seconds if op.name.startswith("weft") else self.machine.op_seconds
 
     def _work(self, op: Operator) -> float:
+        filled, cpu = self._filled(op), self.machine.device == "cpu"
         moved = op.stream_bytes / self.machine.copy_bandwidth
-        parts = [moved, op.flops / self._flop_rate(op), self._rows(op)]
+        parts = [part * (filled.rows if cpu else 1.0) for part in (moved, op.flops / self._flop_rate(op))]
+        parts.append(self._rows(op))
         if op.gather_bytes:
-            own = family(op) == "spmm" and self.machine.device == "cuda"
-            parts.append(self._gather(op) + (moved + self._first_touch(op) if own else 0.0))
+            own = family(op) == "spmm" and not cpu
+            touched = self._first_touch(op) * filled.nodes
+            parts.append(self._gather(op) * filled.edges + (moved + touched if own else 0.0))
         return max(parts) * self._efficiency(op) / self._speed()
+
+    def _filled(self, op: Operator) -> Filled:
+        """What exists of the rows that an operator goes through: those of evaluations all do."""
+        return FULL if op.phase == "evaluation" else self.mode.filled
 
     def _efficiency(self, op: Operator) -> float:
         """By how much a kernel stays behind the rates of the machine."""
@@ -243,13 +272,13 @@ class _Clock:
         return any(self.program.values[i].dtype in ("bfloat16", "float16") for i in op.reads)
 
     def _flop_rate(self, op: Operator) -> float:
-        low = self._low(op)
-        precision = "bf16" if low else self.mode.precision
-        rate = self.machine.matmul_rate("fp32" if precision == "bf16" and not low else precision)
-        if precision == "fp32" and op.name.startswith("weft") and self.machine.device == "cuda":
-            # Weft's own products in float32 are three TF32 products per term.
-            rate = max(rate, self.machine.matmul_rate("tf32") / 3)
-        return rate
+        precision = "bf16" if self._low(op) else "fp32" if self.mode.precision == "bf16" else self.mode.precision
+        if op.name.startswith("weft") and self.machine.device == "cuda":
+            units, rows, tall = OWN_PRODUCTS[precision]
+            share = tall if op.name.endswith("weight_grad") else rows
+            least = WITHOUT_TENSOR_CORES * self.machine.matmul_rate("fp32")
+            return max(share * self.machine.matmul_rate(units), least)
+        return self.machine.matmul_rate(precision)
 
 
 def table_of(op: Operator, program: Program, stats: GraphStats | None) -> tuple[int, float]:
@@ -300,3 +329,9 @@ def _node_dimension(value: Value, stats: GraphStats | None) -> int:
     if stats is not None and stats.num_nodes in value.shape[:-1]:
         return value.shape.index(stats.num_nodes)
     return len(value.shape) - 2
+
+
+def _corrected(plain: _Clock, calibration: Calibration) -> _Clock:
+    """The same epoch with the corrections that hold for one of its length."""
+    own = calibration.for_epoch(sum(plain.families.values()))
+    return _Clock(plain.program, plain.machine, own, plain.stats, plain.mode)

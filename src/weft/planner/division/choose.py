@@ -103,11 +103,15 @@ def _places(place: Placement) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """The best candidate, the others by their seconds, and the reasons."""
+    """The best candidate, the others by their seconds, and the reasons.
+
+    ``simulated``: the best whose batches two sides prepare, if any.
+    """
 
     best: Candidate
     runners_up: tuple[Candidate, ...]
     why: tuple[str, ...]
+    simulated: Candidate | None = None
 
 
 def choose(
@@ -126,13 +130,14 @@ def choose(
     plain = [search.undivided(one) for one in setups]
     ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)
     found = plain + [one for setup in ranked[:SIMULATED] for one in search.divided(setup)]
+    drawn = min((one for one in found if one.simulation is not None), key=lambda one: one.seconds, default=None)
     sure = [one for one in found if not one.setup.condition and not one.setup.rough]
     allowed = [one for one in sure if one.device_bytes <= budget]
     if not allowed:
         smallest = min(sure or found, key=lambda one: one.device_bytes)
-        return Choice(smallest, _others(found, smallest), ("nothing that was tried fits; this takes the least",))
+        return Choice(smallest, _others(found, smallest), ("nothing that was tried fits; this takes the least",), drawn)
     best = min([one for one in allowed if prefer(one)] or allowed, key=lambda one: one.seconds_per_task)
-    return Choice(best, _others(found, best), _why(best, found, budget))
+    return Choice(best, _others(found, best), _why(best, found, budget), drawn)
 
 
 def _others(found: Iterable[Candidate], best: Candidate) -> tuple[Candidate, ...]:

@@ -10,18 +10,28 @@ from weft.core.placement import Placement
 from weft.core.task import Task
 from weft.planner.sampling.transfers import (
     HOST_SECONDS_AN_EDGE,
-    LAUNCHES,
     ON_DEVICE,
     OVER_PCIE,
     PCIE_READ,
     SAMPLED_BYTES,
     BatchTraffic,
+    batch_launches,
 )
 
-# One thread of the H200's host gathers 400-byte rows at about this rate; sixteen together reach 43 GB/s
-# (benchmarks/results/sampling.json), and sampling by sixteen threads takes 0.13 of one's time instead of 0.0625.
-HOST_GATHER = 6e9
+# One thread of the H200's host prepares a batch of 519,000 rows of 400 bytes and 0.85 M edges in 89 ms, of which
+# sampling takes 22; fourteen at once take 170 ms each (benchmarks/results/division.json).
+HOST_GATHER = 3.2e9
 CROWDING = 0.07
+# How many times as long a phase takes beside another one, as profiled there (benchmarks/results/division.json, SAGE):
+# reads over PCIe by kernels hold up the memory accesses of training.
+INTERFERENCE: dict[str, dict[str, float]] = {
+    "batching_cpu": {"transfer_pcie": 1.35, "batching_gpu": 1.06, "transfer_gpu": 1.06, "training_gpu": 1.14},
+    "transfer_pcie": {"batching_cpu": 1.2},
+    "batching_gpu": {"batching_cpu": 1.39, "training_gpu": 1.02},
+    "transfer_gpu": {"batching_cpu": 1.38, "training_gpu": 1.28},
+    "training_gpu": {"batching_cpu": 1.08, "transfer_pcie": 1.09, "batching_gpu": 1.89, "transfer_gpu": 4.11},
+}
+LAUNCHED = 2.4e-4  # seconds per hop that launching its kernels one by one adds: 0.85 ms against 0.13, three hops
 INDEX_BYTES = 8  # of a picked edge and its offsets, in a batch that is copied
 
 
@@ -33,15 +43,18 @@ def predicted_times(
     rows, edges = traffic.batch.nodes, sum(traffic.batch.edges)
     whole = rows * traffic.row_bytes
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
+    hops = len(task.fanouts)
+    sampled = _sampling(edges, placement, machine, hops)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
         "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine),
-        "batching_gpu": _sampling(edges, placement, machine, len(task.fanouts)),
+        "batching_gpu": sampled + hops * LAUNCHED,
         "transfer_gpu": _reading(traffic, placement, machine),
         "training_gpu": trained,
     }
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
-    return PhaseTimes(found, crowding=CROWDING, bytes=int(whole + edges * INDEX_BYTES))
+    captured = {"batching_gpu": PhaseTime(sampled)}
+    return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
 
 
 def _bus(machine: Machine) -> float:
@@ -51,7 +64,7 @@ def _bus(machine: Machine) -> float:
 
 def _sampling(edges: float, placement: Placement, machine: Machine, hops: int) -> float:
     over_bus = edges * PCIE_READ / (OVER_PCIE * _bus(machine)) if placement.topology != "gpu" else 0.0
-    return edges * SAMPLED_BYTES / machine.copy_bandwidth + hops * LAUNCHES * machine.replay_seconds + over_bus
+    return edges * SAMPLED_BYTES / machine.copy_bandwidth + batch_launches(hops) * machine.replay_seconds + over_bus
 
 
 def _reading(traffic: BatchTraffic, placement: Placement, machine: Machine) -> float:

@@ -1,8 +1,9 @@
 """Simulator: an epoch under a division, event by event in continuous time, on host, bus, device and two buffers.
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
-slow each other down by the measured interference; an event is the end of one. Results are per batch, so that epochs of
-different lengths compare.
+slow each other down by the measured interference; an event is the end of one. Where what trains prepares all batches it
+does so in captured steps, whose phases have times of their own. Results are per batch, so that epochs of different
+lengths compare.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class _Run:
     def __init__(
         self, division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None
     ) -> None:
-        self._division, self._times, self._batches = division, times, batches
+        one_side = division.kind == "sequential"
+        self._division, self._batches = division, batches
+        self._times = times.for_one_side() if one_side else times
         self._random = None if seed is None else random.Random(seed)
         self._schedule = DualBuffer(division, batches)
         self._training = registry.training(division.trainer)

@@ -114,13 +114,13 @@ def _plans(tasks: list[Task], places: list[int], limits: Limits, many: bool) -> 
 def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: list[str], limits: Limits) -> Plan:
     own = [tasks[place] for place in members]
     once, first_reason = step.first_layer(own, limits.stats)
-    replay, replay_reason = step.replay(limits.device)
+    replay, replay_reason = step.replay(own, limits.device)
     clustered, rows_reason = step.row_order(own, limits.stats, limits.device, limits.machine)
     threads, threads_reason = step.threads(own, limits.stats, limits.device)
     slot = {place: slot for slot, place in enumerate(members)}
     stacks = tuple(tuple(sorted(slot[place] for place in bundle.places)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
-    general = (first_reason, replay_reason, *rows_reason, step.features_reason(limits.stats), *threads_reason)
+    general = (first_reason, replay_reason, *rows_reason, step.features_reason(own, limits.stats), *threads_reason)
     if own[0].sampled:
         once, clustered = False, False
         general = (why_this_mode(own[0], limits.stats), replay_reason, *threads_reason)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.core.compatibility import eager_reason
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE
@@ -51,8 +52,11 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
     return True, f"first layer's aggregation computed once ({megabytes:,.1f} MB kept): the features do not change"
 
 
-def replay(device: str) -> tuple[bool, str]:
+def replay(tasks: Sequence[Task], device: str) -> tuple[bool, str]:
     """Whether the step is captured as a CUDA graph."""
+    eager = next((why for why in map(eager_reason, tasks) if why is not None), None)
+    if device == "cuda" and eager is not None:
+        return False, f"the step runs eagerly: {eager}"
     if device == "cuda":
         return True, "the step is captured as a CUDA graph and replayed: all its shapes are fixed"
     return False, "the step runs eagerly: a CPU has no kernel launches to save"
@@ -93,6 +97,9 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
     work = forward_multiply_adds(tasks, stats)
     if work >= WORK_FOR_THREADS:
         return None, ()
+    if any(task.traits is None for task in tasks):
+        sizes = f"{stats.num_nodes:,} nodes and {stats.num_edges:,} edges"
+        return 1, (f"one thread: {sizes} are too few to share, as far as sizes tell of a module of one's own",)
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
 
 
@@ -105,10 +112,13 @@ def free_threads(most: int, cores: int, others: float) -> int:
     return max(1, min(most, int(cores - others + SHARED_CORE)))
 
 
-def features_reason(stats: GraphStats) -> str:
+def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
     """Whether the features stay sparse, in words."""
     cells = max(dense_values(stats), 1)
     if stats.feature_nnz is None:
         return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
     share = stats.feature_nnz / cells
-    return f"features stay sparse: {stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"
+    stored = f"{stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"
+    if any(task.traits is None for task in tasks):
+        return f"features are sparse ({stored}), and made dense for a module that does not take them so"
+    return f"features stay sparse: {stored}"

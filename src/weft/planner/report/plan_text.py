@@ -190,6 +190,8 @@ def _memory(group: GroupEstimate, report: PlanReport) -> str:
     beyond = max(cost.reserved_bytes - cost.peak_bytes, 0)
     fixed = machine.context_bytes + machine.workspace_bytes
     around = [f"CUDA and libraries {show_bytes(fixed)}"] if fixed else []
+    if group.plan.mode == "sampled" and 0 < cost.training_bytes < (1.0 - MIN_SHARE) * cost.peak_bytes:
+        around.insert(0, f"{show_bytes(cost.training_bytes)} without evaluations")
     if beyond >= MIN_SHARE * cost.peak_bytes:  # not part of the total: the allocator gives it back when memory is short
         around.append(f"where there is room, the allocator keeps another {show_bytes(beyond)} idle")
     return f"tensors {show_bytes(cost.peak_bytes)}: {', '.join(named)}" + "".join(f"; {part}" for part in around)

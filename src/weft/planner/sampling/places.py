@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from weft.core.batches.batch_sizes import expected_batch, large_batch
 from weft.core.errors import SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
@@ -13,7 +14,6 @@ from weft.core.plan import PlanOptions
 from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.planner.sampling.batch_sizes import expected_batch
 from weft.planner.sampling.transfers import BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
@@ -136,7 +136,9 @@ def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Mach
     most = nodes = min(task.batch, max(stats.num_train, 1))
     for fanout in picks_per_hop(task.fanouts, stats):
         nodes = min(nodes * (fanout + 1) if fanout >= 0 else stats.num_nodes, stats.num_nodes + most)
-    counted = "memory is counted for the most" if machine.device == "cuda" else "memory is at most that"
+    large = large_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1))).nodes
+    likely = f"memory is counted for {min(large, nodes):,}, which hardly any batch exceeds"
+    counted = "memory is counted for the most" if machine.device == "cuda" else likely
     return (
         f"a batch has about {traffic.batch.nodes:,.0f} nodes and {sum(traffic.batch.edges):,.0f} edges, at most "
         f"{nodes:,} nodes: {counted}"

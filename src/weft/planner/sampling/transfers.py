@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from weft.core.batches.batch_sizes import ExpectedBatch, expected_batch
 from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.sampling.batch_sizes import ExpectedBatch, expected_batch
 
-# An H200 gathered 734,000 rows of 400 bytes over PCIe at 47.0 of 55.5 GB/s, on the device at 1,700 of 4,260 GB/s of a
-# copy (benchmarks/results/sampling.json).
-OVER_PCIE, ON_DEVICE = 0.85, 0.4
+# Of the rates of a machine, on an H200: 519,000 rows of 400 bytes over PCIe at 42.8 of 55.2 GB/s in training
+# (benchmarks/results/division.json; 734,000 by themselves at 47.0), on the device at 1,700 of 4,260 GB/s of a copy
+# (benchmarks/results/sampling.json).
+OVER_PCIE, ON_DEVICE = 0.78, 0.4
 SAMPLED_BYTES = 64  # of memory traffic per picked edge: 0.13 ms for the 0.85 M edges of a batch there
-PCIE_READ = 64  # bytes of a request over PCIe for one neighbour
-LAUNCHES = 12  # kernels per hop
+PCIE_READ = 40  # bytes over PCIe per picked edge: edges in host memory added 0.78 ms for 0.85 M of them
+LAUNCHES = 20  # kernels per hop: 12 that sample and compact, 8 that make the block's factors and work list
+TRANSPOSE_LAUNCHES = 32  # of a hop that has a gradient: 22 operators, one of them a sort of 8 passes and more
+# The GPU gathers over PCIe with so many reads in flight that training beside it stands still: a step took 7.0 ms
+# one after the other, 7.2 overlapped, with 4.9 ms of gathering (benchmarks/results/sampled_epoch.json).
+HIDDEN_BY_OVERLAP = 0.05  # of the shorter of gathering and training
 ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2}
 HOST_SECONDS_AN_EDGE = 2.6e-8  # a thread that samples: 22.5 ms for 0.85 M edges there
 USUAL_DISK = 1e9
@@ -67,13 +72,19 @@ def with_batches(cost: Cost, task: Task, stats: GraphStats, placement: Placement
     device = steps * _on_device(traffic, placement, machine, len(task.fanouts))
     away, resource = steps * _away(traffic, placement, machine), _resource(placement)
     trained = sum(value for phase, value in cost.phases.items() if phase != "evaluation") + device
-    # Overlapped, a transfer takes only what is longer than training meanwhile.
-    charged = max(away - trained, 0.0) if placement.overlap else away
+    charged = away - _hidden(away, trained, placement)
     seconds, phases = _plus(cost.seconds, "gpu", device), _plus(cost.phases, "fetch", device)
     families, uncorrected = (_plus(part, "scatter", device) for part in (cost.families, cost.uncorrected))
     if charged:
         seconds, phases = _plus(seconds, resource, charged), _plus(phases, "transfer", charged)
     return replace(cost, seconds=seconds, phases=phases, families=families, uncorrected=uncorrected)
+
+
+def _hidden(away: float, trained: float, placement: Placement) -> float:
+    """Seconds of a transfer in which training goes on: by the CPU's copies all of them, by the GPU's own reads few."""
+    if not placement.overlap:
+        return 0.0
+    return min(away, trained) * (HIDDEN_BY_OVERLAP if placement.read_by_gpu else 1.0)
 
 
 def _plus(amounts: Mapping[str, float], key: str, amount: float) -> dict[str, float]:
@@ -93,8 +104,13 @@ def _on_device(traffic: BatchTraffic, placement: Placement, machine: Machine, ho
     sampled = 0.0
     if placement.topology != "disk":
         sampled = sum(traffic.batch.edges) * SAMPLED_BYTES / machine.copy_bandwidth
-        sampled += hops * LAUNCHES * machine.replay_seconds
+        sampled += batch_launches(hops) * machine.replay_seconds
     return gathered + sampled
+
+
+def batch_launches(hops: int) -> int:
+    """Kernels that sample a batch and transpose its hops, except the outermost: features have no gradient."""
+    return hops * LAUNCHES + (hops - 1) * TRANSPOSE_LAUNCHES
 
 
 def _away(traffic: BatchTraffic, placement: Placement, machine: Machine) -> float:

@@ -1,7 +1,8 @@
 """Sources for dry runs: batches that have the sizes of a source's and no data.
 
 A sampled step is captured on one batch padded to its capacity, which no batch exceeds; on a GPU that is what is
-trained on. Its evaluation is that of the whole graph, or one chunk of every layer of the largest size.
+trained on. On a CPU batches have their own sizes, and the one captured is as large as hardly any. Its evaluation is
+that of the whole graph, or one chunk of every layer of the largest size.
 
 Shapes: T members, M columns of a chunk, H features of a layer.
 """
@@ -11,11 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.core.batches.batch_sizes import LargeBatch, large_batch
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.settings.fanout import resolve
 from weft.core.task import Task
-from weft.flow.batch_size import capacity
+from weft.flow.batch_size import BatchSize, capacity
 from weft.flow.padded import PaddedAdjacency
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
@@ -43,7 +45,10 @@ class DrySampled(FullGraph):
         train = max(graph.train.numel(), 1)
         self.steps_per_epoch = -(-train // task.batch)
         fanouts = resolve(task.fanouts, graph.num_relations, graph.stats().relation_edges)
-        self._size = capacity(fanouts, min(task.batch, train), graph.num_nodes, graph.num_edges)
+        self._gpu, seeds = gpu, min(task.batch, train)
+        self._size = capacity(fanouts, seeds, graph.num_nodes, graph.num_edges)
+        if not gpu:
+            self._size = _at_most(self._size, large_batch(graph.stats(), task.fanouts, seeds))
         self._whole, self._layers = self.batch, placement is not None and placement.evaluation == "layers"
         # Batches gather dense rows: sparse features are kept with their zeros.
         self._dense = None if isinstance(request.x, Tensor) else self._empty(graph.num_nodes, graph.num_features)
@@ -97,7 +102,8 @@ class DrySampled(FullGraph):
     def _on_device(self) -> Batch:
         """The whole graph; what lies elsewhere comes to the device for it."""
         graph, whole = self._request.graph, self._whole
-        if self._placement is None or self._placement.on_device or self._device.type != "meta":
+        there = not self._gpu or self._placement is None or self._placement.on_device
+        if there or self._device.type != "meta":
             return whole
         x = self._empty(graph.num_nodes, graph.num_features) if isinstance(whole.x, Tensor) else whole.x
         adj = graph.adj
@@ -128,6 +134,13 @@ class DrySampled(FullGraph):
         """Of all nodes, or of those of the splits."""
         y = super().labels()
         return y.new_empty((self.rows("all").numel(), *y.shape[1:])) if self._layers else y
+
+
+def _at_most(size: BatchSize, large: LargeBatch) -> BatchSize:
+    """The smaller of both, number by number."""
+    rows = tuple(min(pair) for pair in zip(size.rows, large.rows, strict=True))
+    edges = tuple(min(pair) for pair in zip(size.edges, large.edges, strict=True))
+    return BatchSize(rows, edges, min(size.nodes, large.nodes))
 
 
 def _tensors(*things: Tensor | Adjacency | tuple[Adjacency, ...]) -> list[Tensor]:

@@ -35,6 +35,7 @@ from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.runtime.batches.caches import Presampled, choose_cache, policy_called
 from weft.runtime.batches.device_batch import DeviceBatch, Fetched
+from weft.runtime.batches.feature_buffer import FeatureBuffer
 from weft.runtime.batches.layerwise import LayerWise
 from weft.runtime.batches.local_adjacency import local_adjacency
 from weft.runtime.batches.source import SPLITS, Batch, FullGraph, Infer, MakeSource, SourceRequest
@@ -109,7 +110,7 @@ class Sampled:
         self._splits = {name: getattr(graph, name) for name in SPLITS}
         self._captured = sampling.captured and request.padding and not request.subgraph and self._can_capture()
         self.overlaps = self._captured and sampling.placement is not None and sampling.placement.overlap
-        self._buffers: dict[int, Tensor] = {}  # features of captured batches, in fixed places
+        self._buffers: dict[int, FeatureBuffer] = {}  # features of captured batches, in fixed places
         self._layers = self._layer_wise()
 
     def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
@@ -210,20 +211,16 @@ class Sampled:
         assert batch.clock is not None
         hops = self._sampler.sample_padded(batch.seeds, batch.clock)
         last = hops[-1]
-        features = self._buffer(place)[: last.nodes.numel()]
-        x = self.store.read_padded(last.nodes, last.num_nodes, features, beside=self.overlaps)
+        x = self._buffer(place).read(self.store, last.nodes, last.num_nodes, beside=self.overlaps)
         return Fetched(tuple(hops), x, self._graph.y.index_select(0, batch.seeds.long()))
 
-    def _buffer(self, place: int) -> Tensor:
-        """Memory for the features of the largest batch, which CUDA graphs keep the address of.
-
-        Rows beyond the existing ones are never read, but must be numbers: their gradients are zeros.
-        """
+    def _buffer(self, place: int) -> FeatureBuffer:
+        """Memory for the features of the largest batch, which CUDA graphs keep the address of."""
         if place not in self._buffers:
             rows = seeds = min(self._order.batch_size, self._order.seeds.numel())
             for fanout in self._fanouts:
                 rows = min(rows * (most_picks(fanout) + 1), seeds + self._graph.num_nodes)
-            self._buffers[place] = torch.zeros(rows, self._x.shape[1], dtype=self._x.dtype, device=self._device)
+            self._buffers[place] = FeatureBuffer(rows, self._x, self._device)
         return self._buffers[place]
 
     def _build(self, batch: DeviceBatch, fetched: Fetched) -> Batch:

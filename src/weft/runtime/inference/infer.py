@@ -24,7 +24,8 @@ from weft.runtime.device.precision import DTYPES, matmul_precision
 from weft.runtime.device.torch_rng import same_draws, seeded
 from weft.runtime.inference.feature_rows import FeatureRows
 from weft.runtime.inference.trained_inputs import given_as_trained
-from weft.runtime.step.inputs import bind, cast_features, layers_of, row_normalised, takes_edge_index
+from weft.runtime.loop.outputs import first_tensor
+from weft.runtime.step.inputs import bind, cast_features, layers_of, row_normalised, takes_edges
 
 WHOLE_BYTES = 1 << 32  # of a pass over the whole graph: beyond, a model that can is run layer by layer
 
@@ -65,15 +66,16 @@ def _at_once(model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: 
     x = row_normalised(graph.x.to(device)) if task.feature_norm == "row" else graph.x.to(device)
     x = cast_features(x, dtype)
     try:
-        logits = _call(model, task, _dense(x) if takes_edge_index(model) else x, adj)
+        logits = _call(model, task, _dense(x) if takes_edges(model) else x, adj)
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edge_index(model):
+        if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edges(model):
             raise
         logits = _call(model, task, x.to_dense(), adj)  # as its training found out
-    if not isinstance(logits, Tensor) or logits.shape[:1] != (graph.num_nodes,):
-        what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+    output, logits = logits, first_tensor(logits)  # there may be an auxiliary loss beside them
+    if logits is None or logits.shape[:1] != (graph.num_nodes,):
+        what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ModelError(f"task {task.label!r}: model {task.model_name} returned {what}, not a row per node")
     return logits.index_select(0, nodes.to(device)).float().cpu()
 

@@ -1,12 +1,6 @@
-"""Say what a model does not read of a graph's edges, and refuse what it cannot do with them.
-
-A model that takes ``edge_index`` is given ``edge_weight``, ``edge_type`` and ``edge_attr`` if its ``forward`` has
-parameters of these names.
-"""
+"""Say what a model does not read of a graph's edges, and refuse what it cannot do with them."""
 
 from __future__ import annotations
-
-import inspect
 
 import torch
 from torch import nn
@@ -14,8 +8,7 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
-
-EDGE_ARRAYS = {"edge_weight": "edge_weight=", "edge_attr": "edge_attr=", "edge_type": "relation="}
+from weft.runtime.user_modules.call_style import call_style, parameters_of
 
 
 def unread_edges(task: Task, model: nn.Module, graph: Graph) -> list[str]:
@@ -34,28 +27,18 @@ def reads_edges(task: Task, model: nn.Module, name: str) -> bool | None:
     """Whether the model reads ``edge_weight`` or ``edge_attr``; None if nothing says so."""
     if task.traits is not None:
         return task.traits.weighted if name == "edge_weight" else False
-    names = list(inspect.signature(model.forward).parameters)
-    return name in names if names[1:2] == ["edge_index"] else None
+    return name in parameters_of(model) if call_style(model) == "edges" else None
 
 
 def check_edges(task: Task, model: nn.Module, graph: Graph) -> None:
-    """A :class:`SpecError` for a model that needs what the edges do not have, or that could not be given it."""
-    if task.traits is not None:
-        _check_degrees(task, graph)
-        return
-    parameters = inspect.signature(model.forward).parameters
-    held = {"edge_weight": graph.edge_weight, "edge_attr": graph.edge_attr, "edge_type": graph.relation}
-    for name in held.keys() & parameters.keys() if list(parameters)[1:2] == ["edge_index"] else ():
-        if held[name] is None and parameters[name].default is inspect.Parameter.empty:
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} needs {name}, and graph {graph.name!r} has none; give "
-                f"the graph {EDGE_ARRAYS[name]}, or the parameter a default"
-            )
-        if name == "edge_attr" and held[name] is not None and task.sampled:
-            raise SpecError(
-                f"task {task.label!r}: model {task.model_name} takes edge_attr, which sampled batches do not have; "
-                "train it with mode='full'"
-            )
+    """A :class:`SpecError` for a model that could not be given what the edges have, or cannot divide by it."""
+    _check_degrees(task, graph)
+    given = task.traits is None and (call_style(model) == "data" or reads_edges(task, model, "edge_attr"))
+    if given and graph.edge_attr is not None and task.sampled:
+        raise SpecError(
+            f"task {task.label!r}: model {task.model_name} takes edge_attr, which sampled batches do not have; train "
+            "it with mode='full'"
+        )
 
 
 def _check_degrees(task: Task, graph: Graph) -> None:
