@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from weft.core.event import Event
     from weft.core.machine import Machine
     from weft.core.plan import Plan
+    from weft.core.settings.callback import Callback, Moment
     from weft.core.settings.search_space import choice, loguniform, uniform
     from weft.core.settings.spec_file import read_spec
     from weft.core.sweep import Sweep
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 # Where every public name is found when it is first asked for: torch takes seconds to load, and ``weft --help`` is to
 # answer at once.
 _PLACES = {
+    "Callback": ("weft.core.settings.callback", "Callback"),
     "Cancel": ("weft.engine.base.cancel", "Cancel"),
     "Client": ("weft.serve.client", "Client"),
     "Control": ("weft.engine.base.control", "Control"),
@@ -62,6 +64,7 @@ _PLACES = {
     "InputError": ("weft.core.errors", "InputError"),
     "Machine": ("weft.core.machine", "Machine"),
     "MedianPruner": ("weft.planner.pruning", "MedianPruner"),
+    "Moment": ("weft.core.settings.callback", "Moment"),
     "OutOfMemoryError": ("weft.core.errors", "OutOfMemoryError"),
     "Plan": ("weft.core.plan", "Plan"),
     "PlanReport": ("weft.planner.report.plan_report", "PlanReport"),
@@ -87,6 +90,7 @@ _PLACES = {
 _PACKAGES = ("nn", "ops")
 
 __all__ = [
+    "Callback",
     "Cancel",
     "Client",
     "Control",
@@ -97,6 +101,7 @@ __all__ = [
     "InputError",
     "Machine",
     "MedianPruner",
+    "Moment",
     "OutOfMemoryError",
     "Plan",
     "PlanReport",

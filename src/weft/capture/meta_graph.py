@@ -312,4 +312,4 @@ def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFe
 def _labels(stats: GraphStats) -> Tensor:
     if stats.multilabel:
         return torch.empty(stats.num_nodes, stats.num_classes, device=META)
-    return torch.empty(stats.num_nodes, dtype=torch.int64, device=META)
+    return torch.empty(stats.num_nodes, dtype=torch.float32 if stats.regression else torch.int64, device=META)

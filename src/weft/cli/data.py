@@ -245,7 +245,7 @@ def _facts(stats: GraphStats) -> list[tuple[str, str]]:
         ("edges", f"{stats.num_edges:,} ({', '.join(kinds)})"),
         ("degree", f"{stats.num_edges / max(1, stats.num_nodes):.1f} on average, {stats.max_degree:,} at most"),
         ("features", features + ")" if stats.num_features else "none"),
-        ("labels" if stats.multilabel else "classes", _count(stats.num_classes)),
+        ("targets" if stats.regression else "labels" if stats.multilabel else "classes", _count(stats.num_classes)),
     ]
     if stats.num_relations:
         facts.append(("relations", _count(stats.num_relations)))

@@ -11,9 +11,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from weft.core.settings.value_names import identity
-from weft.core.task import Task
+from weft.core.task import Task, name_of
 
-GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric", "sampling")
+REGRESSIONS = ("mse", "mae", "huber")
+
+GROUP_KEY_NAMES = ("graph", "feature_norm", "precision", "objective", "metric", "sampling", "update")
 
 # A stack whose members differ in these trains them as well, but slower: it evaluates whenever one member does, and
 # computes the first aggregation in every step. The planner keeps such tasks apart, the runtime does not refuse them.
@@ -43,20 +45,42 @@ def graph_key(task: Task) -> Hashable:
     return task.graph if isinstance(task.graph, str) else ById(task.graph)
 
 
-def objective_name(task: Task, multilabel: bool) -> str:
+def objective_name(task: Task, multilabel: bool, regression: bool = False) -> str:
     """The objective of ``task``: its own, or that of the graph's labels."""
-    return task.objective if task.objective != "auto" else ("multilabel" if multilabel else "multiclass")
+    if task.objective != "auto":
+        return function_name(task.objective)
+    return "mse" if regression else "multilabel" if multilabel else "multiclass"
 
 
-def metric_name(task: Task, multilabel: bool) -> str:
-    """The metric of ``task``: its own, or accuracy (one class per node) or micro F1 (many labels)."""
-    return task.metric if task.metric != "auto" else ("f1_micro" if multilabel else "accuracy")
+def metric_name(task: Task, multilabel: bool, regression: bool = False) -> str:
+    """The metric of ``task``: its own, or accuracy (one class per node), micro F1 (many labels) or R2 (numbers)."""
+    if task.metric != "auto":
+        return function_name(task.metric)
+    return (
+        "r2"
+        if regression or objective_name(task, multilabel) in REGRESSIONS
+        else "f1_micro"
+        if multilabel
+        else "accuracy"
+    )
+
+
+def function_name(value: Any) -> str:
+    """The name of an objective or a metric: ``"file.py:focal"`` is called focal, as is the function itself."""
+    return name_of(value).rpartition(":")[2]
+
+
+def _function_key(value: Any) -> Hashable:
+    """Equal for the same name and the same function."""
+    return value if isinstance(value, str) else ById(value)
 
 
 def group_key(task: Task, multilabel: bool) -> tuple[Hashable, ...]:
     """Equal for tasks that can be in one group, in the order of :data:`GROUP_KEY_NAMES`."""
-    named = (objective_name(task, multilabel), metric_name(task, multilabel))
-    return (graph_key(task), task.feature_norm, task.precision, *named, sampling_key(task))
+    objective = _function_key(task.objective) if task.has_own("objective") else objective_name(task, multilabel)
+    metric = _function_key(task.metric) if task.has_own("metric") else metric_name(task, multilabel)
+    update = "torch" if task.has_own("optimizer") else "weft"
+    return (graph_key(task), task.feature_norm, task.precision, objective, metric, sampling_key(task), update)
 
 
 def sampling_key(task: Task) -> Hashable:
@@ -68,11 +92,12 @@ def stack_key(task: Task) -> dict[str, Hashable]:
     """Equal for tasks whose steps have the same operators, apart from widths; by name, to say what differs."""
     traits = task.traits
     found: dict[str, Any] = {
-        "optimizer": "sgd" if task.optimizer == "sgd" else "adam",  # Adam and AdamW are one update
+        "optimizer": update_key(task),
         "decay": task.decay if task.weight_decay else "all",
         "eval_every": task.eval_every,
         "model": task.model if isinstance(task.model, str) else ById(task.model),
     }
+    found |= dict.fromkeys(loop_parts(task), True)
     if traits is None:  # its widths and rates are its own: whatever it is built with makes it another model
         found |= {name: getattr(task, name) for name in ("convert", *task.given_to_model())}
     else:
@@ -81,9 +106,48 @@ def stack_key(task: Task) -> dict[str, Hashable]:
     return found | {f"model_args.{name}": identity(value) for name, value in task.model_args.items()}
 
 
+def update_key(task: Task) -> Hashable:
+    """Equal for tasks with the same kind of update."""
+    if task.has_own("optimizer"):
+        return _function_key(task.optimizer)
+    return "sgd" if task.optimizer == "sgd" else "adam"  # Adam and AdamW are one update
+
+
+def loop_parts(task: Task) -> list[str]:
+    """Parts of a step that only some tasks have; their numbers may differ within a stack."""
+    parts = {
+        "param_groups": bool(task.param_groups),
+        "clip_norm": task.clip_norm is not None,
+        "clip_value": task.clip_value is not None,
+        "accumulate": task.accumulate > 1,
+        "ema": task.ema is not None,
+        "plateau": task.schedule == "plateau",
+        "callbacks": bool(task.callbacks),
+        "class_weights": task.class_weights is not None,
+    }
+    return [name for name, is_there in parts.items() if is_there]
+
+
+def alone_reason(task: Task) -> str | None:
+    """Why ``task`` is never one of several in a stack; None if it may be."""
+    if task.has_own("optimizer"):
+        return f"{function_name(task.optimizer)} of torch updates the parameters of one task"
+    return None
+
+
+def eager_reason(task: Task) -> str | None:
+    """Why the step of ``task`` is never captured as a CUDA graph; None if it may be."""
+    if task.has_own("optimizer"):
+        return f"{function_name(task.optimizer)} keeps numbers in Python, which a CUDA graph would not change"
+    return None
+
+
 def stack_obstacle(tasks: Sequence[Task], multilabel: bool) -> str | None:
     """Why ``tasks`` cannot be one stack, whatever it would cost; None if they can."""
     first = tasks[0]
+    alone = alone_reason(first) if len(tasks) > 1 else None
+    if alone is not None:
+        return alone
     for task in tasks[1:]:
         pairs = zip(GROUP_KEY_NAMES, group_key(first, multilabel), group_key(task, multilabel), strict=True)
         mine, other = stack_key(first), stack_key(task)

@@ -23,13 +23,16 @@ REASONS = ("", "interrupted", "preempted")  # why a session ends with members th
 class MemberOutline:
     """What a driver needs to know about a member: its name, its epochs, and whose scores compare with its own.
 
-    ``score``: the column of the validation metric in a row, -1: none. ``peers`` is equal for members that compare.
+    ``score``: the column of the validation metric in a row, -1: none; ``lower``: less of it is better. ``peers`` is
+    equal for members that compare. ``columns``: the names of a row's numbers.
     """
 
     name: str
     epochs: int
     score: int = -1
     peers: str = ""
+    columns: tuple[str, ...] = ()
+    lower: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class GroupOutline:
     def from_dict(cls, data: Mapping[str, Any]) -> GroupOutline:
         """The inverse of :meth:`to_dict`."""
         known = _known(cls, data)
-        return cls(**{**known, "members": tuple(MemberOutline(**_known(MemberOutline, m)) for m in data["members"])})
+        members = ({**_known(MemberOutline, m), "columns": tuple(m.get("columns", ()))} for m in data["members"])
+        return cls(**{**known, "members": tuple(MemberOutline(**member) for member in members)})
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Decision:
     ``advance``: epochs to train before the next update. ``stop``: members that end here. ``drop``: ended members to
     take out of the step. ``save``: write a checkpoint now. ``pause``: train nothing until a decision without it.
     ``divide``: how batches are divided from now on, as plain data (:class:`weft.core.division.Division`; None: as
-    before); ``notes``: sentences for the journal. ``finish``: this session is over; ``reason`` says why if members
+    before); ``notes``: sentences for the journal. ``rates``: factors for the learning rates of members from now on.
+    ``finish``: this session is over; ``reason`` says why if members
     still run (``"interrupted"``, ``"preempted"``).
     """
 
@@ -122,6 +127,7 @@ class Decision:
     reason: str = ""
     divide: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.advance, bool) or not isinstance(self.advance, int) or self.advance < 0:
@@ -134,7 +140,7 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         lists = {"stop": [asdict(stop) for stop in self.stop], "drop": list(self.drop), "notes": list(self.notes)}
-        return {**asdict(self), **lists}
+        return {**asdict(self), **lists, "rates": dict(self.rates)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Decision:

@@ -56,6 +56,7 @@ class GraphStats:
     feature_dtype: str = "float32"
     num_classes: int = 0
     multilabel: bool = False
+    regression: bool = False  # one number to predict per node, and no classes
     symmetric: bool = False
     weighted: bool = False
     num_relations: int = 0
@@ -76,6 +77,7 @@ class GraphStats:
     def fingerprint(self) -> GraphFingerprint:
         """The fingerprint of this graph; its name does not count."""
         without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
+        without |= set() if self.regression else {"regression"}
         without |= {"num_splits"} if self.num_splits == 1 else set()
         about = {key: value for key, value in self.to_dict().items() if key not in without}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,10 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.settings.callback import Callback
 from weft.core.settings.field_rule import Rule
 from weft.core.settings.search_space import Choice, Range, from_table
 from weft.core.settings.value_names import ARGS, Labels, describe, identity
 from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
     OPTIMIZER_SETTINGS,
     SAMPLING_SETTINGS,
     Task,
@@ -26,6 +29,7 @@ from weft.core.task import (
 )
 
 ARG = "argument"  # of a model, where its name does not matter
+TABLES = ("optimizer_args", "param_groups", "plateau")  # settings of which one value is a table
 MOST_TASKS = 10_000  # more are a slip of the keyboard: seven lists of four values are 16,384
 REPEATS = ("split", "seed")  # settings that repeat a training, rather than choose how it is done
 REDRAWS = 50  # attempts at a combination that was not drawn before
@@ -154,6 +158,10 @@ def is_grid(name: str, value: Any) -> bool:
     """Whether ``value`` lists several values of the setting ``name``; one value of betas or fanout is a list itself."""
     if name in ("betas", "fanout") and isinstance(value, (list, tuple)):
         return not value or all(isinstance(item, (list, tuple)) for item in value)
+    if name == "class_weights" and isinstance(value, (list, tuple)):
+        return not value or not all(isinstance(item, (int, float)) for item in value)
+    if name == "callbacks":  # however many, they are called for every task
+        return False
     return isinstance(value, (list, tuple, range))
 
 
@@ -168,7 +176,9 @@ def read_value(name: str, value: Any) -> Any:
     """A value out of JSON or TOML: tables say how to draw, anything else is itself."""
     if name == "model_args" and isinstance(value, Mapping):
         return {key: read_value(key, item) for key, item in value.items()}
-    return from_table(name, value) if isinstance(value, Mapping) else value
+    if name in TABLES or not isinstance(value, Mapping):
+        return value
+    return from_table(name, value)
 
 
 # ---- expansion ---------------------------------------------------------------------------------------
@@ -199,7 +209,7 @@ def _without_ignored(tasks: list[Task]) -> list[Task]:
 
     What varies stays where it is, and is refused when the sweep is run: it would seem to have been tried.
     """
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS):
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS):
         ignored = [task.ignores(name) and name in task.given for task in tasks]
         if any(ignored) and not all(ignored) and _distinct(getattr(task, name) for task in tasks) == 1:
             pairs = zip(tasks, ignored, strict=True)
@@ -360,7 +370,8 @@ def _gives(task: Task, key: str) -> bool:
     """Whether a task has a value for a setting: a model of the user's own has defaults of its own for the rest."""
     if key.startswith(ARGS):
         return key.removeprefix(ARGS) in task.model_args
-    if key in SAMPLING_SETTINGS:  # setting them selects sampled batches
+    of_torch = key in OPTIMIZER_GIVEN and task.has_own("optimizer")  # which has defaults of its own
+    if key in SAMPLING_SETTINGS or of_torch:  # setting the former selects sampled batches
         return key in task.given
     return key in task.given or task.traits is not None or key not in model_settings()
 
@@ -408,8 +419,10 @@ def _plain(key: str, value: Any) -> Any:
         return [_plain(key, item) for item in value]
     if key == "model_args":
         return {name: _plain(ARG, item) for name, item in value.items()}
-    if key == ARG and not hasattr(value, "item"):
+    if (key == ARG and not hasattr(value, "item")) or key in TABLES:
         return plain_value(value)
+    if isinstance(value, Callback):
+        return value.to_dict()
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if hasattr(value, "__fspath__"):
@@ -417,4 +430,4 @@ def _plain(key: str, value: Any) -> Any:
     if key in ("graph", "model"):
         task = Task(graph=value) if key == "graph" else Task(graph="any", model=value)
         return task.to_dict()[key]
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if hasattr(value, "item") else plain_value(value)

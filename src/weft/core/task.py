@@ -8,12 +8,22 @@ from typing import Any
 
 from weft.core.errors import SpecError
 from weft.core.models import ModelTraits, model_names, traits_of
+from weft.core.settings.callback import Callback, read_callbacks
 from weft.core.settings.fanout import Hop, is_per_relation, plain_hop, read_fanout
-from weft.core.settings.field_rule import Rule, choice, setting
+from weft.core.settings.field_rule import Rule, choice, open_choice, setting
+from weft.core.settings.loop_settings import (
+    check_group_settings,
+    read_class_weights,
+    read_param_groups,
+    read_plateau,
+)
 from weft.core.suggest import did_you_mean
 
 MOST = 10_000_000  # of anything that is counted: beyond is a slip of the keyboard, and not even a history would fit
 OPTIMIZER_SETTINGS = {"momentum": ("sgd",), "betas": ("adam", "adamw"), "eps": ("adam", "adamw")}  # and who uses them
+OPTIMIZER_GIVEN = ("lr", "weight_decay", *OPTIMIZER_SETTINGS)  # what a class of torch.optim is given if it takes it
+OWN_FUNCTIONS = ("optimizer", "schedule", "objective", "metric")  # settings that may be functions of the user's own
+LOOP_SETTINGS = ("optimizer_args", "plateau", "huber_delta", "warmup", "label_smoothing", "class_weights")
 SAMPLING_SETTINGS = frozenset({"fanout", "batch", "batch_seed"})
 ALL_SPLITS = "all"  # of the graph
 USUAL_FANOUT = (15, 10, 5)  # of the hops from the seeds outwards, as GraphSAGE's examples have them
@@ -49,22 +59,32 @@ class Task:
     init: str | None = choice(None, "fresh", section="model")  # None: a module given as an object keeps its weights
     model_args: dict[str, Any] = field(default_factory=dict, hash=False)  # for the model, by names of its own
 
-    optimizer: str = choice("adam", "adam", "adamw", "sgd")
+    optimizer: Any = open_choice("adam", "adam", "adamw", "sgd")  # or a class of torch.optim, or what makes one
+    optimizer_args: dict[str, Any] = field(default_factory=dict, hash=False)  # of a torch.optim class
+    param_groups: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # by pattern of names
     lr: float = setting(0.01, float, above=0)
     weight_decay: float = setting(0.0, float, low=0)
     decay: str = choice("all", "all", "first")  # which layers weight_decay reaches; the GCN paper: first
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = setting(1e-8, float, above=0)
     momentum: float = setting(0.0, float, low=0, below=1)  # sgd
-    schedule: str = choice("constant", "constant", "cosine", "linear", "step")
+    schedule: Any = open_choice("constant", "constant", "cosine", "linear", "step", "plateau")  # or (epoch) -> factor
+    plateau: dict[str, Any] = field(default_factory=dict, hash=False)  # of schedule="plateau"
     warmup: int = setting(0, int, low=0, high=MOST)  # epochs of linear warm-up before the schedule
     epochs: int = setting(200, int, low=1, high=MOST)  # the history of all of them has its place from the start
     patience: int | None = setting(None, int, low=1, high=MOST)  # epochs without a better validation metric
     eval_every: int = setting(1, int, low=1, high=MOST)
-    objective: str = choice("auto", "auto", "multiclass", "multilabel")
-    metric: str = choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc")
+    clip_norm: float | None = setting(None, float, above=0)  # of a task's whole gradient
+    clip_value: float | None = setting(None, float, above=0)  # of every number of it
+    accumulate: int = setting(1, int, low=1, high=MOST)  # steps per update
+    ema: float | None = setting(None, float, low=0, below=1)  # decay of the averaged weights, which are evaluated
+    callbacks: tuple[Callback, ...] = field(default=(), hash=False)
+    objective: Any = open_choice("auto", "auto", "multiclass", "multilabel", "mse", "mae", "huber")
+    metric: Any = open_choice("auto", "auto", "accuracy", "f1_micro", "f1_macro", "roc_auc", "mse", "mae", "r2")
     precision: str = choice("fp32", "fp32", "tf32", "bf16")
     label_smoothing: float = setting(0.0, float, low=0, below=1)
+    class_weights: str | tuple[float, ...] | None = None  # multiclass: one per class, or "balanced"
+    huber_delta: float = setting(1.0, float, above=0)  # huber: where it goes from squares to a straight line
     convert: bool = setting(True, bool)  # layers of PyG in a module compute with Weft's operators, if that is equal
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
@@ -93,6 +113,7 @@ class Task:
             value = rule.check(self.label, field_name, getattr(self, field_name))
             object.__setattr__(self, field_name, value)
         self._check_betas()
+        self._check_loop()
         self._check_fanout()
         self._check_split()
         has_heads = self.traits is not None and self.traits.has_heads
@@ -140,10 +161,34 @@ class Task:
         if name in SAMPLING_SETTINGS:
             return self.mode == "full"
         if name in OPTIMIZER_SETTINGS:
-            return self.optimizer not in OPTIMIZER_SETTINGS[name]
+            return (
+                isinstance(self.optimizer, str)
+                and not self.has_own("optimizer")
+                and self.optimizer not in OPTIMIZER_SETTINGS[name]
+            )
+        if name in LOOP_SETTINGS:
+            return self.why_ignored(name) is not None
         if name == "convert":
             return self.traits is not None
         return self.traits is not None and name in model_settings() and name not in self.traits.settings
+
+    def has_own(self, name: str) -> bool:
+        """Whether ``objective``, ``metric``, ``optimizer`` or ``schedule`` is a function of the user's own."""
+        return is_own(getattr(self, name))
+
+    def why_ignored(self, name: str) -> str | None:
+        """Why a setting of the training loop has no effect; None if it has one."""
+        if name == "optimizer_args" and not self.has_own("optimizer"):
+            return f"{self.optimizer} has settings of its own names; leave it out, or give a class of torch.optim"
+        if name == "plateau" and self.schedule != "plateau":
+            return f"schedule={name_of(self.schedule)} does not read it; set schedule='plateau'"
+        if name == "huber_delta" and self.objective != "huber":
+            return f"objective={name_of(self.objective)} does not read it; set objective='huber'"
+        if name == "warmup" and self.has_own("schedule"):
+            return "the schedule is a function of your own, which says the rate of every epoch"
+        if name in ("label_smoothing", "class_weights") and self.has_own("objective"):
+            return "the objective is a function of your own, which computes the loss by itself"
+        return None
 
     @property
     def label(self) -> str:
@@ -173,6 +218,9 @@ class Task:
         """Plain data for JSON; a graph or model given as an object becomes a description of it."""
         data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         data["betas"] = list(self.betas)
+        for name in (*OWN_FUNCTIONS, "optimizer_args", "param_groups", "class_weights"):
+            data[name] = plain_value(data[name])
+        data["callbacks"] = [callback.to_dict() for callback in self.callbacks]
         data["fanout"] = None if self.fanout is None else [plain_hop(hop) for hop in self.fanout]
         data["mode"] = "sampled" if self.sampled else self.mode
         if not isinstance(self.graph, str):
@@ -180,8 +228,11 @@ class Task:
         if not isinstance(self.model, str):
             data["model"] = f"<{self.model_name}>"
         data["model_args"] = {name: plain_value(value) for name, value in self.model_args.items()}
-        if self.traits is None:
-            data["given"] = list(self.given_to_model())  # what its model was built with
+        given = self.given_to_model() if self.traits is None else ()  # what its model was built with
+        if self.has_own("optimizer"):
+            given = (*given, *(name for name in OPTIMIZER_GIVEN if name in self.given))
+        if self.traits is None or self.has_own("optimizer"):
+            data["given"] = list(given)
         return data
 
     @classmethod
@@ -193,7 +244,9 @@ class Task:
         if data.get("mode") != "sampled":  # nothing reads them, and setting them would select it
             data = {name: value for name, value in data.items() if name not in SAMPLING_SETTINGS}
         if given is not None:
-            data = {name: value for name, value in data.items() if name in given or name not in model_settings()}
+            unless_given = set(model_settings() if traits_of(data.get("model", "gcn")) is None else ())
+            unless_given |= set(OPTIMIZER_GIVEN if is_own(data.get("optimizer", "adam")) else ())
+            data = {name: value for name, value in data.items() if name in given or name not in unless_given}
         return cls(**data)
 
     def _check_graph(self) -> None:
@@ -263,6 +316,24 @@ class Task:
                 "the blocks are equal parts of it"
             )
 
+    def _check_loop(self) -> None:
+        label = self.label
+        object.__setattr__(self, "class_weights", read_class_weights(label, self.class_weights))
+        object.__setattr__(self, "param_groups", read_param_groups(label, self.param_groups))
+        object.__setattr__(self, "plateau", read_plateau(label, self.plateau))
+        object.__setattr__(self, "callbacks", read_callbacks(label, self.callbacks))
+        found = self.optimizer_args
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise SpecError(
+                f"task {label!r}: optimizer_args={found!r} must be a dict by the names of the optimizer's own "
+                'parameters, such as optimizer_args={"alpha": 0.9}'
+            )
+        object.__setattr__(self, "optimizer_args", dict(found))
+        if not self.has_own("optimizer"):
+            check_group_settings(label, self.param_groups)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise SpecError(f"task {label!r}: clip_norm and clip_value are two ways to clip; give one of them")
+
     def _check_split(self) -> None:
         split = self.split
         if split is None or split == ALL_SPLITS:
@@ -296,9 +367,21 @@ def plain_value(value: Any) -> Any:
     """A value of ``model_args`` for JSON; an object becomes a description of it."""
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(item) for name, item in value.items()}
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    return f"<{getattr(value, '__name__', type(value).__name__)}>"
+    return f"<{name_of(value)}>"
+
+
+def is_own(value: Any) -> bool:
+    """Whether the value of one of :data:`OWN_FUNCTIONS` is a function, or names one."""
+    return not isinstance(value, str) or ":" in value
+
+
+def name_of(value: Any) -> str:
+    """What a setting is called: a word as it is, a function by its name."""
+    return value if isinstance(value, str) else str(getattr(value, "__name__", type(value).__name__))
 
 
 def reject_unknown(data: Mapping[str, Any], where: str) -> None:

@@ -89,9 +89,13 @@ def _capture(group: list[Task], graph: Graph | GraphStats, plan: Plan, merger: S
         )
     except Exception as error:
         told = isinstance(error, WeftError) and error.__cause__ is None
-        if told or all(one.traits is not None for one in group):
+        if told or not any(map(_runs_users_code, group)):
             raise
     return _follow_small(group, graph if isinstance(graph, GraphStats) else graph.stats(), plan)
+
+
+def _runs_users_code(task: Task) -> bool:
+    return task.traits is None or any(map(task.has_own, ("objective", "metric", "optimizer")))
 
 
 def _follow_small(group: Sequence[Task], stats: GraphStats, plan: Plan) -> Captured:
@@ -132,7 +136,7 @@ def _follow(
     merger: StepMerger | None = None,
 ) -> Captured:
     gpu = plan.device == "cuda"
-    if any(one.traits is None for one in group):
+    if any(map(_runs_users_code, group)):
         # Torch's rules for operators without data import it on the way; its frames would then hold tensors of the step.
         importlib.import_module("torch._dynamo")
     observer = Observer(where.type, look_inside=gpu and where is META)

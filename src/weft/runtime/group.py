@@ -135,12 +135,11 @@ class GroupRun(GroupState):
         self._with_evaluation = self._replay(self.group_step.evaluated, record=self._may_record())
 
     def _may_record(self) -> bool:
-        """Whether to capture the step: as planned, unless a module keeps something in Python between calls."""
-        hidden = [stack.members for stack in self.stacks if stack.members.hidden_state is not None]
-        if not self.plan.replay or not hidden:
+        """Whether to capture the step: as planned, unless something is kept in Python between calls."""
+        reasons = [why for why in map(_eager, self.stacks) if why is not None]
+        if not self.plan.replay or not reasons:
             return self.plan.replay
-        why = f"model {hidden[0].tasks[0].model_name}: {hidden[0].hidden_state}, and a CUDA graph would repeat one call"
-        note = f"the step runs eagerly: {why}"
+        note = f"the step runs eagerly: {reasons[0]}"
         self._notes += [note] if note not in self._notes else []
         return False
 
@@ -217,3 +216,11 @@ class GroupRun(GroupState):
         if any(stack in self.stacks for stack in changed):
             self.group_step.rebuild()
         return changed
+
+
+def _eager(stack: Stack) -> str | None:
+    """Why the step of a stack must not be captured; None if it may be."""
+    hidden = stack.members.hidden_state
+    if hidden is not None:
+        return f"model {stack.tasks[0].model_name}: {hidden}, and a CUDA graph would repeat one call"
+    return stack.eager

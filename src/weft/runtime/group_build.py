@@ -87,9 +87,10 @@ class GroupBuild:
         tasks = [self._tasks[row] for row in rows]
         dropped = any(task.input_dropout for task in tasks)
         once = self.plan.first_layer == "once" and not dropped and not tasks[0].sampled
-        if len(rows) > 1 or len(self._tasks) == 1 or tasks[0].traits is not None or self._device.type != "cpu":
+        draws = tasks[0].traits is None or tasks[0].has_own("objective") or tasks[0].has_own("metric")
+        if len(rows) > 1 or len(self._tasks) == 1 or not draws or self._device.type != "cpu":
             return Stack(tasks, self.inputs, first_once=once, length=self._epochs)
-        own = OwnGenerator(tasks[0].seed)  # a user's module may draw from torch's generator
+        own = OwnGenerator(tasks[0].seed)  # a user's module or function may draw from torch's generator
         with own:
             stack = Stack(tasks, self.inputs, first_once=once, length=self._epochs)
         self.own_random[id(stack)] = own

@@ -50,6 +50,13 @@ class GroupState:
             if member.row is not None:
                 member.stack.state.end[member.row].clamp_(max=self.epoch)
 
+    def scale_rates(self, factors: Mapping[int, float]) -> None:
+        """Multiply the rates of members (places among the tasks) in all later steps."""
+        for index, factor in factors.items():
+            member = self.members[index]
+            if member.row is not None:
+                member.stack.scale_rate(member.row, factor)
+
     def drop(self, members: Iterable[int]) -> list[Stack]:
         """Remove members (places among the tasks) from training: their state moves to the host, the others close up.
 
@@ -90,7 +97,8 @@ class GroupState:
             saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
-            saved |= {f"{member.index}.{name}": value for name, value in member.stack.members.python_state().items()}
+            kept = member.stack.members.python_state() | member.stack.loop_state()
+            saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
         return saved | generator_states(self.device)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -119,6 +127,7 @@ class GroupState:
         for name, tensor in member.stack.state.tensors().items():
             tensor[member.row].copy_(own[name])
         member.stack.members.restore_python_state(_of_member(saved, member.index))
+        member.stack.restore_loop_state(_of_member(saved, member.index))
         random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()

@@ -102,7 +102,7 @@ class GroupStep:
 
         The merged step is checked against the stacks' own; if it fails, training goes on without it, with a note.
         """
-        stacks = [stack for stack in self._stacks if id(stack) not in self._own_random]
+        stacks = [stack for stack in self._stacks if id(stack) not in self._own_random and stack.eager is None]
         if self._plan.join != "woven" or len(stacks) < 2 or self.merged is not None:
             return
         try:

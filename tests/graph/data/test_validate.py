@@ -54,7 +54,12 @@ BAD = {
     "infinite weight": ({"src": [0], "dst": [1], "edge_weight": [float("inf")]}, r"edge_weight\[0\] is inf"),
     "negative relation": ({"src": [0], "dst": [1], "relation": [-2]}, r"relation\[0\] = -2 is out of range"),
     "negative label": ({"src": [0], "dst": [1], "y": [0, -2]}, r"y\[1\] = -2 is negative"),
-    "float labels": ({"src": [0], "dst": [1], "y": [0.0, 0.5]}, r"y\[1\] = 0.5 is of type float64"),
+    "float labels": ({"src": [0], "dst": [1], "y": [0.0, 1.0]}, r"y\[0\] = 0.0 is of type float64.*column \[N, 1\]"),
+    "infinite target": ({"src": [0], "dst": [1], "y": [0.5, float("inf")]}, r"y\[1\] is inf: numbers to predict"),
+    "no target": (
+        {"src": [0], "dst": [1], "y": [0.5, float("nan")], "train": [1]},
+        r"node 1 of the train split has no label \(y = nan\)",
+    ),
     "label matrix": ({"src": [0], "dst": [1], "y": [[0, 1], [3, 0]]}, r"y\[1, 0\] = 3.0: .* 0 or 1"),
     "label cube": ({"src": [0], "dst": [1], "y": np.zeros((2, 2, 2))}, r"y has shape \[2, 2, 2\]"),
     "too few classes": ({"src": [0], "dst": [1], "y": [0, 4], "num_classes": 3}, "num_classes=3 .* 5"),

@@ -11,12 +11,15 @@ from torch.nn import functional as F
 from weft.core.compatibility import metric_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.graph.data.graph import Graph
 from weft.runtime.step.objectives import Objective, objective_of_stack
 
 
 def objective_for(task: Task, multilabel: bool) -> Objective:
     """The objective of one task: losses without the dimension of tasks."""
-    stacked = objective_of_stack([task], multilabel, torch.device("cpu"))
+    y = torch.zeros(20, 4) if multilabel else torch.arange(20) % 4
+    graph = Graph.from_edges([0], [1], 20, y=y, name="g")
+    stacked = objective_of_stack([task], graph, torch.device("cpu"))
 
     def loss(logits, labels, rows):
         return stacked.loss(logits[None], labels, rows)[0]

@@ -22,11 +22,14 @@ class Rule:
     below: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
+    open: bool = False  # besides a choice, a function of the user's own, or "file.py:function"
 
     def check(self, label: str, name: str, value: Any) -> Any:
         """``value`` in its proper type, or a :class:`SpecError` that names it."""
         if value is None and self.optional:
             return None
+        if self.open and (callable(value) or is_reference(value)):
+            return value
         if isinstance(value, (list, tuple, range)):
             raise SpecError(f"task {label!r}: {name}={list(value)!r} is a list; a task has one value for each setting")
         value = self._typed(label, name, value)
@@ -68,7 +71,8 @@ class Rule:
     def expected(self) -> str:
         """What a value should be, in words."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            own = ', or a function ("file.py:function" in a file)' if self.open else ""
+            return "one of " + ", ".join(self.choices) + own
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         return words[self.kind] + (" (or left out)" if self.optional else "")
 
@@ -81,6 +85,11 @@ def _is_text(value: str) -> bool:
         return False
 
 
+def is_reference(value: Any) -> bool:
+    """Whether ``value`` says where a function is: ``"package.module:name"`` or ``"path/file.py:name"``."""
+    return isinstance(value, str) and ":" in value and not value.startswith("<")
+
+
 def setting(default: Any, kind: type, **limits: Any) -> Any:
     """A dataclass field with a :class:`Rule`; ``default=None`` makes it optional."""
     rule = Rule(kind, optional=default is None, **limits)
@@ -90,3 +99,8 @@ def setting(default: Any, kind: type, **limits: Any) -> Any:
 def choice(default: str | None, *choices: str, section: str = "train") -> Any:
     """A dataclass field that holds one of ``choices``."""
     return setting(default, str, choices=choices, section=section)
+
+
+def open_choice(default: str, *choices: str) -> Any:
+    """A dataclass field that holds one of ``choices``, or a function of the user's own."""
+    return setting(default, str, choices=choices, open=True)

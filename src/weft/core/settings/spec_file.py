@@ -30,6 +30,8 @@ from weft.core.task import Task, reject_unknown, rules
 
 SECTIONS = ("model", "train")
 IN_MODEL = {"name": "model", "args": "model_args"}  # what has another name outside of the section [model]
+PATHS = ("graph", "model", "optimizer", "schedule", "objective", "metric")  # what may name a file
+WITHOUT_RULE = ("betas", "fanout", "class_weights", "optimizer_args", "param_groups", "plateau", "callbacks")
 SWEEP_KEYS = ("samples", "sample_seed")
 
 
@@ -88,8 +90,10 @@ def _read_values(values: Mapping[str, Any], folder: Path | None) -> dict[str, An
         value = read_value(key, value)
         if key in optional:
             value = _each(value, lambda item: None if item == "none" else item)
-        if key in ("graph", "model") and folder is not None:
+        if key in PATHS and folder is not None:
             value = _each(value, lambda item: _beside(item, folder))
+        if key == "callbacks" and folder is not None:
+            value = _each(value, lambda item: _call_beside(item, folder))
         result[key] = value
     return result
 
@@ -182,7 +186,7 @@ def _is_range(value: Any) -> bool:
 
 def _known(section: str) -> list[str]:
     names = [name for name, rule in rules().items() if rule.section == section]
-    extra = {"": ["graph", "model", "split"], "model": list(IN_MODEL), "train": ["betas", "fanout"]}
+    extra = {"": ["graph", "model", "split"], "model": list(IN_MODEL), "train": list(WITHOUT_RULE)}
     return extra[section] + names
 
 
@@ -208,3 +212,10 @@ def _beside(value: Any, folder: Path) -> Any:
     if not Path(file).exists() and (folder / file).exists() and ("/" in file or "." in file):
         return str(folder / value)
     return value
+
+
+def _call_beside(table: Any, folder: Path) -> Any:
+    """A table of ``callbacks`` whose function is in a file beside the spec file."""
+    return (
+        {**table, "call": _beside(table["call"], folder)} if isinstance(table, Mapping) and "call" in table else table
+    )

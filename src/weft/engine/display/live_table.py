@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.core.event import STEERED, Event
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.units import show_loss
 
 MOST_ROWS = 20  # a frame of 20 rows takes 20 ms of a core to draw, twice a second
@@ -118,7 +119,9 @@ class LiveTable:
         return [sorted(some, key=lambda item: -self._best(item[1])) for some in found.values()]
 
     def _best(self, member: dict[str, Any]) -> float:
-        return float(member.get(f"best_val_{member.get('metric', self._metric)}", float("-inf")))
+        column = f"val_{member.get('metric', self._metric)}"
+        score = member.get(f"best_{column}")
+        return float("-inf") if score is None else -float(score) if lower_is_better(column) else float(score)
 
     def _shown(self) -> list[list[tuple[str, dict[str, Any]]]]:
         """As many of every graph as there are rows for."""

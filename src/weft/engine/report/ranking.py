@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import Labels
 from weft.core.sweep import REPEATS, setting_of
 from weft.engine.results.result import Result
@@ -48,6 +49,7 @@ class Effect:
     members: tuple[tuple[int, ...], ...]
     scores: tuple[tuple[float, ...], ...]
     binned: bool = False
+    lower: bool = False  # less is better
 
     @property
     def means(self) -> tuple[float, ...]:
@@ -62,7 +64,12 @@ class Effect:
     @property
     def best(self) -> int:
         """Position of the value with the best mean."""
-        return max(range(len(self.means)), key=lambda index: self.means[index])
+        return (min if self.lower else max)(range(len(self.means)), key=lambda index: self.means[index])
+
+    @property
+    def worst(self) -> int:
+        """Position of the value with the worst mean."""
+        return (max if self.lower else min)(range(len(self.means)), key=lambda index: self.means[index])
 
     @property
     def numeric(self) -> bool:
@@ -72,8 +79,7 @@ class Effect:
     @property
     def clear(self) -> bool:
         """Whether the best and the worst mean differ by more than their standard errors explain."""
-        worst = min(range(len(self.means)), key=lambda index: self.means[index])
-        first, last = self.scores[self.best], self.scores[worst]
+        first, last = self.scores[self.best], self.scores[self.worst]
         errors = [_mean(scores)[1] for scores in (first, last)]
         if None in errors:
             return False
@@ -106,7 +112,8 @@ def standings(result: SweepResult) -> list[Standing]:
     for index, member in enumerate(result.tasks):
         groups.setdefault(tuple(value_of(member, key) for key in keys), []).append(index)
     found = [_standing(result, members, metric, keys, labels) for members in groups.values()]
-    return sorted((one for one in found if one is not None), key=lambda one: (-one.score, one.members))
+    sign = 1.0 if lower_is_better(metric) else -1.0
+    return sorted((one for one in found if one is not None), key=lambda one: (sign * one.score, one.members))
 
 
 def _standing(
@@ -151,17 +158,19 @@ def _effect(result: SweepResult, key: str, labels: Labels) -> Effect | None:
         return None
     order = sorted(groups, key=lambda value: _sort_key(values[value]))
     if len(order) > MOST_VALUES and all(isinstance(values[value], (int, float)) for value in order):
-        return _binned(key, [(values[value], index, score) for value in order for index, score in groups[value]])
+        found = [(values[value], index, score) for value in order for index, score in groups[value]]
+        return _binned(key, found, lower_is_better(metric))
     return Effect(
         key,
         tuple(labels.word(key, values[value]) for value in order),
         tuple(values[value] for value in order),
         tuple(tuple(index for index, _ in groups[value]) for value in order),
         tuple(tuple(score for _, score in groups[value]) for value in order),
+        lower=lower_is_better(metric),
     )
 
 
-def _binned(key: str, found: Sequence[tuple[float, int, float]]) -> Effect:
+def _binned(key: str, found: Sequence[tuple[float, int, float]], lower: bool) -> Effect:
     """Ranges of about equally many members each, from ``(value, member, score)`` in ascending order."""
     edges = [len(found) * position // BINS for position in range(BINS + 1)]
     bins = [found[begin:end] for begin, end in pairwise(edges) if end > begin]
@@ -172,6 +181,7 @@ def _binned(key: str, found: Sequence[tuple[float, int, float]]) -> Effect:
         tuple(tuple(index for _, index, _ in one) for one in bins),
         tuple(tuple(score for _, _, score in one) for one in bins),
         binned=True,
+        lower=lower,
     )
 
 
@@ -192,9 +202,10 @@ def _clear(first: int, second: int) -> float:
 
 def lead(first: Standing, second: Standing) -> tuple[float, float | None]:
     """How far ``first`` is ahead, and the standard error of that difference if there are seeds."""
+    ahead = abs(first.score - second.score)  # whichever way is better
     if first.error is None or second.error is None:
-        return first.score - second.score, None
-    return first.score - second.score, math.hypot(first.error, second.error)
+        return ahead, None
+    return ahead, math.hypot(first.error, second.error)
 
 
 def within(first: Standing, other: Standing) -> bool:

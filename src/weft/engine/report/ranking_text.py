@@ -70,7 +70,8 @@ def what_mattered(found: Sequence[Effect]) -> list[str]:
         means = _means(effect)
         if effect.clear:
             best = f"{effect.setting}{' from ' if effect.binned else '='}{effect.labels[effect.best]}"
-            said.append(f"{best} was best on average, {effect.span:.4f} above the worst ({means})")
+            side = "below" if effect.lower else "above"
+            said.append(f"{best} was best on average, {effect.span:.4f} {side} the worst ({means})")
             said += _at_the_edge(effect)
         else:
             said.append(f"{effect.setting} made no clear difference ({means})")
@@ -82,8 +83,7 @@ def _means(effect: Effect) -> str:
     pairs = [f"{label}: {mean:.4f}" for label, mean in zip(effect.labels, effect.means, strict=True)]
     if len(pairs) <= 4 and not effect.binned:
         return ", ".join(pairs)
-    worst = min(range(len(pairs)), key=lambda index: effect.means[index])
-    return f"{pairs[effect.best]}; {pairs[worst]}"
+    return f"{pairs[effect.best]}; {pairs[effect.worst]}"
 
 
 def in_common(result: SweepResult) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.search_space import Range
 from weft.core.sweep import with_args_apart
 from weft.engine.report.charts import Scale
@@ -27,10 +28,14 @@ class Span:
 
     low: float
     high: float
+    lower: bool = False
 
     @classmethod
-    def of(cls, scores: Sequence[float]) -> Span:
-        """From the scores that there are."""
+    def of(cls, scores: Sequence[float], lower: bool = False) -> Span:
+        """From the scores that there are; ``lower``: less is better."""
+        if lower:
+            turned = cls.of([-score for score in scores])
+            return cls(-turned.high, -turned.low, lower=True)
         if not scores:
             return cls(0.0, 1.0)
         ordered = sorted(scores)
@@ -40,7 +45,8 @@ class Span:
 
     def share(self, score: float) -> float:
         """0 for the worst, 1 for the best."""
-        return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
+        share = min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
+        return 1.0 - share if self.lower else share
 
 
 def scores_of(result: SweepResult) -> list[float | None]:
@@ -51,7 +57,8 @@ def scores_of(result: SweepResult) -> list[float | None]:
 
 def span_of(result: SweepResult) -> Span:
     """The range of all scores."""
-    return Span.of([score for score in scores_of(result) if score is not None])
+    scores = [score for score in scores_of(result) if score is not None]
+    return Span.of(scores, lower=lower_is_better(result.metric))
 
 
 def mark(index: int, score: float | None, span: Span, best: Collection[int]) -> str:

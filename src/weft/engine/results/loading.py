@@ -16,8 +16,9 @@ from torch import nn
 from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
+from weft.core.settings.described import Described
 from weft.core.sweep import Sweep
-from weft.core.task import Task
+from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.results.model_code import check_same_code
 from weft.engine.results.predicting import OBJECT, own_graph
 from weft.engine.results.result import RESULT, WEIGHTS, Result
@@ -138,12 +139,19 @@ def _task(data: Mapping[str, Any], given: Mapping[str, Any], place: Path) -> Tas
                 f"{place}: task {label!r} was trained with a model that was given as an object; give it again: "
                 f"load_result(folder, model={described.strip('<>')})"
             )
+    data |= {name: _described(data[name]) for name in OWN_FUNCTIONS if name in data}
+    data["callbacks"] = [{**one, "call": _described(one["call"])} for one in data.get("callbacks", ())]
     if _is_object(data["graph"]):
         data["graph"] = _chosen(given["graph"], data["graph"]) or data["graph"]
     try:
         return Task.from_dict(data)
     except InputError as error:
         raise SpecError(f"{place / RESULT}: {error}") from None
+
+
+def _described(value: Any) -> Any:
+    """A function that was given as an object has its name only; its results need no more."""
+    return Described(value.strip("<>")) if _is_object(value) else value
 
 
 def _is_object(value: Any) -> bool:

@@ -144,9 +144,8 @@ def nodes_of(nodes: Any, graph: Graph) -> Tensor:
 
 
 def _objective(result: Result) -> str:
-    trained = result.trained_on
-    multilabel = own_graph(result).multilabel if trained is None else trained.multilabel
-    return objective_name(result.task, multilabel)
+    trained = own_graph(result).stats() if result.trained_on is None else result.trained_on
+    return objective_name(result.task, trained.multilabel, trained.regression)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, Labels, identity
 from weft.core.sweep import REPEATS, setting_of
 
@@ -73,7 +74,7 @@ def settings_scores(result: SweepResult, metric: str) -> list[SettingsScore]:
     for member in result.tasks:
         alike.setdefault(tuple(identity(setting_of(member.task, key)) for key in keys), []).append(member)
     found = [_score(members, metric, keys, labels) for members in alike.values()]
-    sign = 1.0 if metric.endswith("loss") or metric.startswith("seconds") else -1.0
+    sign = 1.0 if lower_is_better(metric) else -1.0
     return sorted((one for one in found if one is not None), key=lambda one: sign * one.mean)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import SpecError
 from weft.core.files import write_json
 from weft.core.plan import Plan
+from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, identity
 from weft.core.sweep import Sweep, setting_of
 from weft.engine.results.html import sweep_html
@@ -166,7 +167,7 @@ class SweepResult:
             )
 
     def _ranking(self, metric: str) -> list[int]:
-        sign = 1 if metric.endswith("loss") or metric.startswith("seconds") else -1
+        sign = 1 if lower_is_better(metric) else -1
         values = {i: value for i, r in enumerate(self.tasks) if _is_number(value := r.metrics.get(metric))}
         if not values:
             known = sorted({key for r in self.tasks for key, v in r.metrics.items() if _is_number(v)})

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.core.decision import RUNNING, Decision, GroupOutline, MemberOutline, Requests, Stop, Update
 from weft.core.errors import SpecError
+from weft.engine.training.callbacks import ByMember, call, epochs_to_next
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.repacking import LEAVE_EVERY, Pace, pays_to_leave
 from weft.planner.pruning import Policy, every
@@ -28,6 +29,7 @@ class Standing:
 
     outline: MemberOutline
     scores: list[float] = field(default_factory=list)
+    rows: list[tuple[float, ...]] = field(default_factory=list)
     status: str = RUNNING
     present: bool = True
 
@@ -50,7 +52,9 @@ class Standing:
         """Take over what a session reports."""
         column = self.outline.score
         del self.scores[update.first :]
-        self.scores += [row[column] if column >= 0 else math.nan for row in update.rows]
+        sign = -1.0 if self.outline.lower else 1.0  # whoever compares scores takes more for better
+        self.scores += [sign * row[column] if column >= 0 else math.nan for row in update.rows]
+        self.rows[update.first :] = update.rows
         self.status, self.present = update.status, update.present
 
     def measured(self, epochs: int) -> list[float]:
@@ -77,7 +81,7 @@ class Driver:
     """Decides what a session of ``group`` does next.
 
     ``board`` has the standings of all members that have begun, in whichever group: a pruning policy compares them.
-    ``adapter`` divides the batches of the group anew when their phases drift.
+    ``adapter`` divides the batches of the group anew when their phases drift. ``callbacks``: of members, by name.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class Driver:
         options: DriverOptions | None = None,
         board: dict[str, Standing] | None = None,
         adapter: Adapter | None = None,
+        callbacks: ByMember | None = None,
     ) -> None:
+        self._callbacks, self._rates = dict(callbacks or {}), dict[str, float]()
         self._adapter, self._adapted = adapter, dict[str, Any]()
         self._group, self._options = group, options or DriverOptions()
         self._look_seconds = LOOK_SECONDS if self._options.look_seconds is None else self._options.look_seconds
@@ -103,6 +109,8 @@ class Driver:
         """What to do after ``updates``, given the requests from outside."""
         trained = self._take(updates)
         stops = self._cancelled(requests) + (self._pruned() if trained else [])
+        self._rates = {}
+        stops += self._called_back() if trained else []
         drop = self._leaving()
         for name in drop:
             self._members[name].present = False
@@ -170,6 +178,19 @@ class Driver:
         names = _checked(policy(self._epoch, scores, list(running)), running)
         return [self._stop(running[name], "pruned", self._epoch) for name in dict.fromkeys(names)]
 
+    def _called_back(self) -> list[Stop]:
+        """Call the callbacks of members that run: some stop, some go on at another rate."""
+        stops = []
+        for member in self._running():
+            moment = call(self._callbacks.get(member.name, ()), member.name, member.outline.columns, member.rows)
+            if moment.factor != 1.0:
+                self._rates[member.name] = moment.factor
+            if moment.reason is not None:
+                stop = self._stop(member, "stopped", member.epoch)
+                reason = f" by a callback: {moment.reason}" if moment.reason else " by a callback"
+                stops.append(replace(stop, message=stop.message + reason))
+        return stops
+
     def _stop(self, member: Standing, status: str, epoch: int) -> Stop:
         member.status = status
         return Stop(member.name, status, f"task {member.name!r}: {status} after epoch {epoch}")
@@ -198,7 +219,7 @@ class Driver:
     # ---- what next -----------------------------------------------------------------------------------
 
     def _next(self, stops: list[Stop], drop: tuple[str, ...], requests: Requests, trained: int) -> Decision:
-        about = {"stop": tuple(stops), "drop": drop, **self._adapted}
+        about = {"stop": tuple(stops), "drop": drop, "rates": self._rates, **self._adapted}
         was_paused, self._paused = self._paused, False
         if not self._running():
             return Decision(self._epoch, **about, save=not self._alone_and_diverged, finish=True)
@@ -220,6 +241,8 @@ class Driver:
         ends, policy = [self._period if self._adapter is None else 1], self._options.policy
         if policy is not None:
             ends.append(every(policy) - self._epoch % every(policy))
+        for member in self._running():
+            ends += epochs_to_next(self._callbacks.get(member.name, ()), self._epoch)
         if self._leaves_by_epoch and len(self._present()) > 1:
             ends.append(self._leave_every - self._epoch % self._leave_every)
         return min(ends)

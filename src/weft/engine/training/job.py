@@ -28,6 +28,8 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
@@ -36,6 +38,7 @@ from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
 from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
+from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads, Look
@@ -143,6 +146,8 @@ class Job:
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
@@ -250,7 +255,15 @@ class Job:
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)
+        told = move_in(group, self._pool) if self._pool is not None else ""
+        if told:
+            self._events.note(told)
         return group
+
+    @property
+    def _pool(self) -> DevicePool | None:
+        """The buffer of the device that a worker has for all of its groups."""
+        return None if self._store is None else self._store.pool
 
     def _replace(self, old: Plan, new: Plan) -> None:
         """Take another plan for a group than the one it was planned with."""
@@ -326,7 +339,8 @@ class Job:
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
         adapter = self._divide(group)
-        driver = Driver(outline_of(group), self._options.driver, self._board, adapter)
+        called = callbacks_of(group.tasks)
+        driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
         self._tracks |= {track.name: track for track in session.tracks}
         if checkpoint is not None:

@@ -15,6 +15,7 @@ from weft.core.compatibility import graph_key
 from weft.core.decision import Decision, GroupOutline, MemberOutline, Requests, Update
 from weft.core.division import Division
 from weft.core.errors import SpecError, TrainingError
+from weft.core.settings.loop_settings import lower_is_better
 from weft.engine.base.control import Control
 from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.training.decisions import Driver
@@ -173,6 +174,7 @@ class Session:
         for stop in decision.stop:
             self.tracks[self._places[stop.member]].stop(stop.status, stop.message)
         self.group.stop(self._places[stop.member] for stop in decision.stop)
+        self.group.scale_rates({self._places[name]: factor for name, factor in decision.rates.items()})
         if decision.drop:
             self.group.drop([self._places[name] for name in decision.drop])
         self._next = decision.advance
@@ -191,7 +193,7 @@ class Session:
                 "decide from its latest updates"
             )
         stopped = {stop.member for stop in decision.stop}
-        unknown = [name for name in (*stopped, *decision.drop) if name not in self._places]
+        unknown = [name for name in (*stopped, *decision.drop, *decision.rates) if name not in self._places]
         if unknown:
             raise SpecError(f"decision: no member is called {unknown[0]!r}; they are: {', '.join(self._places)}")
         ended = [name for name in stopped if not self.tracks[self._places[name]].running]
@@ -265,5 +267,6 @@ def outline_of(group: GroupRun) -> GroupOutline:
         watched, columns = f"val_{member.stack.metric}", member.stack.columns
         score = columns.index(watched) if watched in columns else -1
         graph = task.graph if isinstance(task.graph, str) else f"object {hash(graph_key(task))}"
-        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}"))
+        about = {"columns": tuple(columns), "lower": lower_is_better(watched)}
+        members.append(MemberOutline(task.label, task.epochs, score, f"{watched} on {graph}", **about))
     return GroupOutline(tuple(members), group.device.type, group.plan.compiled)

@@ -29,7 +29,8 @@ class Graph:
     """A graph to train on.
 
     ``adj`` is the plain :class:`Adjacency` (CSR by destination, no loops added), ``x [N, F]`` dense or
-    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled) or ``[N, C]`` float 0/1,
+    :class:`SparseFeatures`, ``y [N]`` int64 class numbers (-1: unlabelled), ``[N, C]`` float 0/1, or ``[N]`` float32
+    numbers to predict (NaN: none),
     ``train``, ``val``, ``test`` sorted int64 node ids (empty when there are none), ``relation [E]`` int32 in
     CSR order.
 
@@ -236,6 +237,11 @@ class Graph:
         return self.y is not None and self.y.dim() == 2
 
     @property
+    def regression(self) -> bool:
+        """Whether ``y`` has numbers to predict, one per node (NaN: none), not classes."""
+        return self.y is not None and self.y.dim() == 1 and self.y.is_floating_point()
+
+    @property
     def edge_weight(self) -> Tensor | None:
         """Edge weights ``[E]`` in CSR order."""
         return self.adj.weight
@@ -342,7 +348,7 @@ class Graph:
         """
         nodes = torch.arange(self.num_nodes, device=self.device)
         if self.y is not None and not self.multilabel:
-            nodes = nodes[self.y >= 0]
+            nodes = nodes[~self.y.isnan() if self.regression else self.y >= 0]
         parts = random_split(nodes, train, val, test, seed)
         return self._changed(**dict(zip(SPLITS, parts, strict=True)))
 

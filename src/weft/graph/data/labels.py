@@ -1,4 +1,6 @@
-"""Labels: class numbers ``[N]`` int64, or a 0/1 matrix ``[N, C]`` float32 when a node may have several."""
+"""Labels: class numbers ``[N]`` int64, a 0/1 matrix ``[N, C]`` float32 when a node may have several, or numbers to
+predict (regression) ``[N]`` float32.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,42 @@ from weft.graph.data.validate import check_labels, first_where
 
 
 def as_labels(y: Any) -> Tensor | None:
-    """Integers ``[N]`` or ``[N, 1]`` are class numbers, anything ``[N, C]`` is several labels per node."""
+    """Integers ``[N]`` or ``[N, 1]`` are class numbers, anything ``[N, C]`` is several labels per node.
+
+    Numbers with a fraction, and a column ``[N, 1]`` of float numbers, are to be predicted.
+    NaN marks a node without one.
+    """
     if y is None:
         return None
     labels = as_tensor(y, "y")
+    if is_targets(labels):
+        return _targets(labels)
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.dim() not in (1, 2):
         raise GraphError(f"y has shape {list(labels.shape)}; give class numbers [N] or a 0/1 matrix [N, C]")
     labels = labels.to(torch.float32) if labels.dim() == 2 else _class_numbers(labels)
     check_labels(labels)
+    return labels
+
+
+def is_targets(labels: Tensor) -> bool:
+    """Whether these are numbers to predict: float, one per node, and not class numbers in disguise."""
+    column = labels.dim() == 2 and labels.shape[1] == 1
+    if not labels.is_floating_point() or not (column or labels.dim() == 1) or not labels.numel():
+        return False
+    if column and first_where(labels, torch.isnan) is None:
+        return True
+    return first_where(labels, lambda part: part.isfinite() & (part != part.floor())) is not None
+
+
+def _targets(labels: Tensor) -> Tensor:
+    labels = labels.reshape(-1).to(torch.float32)
+    bad = first_where(labels, torch.isinf)
+    if bad is not None:
+        raise GraphError(
+            f"y[{bad}] is {labels[bad].item()}: numbers to predict are finite, NaN marks a node without one"
+        )
     return labels
 
 
@@ -34,16 +62,18 @@ def _class_numbers(labels: Tensor) -> Tensor:
     value = labels[position].item() if labels.numel() else "none"
     raise GraphError(
         f"y[{position}] = {value} is of type {dtype_name(labels.dtype)}: labels are class numbers; "
-        f"convert them to integers, with -1 for nodes without a label"
+        f"convert them to integers, with -1 for nodes without a label, or give numbers to predict as a column [N, 1]"
     )
 
 
 def count_classes(y: Tensor | None) -> int:
-    """C: columns of a label matrix, or one more than the largest class number."""
+    """C: columns of a label matrix, one of numbers to predict, or one more than the largest class number."""
     if y is None:
         return 0
     if y.dim() == 2:
         return y.shape[1]
+    if y.is_floating_point():
+        return 1
     return int(y.max()) + 1 if y.numel() else 0
 
 

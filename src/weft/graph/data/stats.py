@@ -28,6 +28,7 @@ def stats_of(graph: Graph) -> GraphStats:
         feature_dtype="float32" if graph.x is None else dtype_name(graph.x.dtype),
         num_classes=graph.num_classes,
         multilabel=graph.multilabel,
+        regression=graph.regression,
         symmetric=graph.adj.symmetric,
         weighted=graph.adj.weight is not None,
         num_relations=graph.num_relations,
@@ -55,7 +56,8 @@ def describe(graph: Graph) -> str:
     if graph.x is not None:
         parts.append(_features(graph))
     if graph.y is not None:
-        parts.append(f"{graph.num_classes:,} {'labels per node' if graph.multilabel else 'classes'}")
+        kind = "labels per node" if graph.multilabel else "classes"
+        parts.append("a number to predict" if graph.regression else f"{graph.num_classes:,} {kind}")
     if graph.train.numel() or graph.val.numel() or graph.test.numel():
         parts.append(f"train/val/test {graph.train.numel():,}/{graph.val.numel():,}/{graph.test.numel():,}")
     if graph.num_splits > 1:

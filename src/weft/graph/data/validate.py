@@ -111,7 +111,7 @@ def check_labelled(y: Tensor, ids: Tensor, name: str) -> None:
     """No node of a split is unlabelled."""
     if y.dim() != 1 or ids.numel() == 0:
         return
-    bad = first_where(ids, lambda part: y[part] < 0)
+    bad = first_where(ids, lambda part: y[part].isnan() if y.is_floating_point() else y[part] < 0)
     if bad is not None:
         raise GraphError(
             f"node {int(ids[bad])} of the {name} split has no label (y = {y[ids[bad]].item()}): "

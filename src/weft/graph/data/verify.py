@@ -36,7 +36,8 @@ def check_ids(graph: Graph) -> None:
             validate.check_range(graph.relation, graph.num_relations, "relation", "relation numbers")
         for split in SPLITS:
             validate.check_range(getattr(graph, split), graph.num_nodes, split)
-        if graph.y is not None and graph.y.dim() == 1 and not validate.all_between(graph.y, -1, graph.num_classes - 1):
+        classes = graph.y is not None and graph.y.dim() == 1 and not graph.regression
+        if classes and not validate.all_between(graph.y, -1, graph.num_classes - 1):
             raise GraphError(f"y has a class outside 0..{graph.num_classes - 1} (-1: no label)")
     except GraphError as error:
         raise GraphError(f"{name} cannot be trained on: {error}; save it again, or build it with from_edges") from None
@@ -60,6 +61,6 @@ def verify(graph: Graph) -> None:
     if isinstance(graph.x, SparseFeatures):
         check_csr(graph.x.matrix.indptr, graph.x.matrix.indices, graph.num_features)
     as_features(graph.x)
-    as_labels(graph.y)
+    as_labels(graph.y[:, None] if graph.regression and graph.y is not None else graph.y)
     for number in range(graph.num_splits):
         graph.with_splits(*graph.split_rows(number))

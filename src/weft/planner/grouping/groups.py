@@ -114,7 +114,7 @@ def _plans(tasks: list[Task], places: list[int], limits: Limits, many: bool) -> 
 def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: list[str], limits: Limits) -> Plan:
     own = [tasks[place] for place in members]
     once, first_reason = step.first_layer(own, limits.stats)
-    replay, replay_reason = step.replay(limits.device)
+    replay, replay_reason = step.replay(own, limits.device)
     clustered, rows_reason = step.row_order(own, limits.stats, limits.device, limits.machine)
     threads, threads_reason = step.threads(own, limits.stats, limits.device)
     slot = {place: slot for slot, place in enumerate(members)}

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 
-from weft.core.compatibility import padding_obstacle, stack_key, width
+from weft.core.compatibility import alone_reason, padding_obstacle, stack_key, width
+from weft.core.settings.value_names import identity
 from weft.core.task import Task
 from weft.planner.cost.rule_of_thumb import work
 from weft.planner.grouping.limits import Limits, size_in_words
@@ -35,7 +36,8 @@ def by_structure(tasks: list[Task], places: list[int]) -> list[list[int]]:
     """Places of tasks that differ in numbers and widths alone."""
     found: dict[tuple[object, ...], list[int]] = {}
     for place in places:
-        found.setdefault(tuple(stack_key(tasks[place]).items()), []).append(place)
+        own = (place,) if alone_reason(tasks[place]) is not None else ()
+        found.setdefault((*stack_key(tasks[place]).items(), *own), []).append(place)
     return list(found.values())
 
 
@@ -149,8 +151,9 @@ def _even(order: list[int], most: int) -> list[list[int]]:
 
 def _stack_reason(tasks: list[Task]) -> list[str]:
     if len(tasks) < 2:
-        return []
-    varied = [name for name in _numbers() if len({getattr(task, name) for task in tasks}) > 1]
+        why = alone_reason(tasks[0])
+        return [] if why is None else [f"{tasks[0].label} in a stack of its own: {why}"]
+    varied = [name for name in _numbers() if len({identity(getattr(task, name)) for task in tasks}) > 1]
     what = f"they differ only in {', '.join(varied)}" if varied else "they are equal"
     return [f"{tasks[0].model_name}: {len(tasks)} tasks stacked, {what}"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.core.compatibility import eager_reason
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.plan import FILLS_DEVICE
@@ -51,8 +52,11 @@ def _first_layer(task: Task, stats: GraphStats) -> tuple[bool, str]:
     return True, f"first layer's aggregation computed once ({megabytes:,.1f} MB kept): the features do not change"
 
 
-def replay(device: str) -> tuple[bool, str]:
+def replay(tasks: Sequence[Task], device: str) -> tuple[bool, str]:
     """Whether the step is captured as a CUDA graph."""
+    eager = next((why for why in map(eager_reason, tasks) if why is not None), None)
+    if device == "cuda" and eager is not None:
+        return False, f"the step runs eagerly: {eager}"
     if device == "cuda":
         return True, "the step is captured as a CUDA graph and replayed: all its shapes are fixed"
     return False, "the step runs eagerly: a CPU has no kernel launches to save"

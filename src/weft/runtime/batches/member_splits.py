@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -46,12 +48,19 @@ class StackSplits:
         order = [member for part in self.parts for member in part.places]
         self._back = torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=device, dtype=torch.int64)
 
-    def compute(self, logits: Tensor, of_part: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """``of_part(number, logits [K, N, C])`` of every part, in the order of the members ``[T, ...]``."""
+    def compute(self, logits: Any, of_part: Callable[[int, Any], Tensor]) -> Tensor:
+        """``of_part(number, logits [K, N, C])`` of every part, in the order of the members ``[T, ...]``.
+
+        ``logits`` may be whatever a user's model returns: every tensor of it has a row per member.
+        """
         if len(self.parts) == 1:
             return of_part(0, logits)
-        found = [of_part(number, logits.index_select(0, part.index)) for number, part in enumerate(self.parts)]
+        found = [of_part(number, _rows(logits, part.index)) for number, part in enumerate(self.parts)]
         return torch.cat(found).index_select(0, self._back)
+
+
+def _rows(output: Any, index: Tensor) -> Any:
+    return pytree.tree_map_only(Tensor, lambda one: one.index_select(0, index), output)
 
 
 class OnSplit:

@@ -24,6 +24,7 @@ from weft.runtime.device.precision import DTYPES, matmul_precision
 from weft.runtime.device.torch_rng import same_draws, seeded
 from weft.runtime.inference.feature_rows import FeatureRows
 from weft.runtime.inference.trained_inputs import given_as_trained
+from weft.runtime.loop.outputs import first_tensor
 from weft.runtime.step.inputs import bind, cast_features, layers_of, row_normalised, takes_edges
 
 WHOLE_BYTES = 1 << 32  # of a pass over the whole graph: beyond, a model that can is run layer by layer
@@ -72,8 +73,9 @@ def _at_once(model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: 
         if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edges(model):
             raise
         logits = _call(model, task, x.to_dense(), adj)  # as its training found out
-    if not isinstance(logits, Tensor) or logits.shape[:1] != (graph.num_nodes,):
-        what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+    output, logits = logits, first_tensor(logits)  # there may be an auxiliary loss beside them
+    if logits is None or logits.shape[:1] != (graph.num_nodes,):
+        what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
         raise ModelError(f"task {task.label!r}: model {task.model_name} returned {what}, not a row per node")
     return logits.index_select(0, nodes.to(device)).float().cpu()
 

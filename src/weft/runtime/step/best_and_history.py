@@ -15,19 +15,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.core.settings.loop_settings import BOUNDED, LOWER
 from weft.core.task import Task
 from weft.ops.launch.backend import on_gpu, use_triton
 from weft.runtime.step.best_and_history_triton import note_triton, record_triton
 from weft.runtime.step.state import State
 
+FLOAT_MAX = torch.finfo(torch.float32).max
 NEVER = 1 << 40  # epochs of patience without a limit
 
 
 @dataclass(frozen=True)
 class Bookkeeper:
     """Writes rows into a state. ``losses``: how many leading columns must stay finite; ``watched``: the column
-    of the validation metric (None: the latest epoch is the best). ``rules [T, 3]`` int64 are what members may differ
-    in: patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
+    of the validation ``metric`` (None: the latest epoch is the best). ``rules [T, 3]`` int64: what members may
+    differ in, patience in epochs, epochs between evaluations, epochs in all; ``rules_on_host`` is the same on the host.
 
     A group evaluates when one of its members is due; for the others only the training loss is recorded.
     """
@@ -36,12 +38,25 @@ class Bookkeeper:
     watched: int | None
     rules: Tensor
     host_rules: tuple[tuple[int, int, int], ...]
+    metric: str = "accuracy"
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device) -> Bookkeeper:
+    def of(
+        cls, tasks: Sequence[Task], losses: int, watched: int | None, device: torch.device, metric: str = "accuracy"
+    ) -> Bookkeeper:
         """The bookkeeper of a stack of ``tasks``."""
         host_rules = tuple((task.patience or NEVER, task.eval_every, task.epochs) for task in tasks)
-        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules)
+        return cls(losses, watched, torch.tensor(host_rules, device=device), host_rules, metric)
+
+    @property
+    def sign(self) -> float:
+        """What makes more of the watched metric better."""
+        return -1.0 if self.metric in LOWER else 1.0
+
+    @property
+    def lowest(self) -> float:
+        """Below every score that is defined."""
+        return -1.0 if self.metric in BOUNDED else -FLOAT_MAX
 
     def __call__(self, state: State, rows: Tensor, steps: int) -> None:
         """Record ``rows [T, M]`` at the end of the current epoch, and count ``steps`` more steps."""
@@ -85,8 +100,8 @@ class Bookkeeper:
         self, state: State, member: int, step: int, row: list[float], best_epoch: int, best_score: float
     ) -> None:
         healthy = all(map(math.isfinite, row[: self.losses]))
-        score = math.inf if self.watched is None else row[self.watched]
-        score = -1.0 if math.isnan(score) else score  # undefined ranks below every defined one
+        score = math.inf if self.watched is None else self.sign * row[self.watched]
+        score = self.lowest if math.isnan(score) else score  # undefined ranks below every defined one
         if healthy and (self.watched is None or score > best_score):
             best_epoch = step
             self._keep(state, member, step, score)
@@ -98,7 +113,7 @@ class Bookkeeper:
         state.best_epoch[member] = step
         if self.watched is not None:
             state.best_score[member] = score
-        state.best_flat[member].copy_(state.flat[member])
+        state.best_flat[member].copy_(state.evaluated[member])
         for name, buffer in state.buffers.items():
             state.best_buffers[name][member].copy_(buffer[member])
 
@@ -106,12 +121,12 @@ class Bookkeeper:
 
     def on_device(self, state: State, rows: Tensor, steps: int) -> None:
         """With tensors alone."""
-        if use_triton(rows):
+        if use_triton(rows) and self.metric in BOUNDED:
             better = record_triton(state, rows, self.losses, self.watched, self.rules, steps)
         else:
             better = self.compare(state, rows)
             _count(state, steps)
-        torch.where(better[:, None], state.flat, state.best_flat, out=state.best_flat)
+        torch.where(better[:, None], state.evaluated, state.best_flat, out=state.best_flat)
         for name, buffer in state.buffers.items():
             chosen = better.view(-1, *(1,) * (buffer.dim() - 1))
             torch.where(chosen, buffer, state.best_buffers[name], out=state.best_buffers[name])
@@ -128,7 +143,8 @@ class Bookkeeper:
         healthy = rows[:, : self.losses].isfinite().all(1)
         better = running & healthy
         if self.watched is not None:
-            score = rows[:, self.watched].nan_to_num(nan=-1.0)
+            score = self.sign * rows[:, self.watched]
+            score = torch.where(score.isnan(), self.lowest, score)
             better = better & (score > state.best_score)
             torch.where(better, score, state.best_score, out=state.best_score)
         torch.where(better, step, state.best_epoch, out=state.best_epoch)

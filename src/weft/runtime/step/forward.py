@@ -19,6 +19,7 @@ from weft.nn.build import is_named_model
 from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
+from weft.runtime.loop.outputs import with_member
 from weft.runtime.step.backward import gradient
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
@@ -28,7 +29,7 @@ from weft.runtime.user_modules.counted_dropout import CountedDropout
 from weft.runtime.user_modules.stacked_rows import StackedRows
 from weft.runtime.user_modules.tall_linear import TallLinear, has_own_products
 
-Loss = Callable[[Tensor, Batch], Tensor]
+Loss = Callable[[Any, Batch], Tensor]
 Watch = Callable[[int, Tensor], None]
 
 
@@ -72,9 +73,8 @@ class Forward:
     def __call__(self, flat: Tensor, training: bool, batch: Batch) -> Tensor:
         """Logits, with dropout and batch statistics when ``training``."""
         if flat.shape[0] == 1:
-            return self.one(flat.view(-1), training, batch)[
-                None
-            ]  # a view: taking row 0 would have a backward of its own
+            # a view: taking row 0 would have a backward of its own
+            return with_member(self.one(flat.view(-1), training, batch))
         self._set_mode(training)
         weights = self._watched(self._layout.copies(flat.to(self._dtype)))
         given = weights, self._state.clock, self._rates, self._state.buffers

@@ -29,6 +29,7 @@ from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch, Features, Source
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edges
@@ -82,6 +83,7 @@ class Members:
         self._model = models[widest]
         self._is_users = self._task.traits is None
         self.hidden_state: str | None = None  # why a captured step would not be what the module does
+        self.plain_output = True  # the model returns one tensor
         self.without_gradient: tuple[str, ...] = ()
         self.alone_seconds: float | None = None  # of one training step of a user's module alone, once it was tried
         self._changing: tuple[str, ...] = ()
@@ -356,8 +358,13 @@ class Members:
                     logits = self.forward.one(state.flat[row], training=False, batch=batch)
                 finally:
                     self.attach(state)
-        check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes)
-        return logits
+        if task.has_own("objective"):
+            self.plain_output = isinstance(logits, Tensor)
+        else:
+            own = not isinstance(logits, Tensor) and task.traits is None
+            logits = logits_and_extra(logits, task.label)[0] if own else logits
+            check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes)
+        return as_one(logits)
 
     def _try_alone(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
         """Try every member alone, and all together if there are several, and compare the gradients."""
@@ -441,7 +448,7 @@ class Members:
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 
-    def _together(self, state: State, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
+    def _together(self, state: State, loss: Loss) -> tuple[Tensor, Tensor, Any]:
         """Losses, gradients and logits of all members; :class:`CannotStack` if a module fails for all at once."""
         before, batch = state.snapshot(), self.source.example()
         try:
@@ -479,9 +486,15 @@ class Members:
             state.flat[0] = flat
             expected = self.forward.one(state.flat[0], training=False, batch=batch)
             state.restore(before)
-            self._rebuilds = apart(bind(model)(batch), expected) > NEAR["tf32"]
+            self._rebuilds = apart(as_one(bind(model)(batch)), as_one(expected)) > NEAR["tf32"]
         if self._rebuilds and isinstance(task.model, nn.Module):
             raise self._cannot_copy("a function that it keeps holds its parameters")
+
+    def evaluated_by_copy(self, state: State, batch: Batch) -> Any:
+        """What a copy of the first member's module returns in evaluation mode."""
+        buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
+        with torch.no_grad():
+            return bind(self.model_of(self.slots[0], state.flat[0], buffers, state))(batch)
 
     def _cannot_copy(self, why: str) -> SpecError:
         task = self._task
@@ -494,11 +507,11 @@ class Members:
         if names:
             self._note_once(f"left out of the trained model, since they cannot be copied: {', '.join(names)}")
 
-    def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Tensor) -> None:
+    def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Any) -> None:
         """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
         near = NEAR[self._task.precision]
         same = all(
-            compare(trial, losses[row : row + 1], grad[row], logits[row], self.layout, near)
+            compare(trial, losses[row : row + 1], grad[row], as_one(of_member(logits, row)), self.layout, near)
             for row, trial in enumerate(trials)
         )
         if self.source.reduce.sum(losses.new_tensor(float(not same))):  # all ranks decide alike

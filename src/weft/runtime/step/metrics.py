@@ -1,4 +1,4 @@
-"""Metrics on the device: static shapes, no host round trip, higher is better.
+"""Metrics on the device: static shapes, no host round trip, higher is better unless stated.
 
 Shapes: M evaluated nodes, C classes or labels; a leading ``...`` is for tasks that share a step.
 ``logits [..., M, C]``; ``target`` is ``[M]`` int64 (one class each) or ``[M, C]`` 0/1 (many labels).
@@ -80,9 +80,29 @@ def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
     return ((area * usable).sum(-1) / usable.sum(-1)).float()
 
 
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    """The mean squared error ``[...]`` of ``output [..., M, 1]`` for numbers ``target [M]``; less is better."""
+    return (output.squeeze(-1) - target).square().mean(-1)
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    """The mean absolute error ``[...]``; less is better."""
+    return (output.squeeze(-1) - target).abs().mean(-1)
+
+
+def r2(output: Tensor, target: Tensor) -> Tensor:
+    """The share of the targets' variance that is explained ``[...]``; NaN where they are all equal."""
+    rest = (output.squeeze(-1) - target).double().square().sum(-1)
+    spread = (target.double() - target.double().mean()).square().sum()
+    return torch.where(spread > 0, 1.0 - rest / spread, torch.nan).float()
+
+
 METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "f1_micro": f1_micro,
     "f1_macro": f1_macro,
     "roc_auc": roc_auc,
+    "mse": mse,
+    "mae": mae,
+    "r2": r2,
 }

@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from weft.core.compatibility import function_name
+from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.runtime.loop.functions import function_of
 
 
 def constant(t: float) -> float:
@@ -36,11 +39,37 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": cosine,
     "linear": linear,
     "step": step,
+    "plateau": constant,  # what lowers it is in the state: weft.runtime.loop.plateau
 }
+
+
+def own_factors(task: Task) -> list[float]:
+    """What the user's schedule ``(epoch) -> factor`` gives for every epoch, counted from 0."""
+    schedule, name = function_of(task, "schedule"), function_name(task.schedule)
+    found = [_factor(task, name, epoch, schedule(epoch)) for epoch in range(task.epochs)]
+    return found
+
+
+def _factor(task: Task, name: str, epoch: int, value: object) -> float:
+    number = float(value) if isinstance(value, (int, float)) or hasattr(value, "item") else math.nan  # type: ignore[arg-type]
+    if not 0 <= number < math.inf:
+        raise SpecError(
+            f"task {task.label!r}: schedule {name}({epoch}) is {value!r}; expected a factor of lr, at least 0"
+        )
+    return number
+
+
+def rate_factors(task: Task, steps_per_epoch: int = 1) -> list[float]:
+    """The rate of every step as a factor of what it begins with."""
+    if task.has_own("schedule"):
+        return [factor for factor in own_factors(task) for _ in range(steps_per_epoch)]
+    return [rate / task.lr for rate in learning_rates(task, steps_per_epoch)]
 
 
 def learning_rates(task: Task, steps_per_epoch: int = 1) -> list[float]:
     """The rate of every step: ``warmup`` epochs rising to ``lr``, then the schedule over the rest."""
+    if task.has_own("schedule"):
+        return [task.lr * factor for factor in own_factors(task) for _ in range(steps_per_epoch)]
     factor = SCHEDULES[task.schedule]
     warmup, rest = task.warmup * steps_per_epoch, (task.epochs - task.warmup) * steps_per_epoch
     rising = [task.lr * (step + 1) / warmup for step in range(warmup)]

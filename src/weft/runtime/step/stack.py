@@ -12,24 +12,33 @@ Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of hist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.core.compatibility import metric_name, stack_obstacle
+from weft.core.compatibility import eager_reason, metric_name, stack_obstacle
+from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.batches.member_splits import OnSplit, StackSplits
 from weft.runtime.batches.source import Batch, Source
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.functions import OwnMeasure
+from weft.runtime.loop.initial_extras import initial_extras
+from weft.runtime.loop.outputs import logits_and_extra, with_member
+from weft.runtime.loop.plateau import RATE, Plateau
+from weft.runtime.loop.trial import check_ranks, try_measures
 from weft.runtime.step.best_and_history import Bookkeeper
 from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members import CannotStack, Members
-from weft.runtime.step.objectives import Objective, objective_of_stack
-from weft.runtime.step.optimizers import Optimizer
+from weft.runtime.step.objectives import Objective, check_metric, objective_of_stack
+from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
 from weft.runtime.step.state import State
 
 
@@ -45,26 +54,33 @@ class Stack:
         check_alike(tasks, inputs.graph.multilabel)
         self.graph, self.device = inputs.graph, inputs.device
         self._length = max([length, *(task.epochs for task in tasks)])
-        self.metric = metric_name(tasks[0], self.graph.multilabel)
-        objective = objective_of_stack(tasks, self.graph.multilabel, self.device)
+        self.metric = metric_name(tasks[0], self.graph.multilabel, self.graph.regression)
+        objective = objective_of_stack(tasks, self.graph, self.device)
+        check_metric(tasks[0], self.metric, self.graph)
+        own_metric = OwnMeasure(tasks[0], "metric") if tasks[0].has_own("metric") else None
         self.members = Members(tasks, inputs, first_once)
-        self._objective_of_all = objective
+        check_ranks(tasks[0], objective.per_row is not None, own_metric is not None, self.source.reduce.ranks)
+        self._objective_of_all, self._own_metric = objective, own_metric
         self._find_evaluations()
         self.columns = ["loss", *self._evaluations[0].columns]
         flat, buffers = self.members.initial()
-        moments = 1 if tasks[0].optimizer == "sgd" else 2
+        moments = 0 if tasks[0].has_own("optimizer") else 1 if tasks[0].optimizer == "sgd" else 2
         seeds, epochs = [task.seed for task in tasks], [task.epochs for task in tasks]
-        self._wire(State.new(flat, buffers, moments, seeds, epochs, len(self.columns), self._length))
+        numbers = (len(self.columns), self._length, initial_extras(tasks, flat))
+        self._own_optimizer: OwnOptimizer | None = None
+        self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
+        self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
         self.members.try_out(self.state, self._loss_of)
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
+        self._try_functions()
 
     def _find_evaluations(self) -> None:
         """One evaluation, or one per split if the graph has several."""
         graph, source = self.graph, self.members.source
         self._splits = StackSplits(self.tasks, graph, self.device)
         sources = [OnSplit(source, part.split) for part in self._splits.parts] or [source]
-        about = {"classes": graph.num_classes, "multilabel": graph.multilabel}
+        about = {"classes": graph.num_classes, "multilabel": graph.multilabel, "own_metric": self._own_metric}
         self._evaluations = [Evaluation(one, self._objective_of_all, self.metric, **about) for one in sources]
         if any(one.columns != self._evaluations[0].columns for one in self._evaluations):
             raise CannotStack("some of their splits have no nodes of a part that others have")
@@ -72,17 +88,73 @@ class Stack:
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
-        self.objective = objective_of_stack(self.tasks, self.graph.multilabel, self.device)
+        self.objective = objective_of_stack(self.tasks, self.graph, self.device)
         self._objectives = self._objectives_of(self.tasks, self._splits)
-        steps = self.source.steps_per_epoch
-        self._optimizer = Optimizer(self.tasks, self.members.layout, self._length, self.device, steps)
+        for evaluation, objective in zip(self._evaluations, self._objectives or [self.objective], strict=True):
+            evaluation.objective = objective
+        self._optimizer = self._make_optimizer(state)
         splits = self._evaluations[0].splits
         watched = 1 + len(splits) + splits.index("val") if "val" in splits else None
-        self._book = Bookkeeper.of(self.tasks, 1 + len(splits), watched, self.device)
+        self._book = Bookkeeper.of(self.tasks, 1 + len(splits), watched, self.device, self.metric)
+        self._plateau = self._make_plateau()
         self.forward = self.members.forward
         self.members.attach(state)
         self.as_written()
         self._ones = torch.ones(state.members, device=self.device)
+
+    def _make_optimizer(self, state: State) -> Optimizer | OwnOptimizer:
+        """Weft's, or torch's, which is made once: it keeps what it has learnt."""
+        steps = self.source.steps_per_epoch
+        if not self.tasks[0].has_own("optimizer"):
+            return Optimizer(self.tasks, self.members.layout, self._length, self.device, steps)
+        if self._own_optimizer is None:
+            layout, model = self.members.layout, self.members.model
+            self._own_optimizer = OwnOptimizer(self.tasks[0], layout, model, state.flat, steps)
+        self._own_optimizer.torch.without = frozenset(self.members.without_gradient)
+        return self._own_optimizer
+
+    def _make_plateau(self) -> Plateau | None:
+        if self.tasks[0].schedule != "plateau":
+            return None
+        own = self._own_optimizer
+        rates = [task.lr for task in self.tasks] if own is None else [own.torch.first_rate]
+        return Plateau(self.tasks, self.columns, rates, self.device)
+
+    def _try_functions(self) -> None:
+        """Call users' own objective and metric before the first epoch, so that errors show; see what they do."""
+        if not self.objective.own and self._own_metric is None:
+            return
+        if not self.source.constant and not self.members.plain_output:
+            raise SpecError(
+                f"task {self.tasks[0].label!r}: model {self.tasks[0].model_name} returns more than one tensor, which "
+                "sampled training cannot put together from batches; train it with mode='full'"
+            )
+        with same_draws(self.device):
+            outputs = self._outputs_to_try()
+            tried = try_measures(lambda: self._measured(*outputs), self.tasks[0], self.device)
+        if tried is not None and self.state.members > 1:
+            raise CannotStack(tried)
+        self.eager = self.eager or tried
+
+    def _outputs_to_try(self) -> tuple[Any, Any]:
+        """What the model returns in training and in evaluation; a module that keeps something is called as a copy."""
+        batch = self.source.example()
+        if self.members.hidden_state is not None:
+            output = with_member(self.members.evaluated_by_copy(self.state, batch))
+            return output, output
+        before = self.state.snapshot()
+        output = self.forward(self.state.flat, training=True, batch=batch)
+        self.state.restore(before)
+        with torch.no_grad():
+            return output, self.logits(self.state.evaluated, batch)
+
+    def _measured(self, output: Any, evaluated: Any) -> Tensor:
+        """Training losses, and a row of an evaluation if a batch is the whole graph, in one tensor."""
+        losses = self._loss(output, self.source.example())
+        if not self.source.constant:
+            return losses.detach()
+        with torch.no_grad():
+            return torch.cat([losses[:, None], self._evaluated(evaluated)], 1)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -108,7 +180,7 @@ class Stack:
         """Differentiate and evaluate by the functions of this class, until they are replaced by compiled ones."""
         self.differentiate, self.infer = self.gradients, self.logits
 
-    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _loss(self, logits: Any, batch: Batch) -> Tensor:
         """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
         if self._splits.parts:
             return self._loss_by_split(self._splits, self._objectives, logits, batch)
@@ -120,21 +192,37 @@ class Stack:
         splits = StackSplits(tasks, self.graph, self.device)
         if splits.parts:
             return partial(self._loss_by_split, splits, self._objectives_of(tasks, splits))
-        return partial(self._loss_by, objective_of_stack(tasks, self.graph.multilabel, self.device))
+        return partial(self._loss_by, objective_of_stack(tasks, self.graph, self.device))
 
     def _objectives_of(self, tasks: Sequence[Task], splits: StackSplits) -> list[Objective]:
-        own = [[tasks[place] for place in part.places] for part in splits.parts]
-        return [objective_of_stack(some, self.graph.multilabel, self.device) for some in own]
+        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
+        return [objective_of_stack(some, self.graph, self.device, train) for some, train in own]
 
-    def _loss_by_split(
-        self, splits: StackSplits, objectives: Sequence[Objective], logits: Tensor, batch: Batch
-    ) -> Tensor:
+    def _loss_by_split(self, splits: StackSplits, objectives: Sequence[Objective], output: Any, batch: Batch) -> Tensor:
         """The mean loss ``[T]``, each over the training rows of its member's split."""
         return splits.compute(
-            logits, lambda number, own: objectives[number].loss(own, batch.y, splits.parts[number].split.train)
+            output,
+            lambda number, own: self._loss_by(
+                objectives[number], own, replace(batch, rows=splits.parts[number].split.train)
+            ),
         )
 
-    def _loss_by(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
+    def _loss_by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
+        if objective.own:
+            return objective.loss(output, batch.y, batch.rows)
+        logits, extra = logits_and_extra(output, self.tasks[0].label)
+        losses = self._loss_of_logits(objective, logits, batch)
+        return losses if extra is None else losses + self._checked_extra(extra)
+
+    def _checked_extra(self, extra: Tensor) -> Tensor:
+        if self.source.reduce.ranks > 1:
+            raise SpecError(
+                f"task {self.tasks[0].label!r}: the model returns a loss of its own, which {self.source.reduce.ranks} "
+                "ranks cannot share; train it on one rank"
+            )
+        return extra
+
+    def _loss_of_logits(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
         if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
             return logits.index_select(-2, batch.rows).sum((-2, -1))
         losses = objective.loss(logits, batch.y, batch.rows)
@@ -165,11 +253,13 @@ class Stack:
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
         with torch.no_grad():
-            logits = self.source.logits(lambda batch: self.infer(self.state.flat, batch), self.members.layers)
+            logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
+            if self._plateau is not None:
+                self._plateau(self.state.extras, rows, self.state.epoch)
             self._book(self.state, rows, steps)
 
-    def _evaluated(self, logits: Tensor) -> Tensor:
+    def _evaluated(self, logits: Any) -> Tensor:
         if not self._splits.parts:
             return self._evaluations[0](logits)
         return self._splits.compute(logits, lambda number, own: self._evaluations[number](own))
@@ -182,7 +272,7 @@ class Stack:
         """Forward, loss, backward and update in place; the losses ``[T]``."""
         state = self.state
         losses, grad = self.differentiate(state.flat, batch)
-        self._optimizer.update(state.flat, grad, state.moments, state.step)
+        self._optimizer.update(state.flat, grad, state.moments, state.step, state.extras)
         return losses
 
     def gradients(self, flat: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -205,8 +295,12 @@ class Stack:
         return early.finish(losses.detach(), found)
 
     def logits(self, flat: Tensor, batch: Batch) -> Tensor:
-        """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``."""
-        return self.forward(flat, training=False, batch=batch)
+        """The members' logits for the rows of a batch ``[T, N, C]`` with the weights ``flat [T, P]``.
+
+        For an objective of the user's own, whatever the model returns.
+        """
+        output = self.forward(flat, training=False, batch=batch)
+        return output if self.objective.own or isinstance(output, Tensor) else logits_and_extra(output)[0]
 
     @contextmanager
     def as_function(self) -> Iterator[None]:
@@ -221,6 +315,21 @@ class Stack:
             finally:
                 self.forward = own
 
+    # ---- what torch's optimizer keeps, and rates changed from outside ----------------------------------
+
+    def loop_state(self) -> dict[str, Tensor]:
+        """What an optimizer of torch's keeps, for a checkpoint; empty without one."""
+        return {} if self._own_optimizer is None else self._own_optimizer.torch.saved()
+
+    def restore_loop_state(self, saved: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`loop_state`."""
+        if self._own_optimizer is not None:
+            self._own_optimizer.torch.restore(saved)
+
+    def scale_rate(self, row: int, factor: float) -> None:
+        """Multiply the rate of a member's later steps."""
+        self.state.extras[RATE][row].mul_(factor)
+
     # ---- leaving -------------------------------------------------------------------------------------
 
     def select(self, rows: Sequence[int]) -> None:
@@ -229,6 +338,10 @@ class Stack:
         if self._splits.parts:
             self._find_evaluations()
         self._wire(self.state.select(rows))
+
+    def move_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with ``tensors``, equal to those of the state, in other places; before a step is captured."""
+        self._wire(self.state.of(tensors))
 
 
 def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:

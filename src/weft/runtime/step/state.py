@@ -23,7 +23,8 @@ class State:
     done), ``epoch [T]`` int64 epochs done, ``epoch_loss [T]`` the mean training loss over the steps of the epoch under
     way, ``buffers`` of the model (BatchNorm's statistics) by name, the best of both so far, ``best_score [T]``,
     ``best_epoch [T]`` (counted from 0, -1: none yet), ``end [T]`` (epochs that count: fewer than planned once
-    training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured.
+    training has stopped early) and ``history [T, L, M]``, NaN where nothing was measured. ``extras``: what some
+    training loops keep besides, by name: averaged weights, gradients so far, factors of the rate.
     """
 
     flat: Tensor
@@ -38,6 +39,7 @@ class State:
     history: Tensor
     buffers: dict[str, Tensor] = field(default_factory=dict)
     best_buffers: dict[str, Tensor] = field(default_factory=dict)
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def new(
@@ -49,6 +51,7 @@ class State:
         epochs: Sequence[int],
         columns: int,
         length: int | None = None,
+        extras: dict[str, Tensor] | None = None,
     ) -> State:
         """The state before the first epoch, on the device of ``flat``; it takes ``buffers`` over.
 
@@ -68,6 +71,7 @@ class State:
             history=torch.full((members, length or max(epochs), columns), torch.nan, device=device),
             buffers=buffers,
             best_buffers={name: buffer.clone() for name, buffer in buffers.items()},
+            extras=extras or {},
         )
 
     def __post_init__(self) -> None:
@@ -80,13 +84,18 @@ class State:
         """T."""
         return self.flat.shape[0]
 
+    @property
+    def evaluated(self) -> Tensor:
+        """The weights that are evaluated and kept ``[T, P]``: the averaged ones, if there are any."""
+        return self.extras.get("ema", self.flat)
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the state by a name that is stable across versions of a checkpoint."""
         named = {name: getattr(self, name) for name in PLAIN}
         named |= {f"moment.{index}": moment for index, moment in enumerate(self.moments)}
         named |= {f"buffer.{name}": buffer for name, buffer in self.buffers.items()}
         named |= {f"best_buffer.{name}": buffer for name, buffer in self.best_buffers.items()}
-        return named
+        return named | {f"loop.{name}": tensor for name, tensor in self.extras.items()}
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy that :meth:`restore` takes back."""
@@ -104,12 +113,16 @@ class State:
     def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
-        kept = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
+        return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
+
+    def of(self, kept: Mapping[str, Tensor]) -> State:
+        """A state of the tensors ``kept``, by the names of :meth:`tensors`."""
         return State(
             **{name: kept[name] for name in PLAIN},
             moments=tuple(kept[f"moment.{place}"] for place in range(len(self.moments))),
             buffers={name: kept[f"buffer.{name}"] for name in self.buffers},
             best_buffers={name: kept[f"best_buffer.{name}"] for name in self.best_buffers},
+            extras={name: kept[f"loop.{name}"] for name in self.extras},
         )
 
 

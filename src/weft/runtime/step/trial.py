@@ -20,6 +20,7 @@ from weft.core.errors import SpecError
 from weft.runtime.batches.source import Batch
 from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
@@ -60,7 +61,7 @@ def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial
         seconds = step_seconds() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
-        logits = forward(state.flat, training=False, batch=batch)[0]
+        logits = as_one(of_member(forward(state.flat, training=False, batch=batch), 0))
     return Trial(losses, grad[0], logits, None, (), (), seconds=seconds)
 
 
@@ -87,7 +88,7 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         seconds = step_seconds() - begin
     state.restore(before)
     with torch.no_grad(), same_draws(state.flat.device):
-        logits = forward(state.flat, training=False, batch=batch)[0]
+        logits = as_one(of_member(forward(state.flat, training=False, batch=batch), 0))
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds)

@@ -20,20 +20,25 @@ STAMP = "__weft_stamp__"  # of a module that was loaded from a file: when it was
 
 
 def import_callable(task: Task) -> Callable[..., nn.Module]:
-    """What ``"package.module:name"`` or ``"path/file.py:name"`` points to."""
-    place, _, name = task.model.rpartition(":")
+    """The model of ``task``, where it names one."""
+    found: Callable[..., nn.Module] = import_from(task.label, "model", task.model)
+    return found
+
+
+def import_from(label: str, setting: str, reference: str) -> Callable[..., Any]:
+    """What ``"package.module:name"`` or ``"path/file.py:name"``, the value of ``setting``, points to."""
+    place, _, name = reference.rpartition(":")
+    where = f"task {label!r}: {setting}={reference!r}"
     if not place or not name:
-        raise SpecError(
-            f'task {task.label!r}: model={task.model!r} must be "module:callable" or "file.py:callable" with both parts'
-        )
+        raise SpecError(f'{where} must be "module:callable" or "file.py:callable" with both parts')
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
-        raise SpecError(f"task {task.label!r}: model={task.model!r}: {in_words(error)}") from error
+        raise SpecError(f"{where}: {in_words(error)}") from error
     found = getattr(module, name, None)
     if not callable(found):
-        raise SpecError(f"task {task.label!r}: model={task.model!r}: {place} has no callable {name!r}")
-    return found
+        raise SpecError(f"{where}: {place} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
 
 
 def in_words(error: Exception, *own: str) -> str:

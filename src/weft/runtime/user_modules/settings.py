@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -15,12 +15,20 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.settings.value_names import identity
 from weft.core.suggest import nearest_names
-from weft.core.task import OPTIMIZER_SETTINGS, SAMPLING_SETTINGS, Task, model_settings
+from weft.core.task import (
+    LOOP_SETTINGS,
+    OPTIMIZER_GIVEN,
+    OPTIMIZER_SETTINGS,
+    SAMPLING_SETTINGS,
+    Task,
+    model_settings,
+    name_of,
+)
 from weft.nn.build import check_options
-from weft.runtime.user_modules.importing import import_callable
+from weft.runtime.user_modules.importing import import_callable, import_from
 
 SIZES = ("in_features", "out_features")
-DEFAULTS = {f.name: f.default for f in fields(Task)}
+DEFAULTS = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(Task)}  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,9 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         if key not in signatures:
             signatures[key] = _signature(task)
         _check_arguments(task, signatures[key])
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert"):
+        if task.has_own("optimizer"):
+            _check_optimizer(task)
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert"):
         read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
@@ -109,8 +119,39 @@ def _signature(task: Task) -> Signature | None:
         return Signature((), (), True, False, task.model_name)
 
 
+def takes(make: Callable[..., Any], name: str) -> bool:
+    """Whether ``make`` can be given ``name``."""
+    try:
+        found = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in found or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found.values())
+
+
+def _check_optimizer(task: Task) -> None:
+    """Settings that are given and that an optimizer of the user's own does not take."""
+    make = task.optimizer
+    if isinstance(make, str):
+        try:
+            make = import_from(task.label, "optimizer", make)
+        except SpecError:  # the task fails when it begins, and costs the others nothing
+            return
+    for name in OPTIMIZER_GIVEN:
+        if name in task.given and not takes(make, name):
+            raise SpecError(
+                f"task {task.label!r}: {name}={getattr(task, name)!r} would have no effect: optimizer "
+                f"{name_of(make)} does not take {name}"
+            )
+    if task.decay != "all":
+        raise SpecError(
+            f"task {task.label!r}: decay={task.decay!r} is for Weft's own optimizers; give weight_decay per group in "
+            "param_groups"
+        )
+
+
 def _reads(task: Task, name: str, signature: Signature | None) -> bool:
-    if name in OPTIMIZER_SETTINGS or name in SAMPLING_SETTINGS or name == "convert" or task.traits is not None:
+    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS, "convert")
+    if name in named or task.traits is not None:
         return not task.ignores(name)
     return signature is not None and signature.takes(name)
 
@@ -118,7 +159,9 @@ def _reads(task: Task, name: str, signature: Signature | None) -> bool:
 def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool) -> str:
     value = getattr(task, name)
     start = f"task {task.label!r}: {name}={value!r} would have no effect: "
-    if name in OPTIMIZER_SETTINGS:
+    if name in LOOP_SETTINGS:
+        why = task.why_ignored(name) or ""
+    elif name in OPTIMIZER_SETTINGS:
         users = OPTIMIZER_SETTINGS[name]
         why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
     elif name in SAMPLING_SETTINGS:
