@@ -272,7 +272,7 @@ def test_loss(lead, classes, dtype):
 
 @pytest.mark.parametrize("decoupled", [0.0, 1.0])
 def test_adam(decoupled):
-    hyper = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, decoupled, 0.1, 0.001]).repeat(3, 1)
+    hyper = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, decoupled, 0.1, 0.001, 0.1, 0.001]).repeat(3, 1)
     hyper[:, 0] = torch.tensor([1e-3, 1e-2, 1e-1])
     state = [make(3, 10_001, seed=k).float() for k in range(3)] + [make(3, 10_001, seed=3).square().float()]
     here, there = [v.cpu() for v in state], [v.clone() for v in state]

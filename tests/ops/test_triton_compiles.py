@@ -284,7 +284,7 @@ def test_loss_and_optimizer(launches):
         loss = cross_entropy_rows_triton(logits, labels, rows)
         cross_entropy_rows_backward_triton(loss, logits, labels, rows)
     param = numbers(2, 600)
-    adam_triton(param, param, param, param, torch.zeros(2, 8), torch.ones(600))
+    adam_triton(param, param, param, param, torch.zeros(2, 10), torch.ones(600))
     compile_all(launches)
 
 

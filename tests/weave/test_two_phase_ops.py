@@ -117,7 +117,7 @@ def test_words_lists_and_defaults_survive_the_border():
 
 
 def test_updates_of_several_members_at_once():
-    hyper = torch.tensor([0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001])
+    hyper = torch.tensor([0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001, 0.1, 0.001])
     states = [[made(size), made(size, seed=1), torch.zeros(size), torch.zeros(size)] for size in (5, 9)]
     expected = [[tensor.clone() for tensor in state] for state in states]
     for param, grad, first, second in expected:

@@ -36,7 +36,7 @@ class Trainee:
         self.flat = 0.3 * torch.randn(tasks, count, generator=random)
         self.moments = torch.zeros(tasks, count), torch.zeros(tasks, count)
         self.clock = torch.tensor([[seed + task, 0] for task in range(tasks)])
-        self.hyper = torch.tensor([[0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001]] * tasks)
+        self.hyper = torch.tensor([[0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001, 0.1, 0.001]] * tasks)
         self.losses = torch.zeros(tasks)
 
     def state(self) -> list[Tensor]:

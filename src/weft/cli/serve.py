@@ -46,6 +46,9 @@ def serve(
     keep_graphs: Annotated[
         str, typer.Option(metavar="BYTES", help="Graphs that each worker keeps between groups, out of the budget.")
     ] = "512MiB",
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Allocate --keep-graphs as one buffer, with the state of groups in it.")
+    ] = False,
     mps: Annotated[
         bool, typer.Option("--mps/--no-mps", help="Start NVIDIA's MPS for several workers of a GPU, if installed.")
     ] = True,
@@ -95,6 +98,7 @@ def serve(
         downloads=allow_downloads,
         quota=quota,
         keep_graphs=parse_bytes(keep_graphs),
+        pool=pool,
         mps=mps,
         checkpoint_seconds=checkpoint_seconds,
         hang_seconds=hang_seconds,

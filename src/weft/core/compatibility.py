@@ -99,7 +99,7 @@ def stack_key(task: Task) -> dict[str, Hashable]:
     }
     found |= dict.fromkeys(loop_parts(task), True)
     if traits is None:  # its widths and rates are its own: whatever it is built with makes it another model
-        found |= {name: getattr(task, name) for name in task.given_to_model()}
+        found |= {name: getattr(task, name) for name in ("convert", *task.given_to_model())}
     else:
         found["input_dropout"] = bool(task.input_dropout)
         found |= {name: getattr(task, name) for name in ("layers", "norm", "residual", *traits.shaping)}

@@ -85,6 +85,7 @@ class Task:
     label_smoothing: float = setting(0.0, float, low=0, below=1)
     class_weights: str | tuple[float, ...] | None = None  # multiclass: one per class, or "balanced"
     huber_delta: float = setting(1.0, float, above=0)  # huber: where it goes from squares to a straight line
+    convert: bool = setting(True, bool)  # layers of PyG in a module compute with Weft's operators, if that is equal
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all
@@ -167,6 +168,8 @@ class Task:
             )
         if name in LOOP_SETTINGS:
             return self.why_ignored(name) is not None
+        if name == "convert":
+            return self.traits is not None
         return self.traits is not None and name in model_settings() and name not in self.traits.settings
 
     def has_own(self, name: str) -> bool:

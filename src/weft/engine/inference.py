@@ -63,17 +63,21 @@ def predict(
     ``nodes``: a split (``"test"``), ids, or None for all. Training settings of ``task`` are of no account.
     """
     there = choose_device(device)
-    tensors = read_weights(weights)
+    store = shared_store()
+    fetched = None if store is None else store.take_weights(str(weights))
+    tensors = read_weights(weights) if fetched is None else fetched
     names = [task.graph] if isinstance(task.graph, str) else []
     with clear_memory_errors([task.label], there), process_state(Needs.of([task], there, budget), there):
         check_tasks([task])
-        graphs = Graphs(there, on_host=budget is not None, store=shared_store())
-        with memory_cap(there, machine_with(there), budget, shared_store(), names):
+        graphs = Graphs(there, on_host=budget is not None, store=store)
+        with memory_cap(there, machine_with(there), budget, store, names):
             graph = graphs.on_device(task)
             begin = time.perf_counter()
             rows = node_ids(nodes, graph)
             logits = logits_of(task, tensors, graph)[rows].float().cpu()
             seconds = time.perf_counter() - begin
+    if store is not None:
+        store.drop_weights(str(weights))
     metrics = {"nodes": len(rows), "seconds": seconds, **_right(logits, rows.cpu(), graph)}
     return Predictions(task, rows.cpu(), logits, metrics, environment(there))
 

@@ -24,8 +24,9 @@ class ServeOptions:
     not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
     ``hang_seconds`` without progress, or ``silent_seconds`` without a heartbeat, end a worker. ``keep_seconds``:
     how long ended tasks stay in the queue (None: for good). ``keep_graphs``: bytes of graphs that each worker keeps
-    between groups. ``reserved``: bytes of the budget that no group gets (None: what workers may keep of graphs, at
-    most a quarter). ``mps``: whether NVIDIA's multi-process service is started for several workers of a GPU.
+    between groups; ``pool``: in one buffer of that size, with the state of the group. ``reserved``: bytes of the budget
+    that no group gets (None: what workers may keep of graphs, at most a quarter). ``mps``: whether NVIDIA's
+    multi-process service is started for several workers of a GPU.
     """
 
     db: Path
@@ -46,6 +47,7 @@ class ServeOptions:
     keep_seconds: float | None = None
     keep_graphs: int = 512 * MIB
     reserved: int | None = None
+    pool: bool = False
     mps: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
 

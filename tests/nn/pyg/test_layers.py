@@ -95,9 +95,12 @@ def test_conversion_copies(directed) -> None:
     [
         (lambda: pyg.GCNConv(6, 4, improved=True), "improved=True"),
         (lambda: pyg.GCNConv(6, 4, normalize=False), "normalize=False"),
-        (lambda: pyg.SAGEConv(6, 4, aggr="min"), "aggregator='min'"),
+        (lambda: pyg.SAGEConv(6, 4, aggr="min"), "aggr='min'"),
         (lambda: pyg.SAGEConv(6, 4, project=True), "project=True"),
         (lambda: pyg.GATConv(6, 4, edge_dim=2), "edge_dim=2"),
+        (lambda: pyg.GATConv(6, 4, aggr="mean"), "aggr='mean'"),
+        (lambda: pyg.GATv2Conv(6, 4, aggr="max"), "aggr='max'"),
+        (lambda: pyg.GATConv(6, 4, aggr=["add", "max"]), "aggr=["),
         (lambda: pyg.GATConv(6, 4, add_self_loops=False), "add_self_loops=False"),
         (lambda: pyg.GINConv(nn.Linear(6, 4)), "nn=Linear"),
         (lambda: pyg.ChebConv(6, 4, K=2), "ChebConv"),

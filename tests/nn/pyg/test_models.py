@@ -103,15 +103,17 @@ def test_dropout_rates_are_carried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "words"),
-    [
-        (lambda: models.GCN(6, 8, 2, out_channels=5, jk="cat"), "jk_mode"),
-        (lambda: models.GCN(6, 8, 2, out_channels=5, act="tanh"), "Tanh"),
-        (lambda: models.GCN(6, 8, 2, out_channels=5, act_first=True), "act_first"),
-        (lambda: models.EdgeCNN(6, 8, 2, out_channels=5), "EdgeCNN"),
-        (lambda: models.GCN(6, 8, 2, out_channels=5, norm="GraphNorm"), "GraphNorm"),
-    ],
+    "options",
+    [{"jk": "cat"}, {"act": "tanh"}, {"act_first": True, "norm": "batch_norm"}, {"norm": "GraphNorm"}],
+    ids=str,
 )
-def test_what_has_no_counterpart_is_refused_by_name(make_model, words: str) -> None:
-    with pytest.raises(SpecError, match=words):
-        from_pyg(make_model())
+def test_models_with_other_options_are_converted_layer_by_layer(options, graph) -> None:
+    theirs = models.GCN(6, 8, 2, out_channels=5, **options)
+    ours, x, index = from_pyg(theirs), torch.randn(NODES, 6), graph.edge_index
+    assert [type(conv).__name__ for conv in ours.convs] == ["WeftGCNConv", "WeftGCNConv"]
+    torch.testing.assert_close(ours(x, index), theirs(x, index), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_a_layer_that_converts_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match="EdgeCNN: nothing in it can be converted: EdgeConv has no counterpart"):
+        from_pyg(models.EdgeCNN(6, 8, 2, out_channels=5))

@@ -218,7 +218,7 @@ def test_cross_entropy(lead, classes, dtype):
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
 @pytest.mark.parametrize("masked", [False, True])
 def test_adam(masked, lead):
-    rows = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, 0.0, 0.1, 0.001]).expand(*lead, 8).clone()
+    rows = torch.tensor([1e-2, 0.9, 0.999, 1e-8, 0.1, 0.0, 0.1, 0.001, 0.1, 0.001]).expand(*lead, 10).clone()
     if lead:
         rows[1, 5] = 1.0
         rows[2, 0] = 0.5

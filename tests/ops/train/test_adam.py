@@ -7,11 +7,13 @@ import torch
 
 from tests.ops.comparing import assert_near
 from tests.ops.dense.test_bias_act_dropout import make
+from weft.core.errors import InputError
 from weft.ops import adam_
 
 
 def hyper(step: int, lr=1e-2, beta1=0.9, beta2=0.999, eps=1e-8, decay=0.0, decoupled=False) -> torch.Tensor:
-    return torch.tensor([lr, beta1, beta2, eps, decay, float(decoupled), 1 - beta1**step, 1 - beta2**step])
+    corrections, rests = [1 - beta1**step, 1 - beta2**step], [1 - beta1, 1 - beta2]
+    return torch.tensor([lr, beta1, beta2, eps, decay, float(decoupled), *corrections, *rests])
 
 
 def run_torch(param, grads, kind, **settings):
@@ -53,7 +55,7 @@ def test_every_task_has_its_own_numbers(lead):
         torch.zeros(*lead, 7).double(),
     )
     for step, grad in enumerate(grads, 1):
-        rows = torch.stack([hyper(step, **one) for one in settings]).double().reshape(*lead, 8)
+        rows = torch.stack([hyper(step, **one) for one in settings]).double().reshape(*lead, 10)
         adam_(mine, grad.reshape(*lead, 7), first, second, rows)
     assert_near(mine.reshape(count, 7), expected, 1e-12)
 
@@ -78,3 +80,17 @@ def test_nan_gradient_reaches_its_own_parameter_alone():
     grad[2] = float("nan")
     adam_(param, grad, torch.zeros(4), torch.zeros(4), hyper(1))
     assert param.isnan().tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("beta2", [0.999, 0.99999, 0.99999999])
+def test_a_beta_close_to_one_is_not_rounded(beta2):
+    """In float32, 1 - 0.99999 is off by 7e-4, and 1 - 0.99999999 is 0."""
+    param, grads = make(50).float(), [make(50, seed=k).float() for k in range(1, 4)]
+    expected = run_torch(param, grads, torch.optim.Adam, lr=1e-2, betas=(0.9, beta2))
+    moved = run_weft(param, grads, beta2=beta2) - param
+    assert float((moved - (expected - param)).norm() / (expected - param).norm()) < 1e-5
+
+
+def test_numbers_of_another_layout_are_refused():
+    with pytest.raises(InputError, match="hyper has 8 numbers per task; expected 10"):
+        adam_(torch.ones(3), torch.ones(3), torch.zeros(3), torch.zeros(3), torch.zeros(8))

@@ -70,6 +70,39 @@ def test_old_runs_are_forgotten():
     assert calibration.observations[-1].label == f"run {MAX_OBSERVATIONS + 9}"
 
 
+def toys(count: int) -> list[Observation]:
+    """Short epochs that took nine times as long as predicted: most of it is not the operators' own time."""
+    families = {"spmm": 2e-5, "matmul": 3e-5, "pointwise": 2e-5, "launch": 3e-5}
+    return [Observation(families, 9e-4, f"toy {index}") for index in range(count)]
+
+
+LARGE = {"spmm": 0.2, "matmul": 0.1, "pointwise": 0.05, "launch": 0.001}
+
+
+def test_toy_runs_do_not_correct_a_large_graph():
+    calibration = Calibration().with_observations(toys(400))
+    total = sum(LARGE.values())
+    assert predicted(calibration.factors, toys(1)[0]) == pytest.approx(9e-4, rel=0.1)
+    own = calibration.for_epoch(total)
+    assert predicted(own.factors, Observation(LARGE, 1.0)) == pytest.approx(total, rel=0.1)
+    near = calibration.for_epoch(5e-4)
+    assert near.factors == calibration.factors
+
+
+def test_toy_runs_do_not_push_out_a_large_one():
+    large = Observation(LARGE, 0.37, "large")
+    calibration = Calibration().with_observations([large, *toys(MAX_OBSERVATIONS + 50)])
+    assert len(calibration.observations) == MAX_OBSERVATIONS
+    assert large in calibration.observations
+    own = calibration.for_epoch(large.predicted)
+    assert predicted(own.factors, large) == pytest.approx(0.37, rel=0.5)
+
+
+def test_runs_of_one_length_count_like_a_few():
+    few, many = ([*[Observation(LARGE, 0.37)] * 5, *toys(count)] for count in (10, 300))
+    assert fit(many) == pytest.approx(fit(few), rel=1e-6)
+
+
 def test_json_round_trip():
     calibration = Calibration().with_observations(runs(5))
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration

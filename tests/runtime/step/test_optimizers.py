@@ -109,3 +109,18 @@ class TestLayout:
         slots.bind(layout.views(flat))
         (grad,) = torch.autograd.grad(model(torch.ones(1, 3)).sum(), flat)
         assert torch.allclose(grad, torch.cat([g.reshape(-1) for g in expected]))
+
+
+@pytest.mark.parametrize("beta2", [0.999, 0.99999, 0.99999999])
+def test_a_first_step_with_a_beta_close_to_one_is_torchs(beta2):
+    task = Task(graph="g", lr=0.01, betas=(0.9, beta2), epochs=1)
+    model = nn.Linear(50, 1, bias=False)
+    layout, grad = layout_of(model, "all"), torch.randn(50)
+    flat = layout.flatten(dict(model.named_parameters()))[None].clone()
+    start, leaf = flat.clone(), nn.Parameter(flat[0].clone())
+    leaf.grad = grad
+    torch.optim.Adam([leaf], lr=0.01, betas=task.betas).step()
+    update = Optimizer([task], layout, 1, flat.device)
+    update.update(flat, grad[None], (torch.zeros_like(flat), torch.zeros_like(flat)), torch.zeros(1, dtype=torch.int64))
+    step = leaf.detach() - start[0]
+    assert float((flat - start - step).norm() / step.norm()) < 1e-4

@@ -40,3 +40,18 @@ def test_it_trains_alone_and_in_a_stack():
         assert one.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
         assert alone.model.scale.shape == ()
         assert alone.model.scale.item() != 1.5
+
+
+def test_complex_parameters_come_first_and_stay_views():
+    """After three numbers a complex view would be in an odd place."""
+    model = nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(2, 1, bias=False))
+    model[1].turn = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+    layout = layout_of(model, "all")
+    assert layout.names[0] == "1.turn"
+    flat = layout.flatten(dict(model.named_parameters()))
+    views = dict(zip(layout.names, layout.views(flat), strict=True))
+    views["1.turn"].mul_(2.0)
+    assert torch.equal(layout.named(flat)["1.turn"], 2 * model[1].turn.detach())
+    rows = torch.stack([flat, flat + 1.0])
+    assert rows.shape[1] % 2 == 1
+    assert torch.equal(layout.views(rows[1])[0], views["1.turn"] + (1 + 1j))

@@ -327,7 +327,7 @@ ALL = [
 ]
 STACKED = (
     *(Base, ZeroD, KeepsActivation, TiedParameters, Unused, Detached, TiedBuffers, ReplacedBuffer, IntegerBuffer),
-    *(Complex,),
+    *(Complex, Spectral),
 )
 
 

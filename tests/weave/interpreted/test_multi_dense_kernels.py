@@ -79,7 +79,7 @@ def _summed(name: str, outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 def test_updates_in_one_launch(as_on_a_gpu):
-    hyper = torch.tensor([0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001])
+    hyper = torch.tensor([0.01, 0.9, 0.999, 1e-8, 5e-4, 0.0, 0.1, 0.001, 0.1, 0.001])
     states = [[numbers(*shape, seed=seed) for seed in range(2)] for shape in ((2, 700), (1, 30))]
     states = [[*state, torch.zeros_like(state[0]), torch.zeros_like(state[0])] for state in states]
     alone = [[tensor.clone() for tensor in state] for state in states]

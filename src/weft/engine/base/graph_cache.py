@@ -85,15 +85,23 @@ class Graphs:
         whole = (placement.features, placement.topology) == (device.features, device.topology)
         if self._store is None or not whole or not isinstance(task.graph, str):
             return self.bring(task, placement)
-        return self._store.placed(task.graph, lambda: self.bring(task, placement))
+        return self._store.placed(task.graph, lambda: self.for_store(task, placement))
+
+    def for_store(self, task: Task, placement: Placement | None = None) -> Graph:
+        """The graph of ``task`` for its store: on the device, or wherever it is made, to be copied to a pool."""
+        copies = self._store is not None and self._store.pool is not None
+        return self._made(task) if copies else self.bring(task, placement)
 
     def bring(self, task: Task, placement: Placement | None = None) -> Graph:
         """The graph of ``task``, copied to where ``placement`` says (None: to the device)."""
+        return place_graph(self._made(task), placement or on_device(self._device.type), self._device)
+
+    def _made(self, task: Task) -> Graph:
         found = self.summary(task)
         if isinstance(found, GraphStats):
             found = find_graph(task, self._maker)
         check_ids(found)
-        return place_graph(found, placement or on_device(self._device.type), self._device)
+        return found
 
     def true_stats(self, task: Task) -> GraphStats:
         """The summary of the graph itself where it was trained on, else what is known of it."""

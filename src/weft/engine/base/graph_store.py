@@ -20,8 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.units import show_bytes
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.pooled_graph import arrays_of, into_pool
 from weft.graph.data.graph import Graph
 from weft.runtime.device.cuda_graph import no_capture
+from weft.sched.two_ended_pool import padded
 
 Changed = Callable[[int], None]
 _SHARED: ContextVar[GraphStore | None] = ContextVar("shared graphs", default=None)
@@ -39,16 +43,22 @@ class _Kept:
 class GraphStore:
     """Graphs of named files and shapes, by name and state of the file.
 
-    ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment.
+    ``device_bytes`` and ``host_bytes`` bound what is kept of graphs that no run uses at the moment. ``pool``: one
+    buffer of the device that the arrays of graphs lie in, as far as they fit, with the weights that are fetched ahead
+    and the state of a group.
     """
 
     device: torch.device
     device_bytes: int
     host_bytes: int
+    pool: DevicePool | None = None
     _on_change: Changed | None = None
     _in_use: frozenset[str] = frozenset()
     _placed: OrderedDict[Hashable, _Kept] = field(default_factory=OrderedDict)
     _host: OrderedDict[Hashable, Graph] = field(default_factory=OrderedDict)
+    _handed_out: set[Hashable] = field(default_factory=set)  # to a run that may still use them
+    _weights: dict[Hashable, dict[str, Tensor]] = field(default_factory=dict)  # fetched ahead, by their file
+    _taken: Hashable = None  # those of them that are in use
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def host(self, name: str, make: Callable[[], Any]) -> Any:
@@ -68,10 +78,14 @@ class GraphStore:
         """The graph called ``name`` on the device; ``make`` brings it there, unless it is kept."""
         key = state_of(name)
         with self._lock:
-            if key not in self._placed:
-                self._placed[key] = self._place(make)
-            self._placed.move_to_end(key)
+            self._put(key, make)
+            self._handed_out.add(key)
             return self._placed[key].graph
+
+    def _put(self, key: Hashable, make: Callable[[], Graph]) -> None:
+        if key not in self._placed:
+            self._placed[key] = self._place(key, make)
+        self._placed.move_to_end(key)
 
     def holds(self, name: str) -> bool:
         """Whether the graph called ``name`` is on the device."""
@@ -87,11 +101,12 @@ class GraphStore:
             others = self.bytes_held(self._in_use)
             if self.holds(name) or others + expected > self.device_bytes:
                 return False
-            if self._on_change is not None:
+            if self._on_change is not None and self.pool is None:
                 self._on_change(others + expected)
         with no_capture(), _side_stream(self.device):
             try:
-                self.placed(name, make)
+                with self._lock:
+                    self._put(state_of(name), make)
             except torch.OutOfMemoryError:
                 return False
             finally:
@@ -111,12 +126,69 @@ class GraphStore:
         finally:
             self._in_use, self._on_change = frozenset(), None
 
-    def _place(self, make: Callable[[], Graph]) -> _Kept:
+    def _place(self, key: Hashable, make: Callable[[], Graph]) -> _Kept:
+        if self.pool is not None:
+            return self._place_in(self.pool, key, make)
         pool = _own_pool(self.device)
         with _from_pool(pool, self.device):
             graph = make()
         graph.kept = {}
-        return _Kept(graph, pool, bytes_of(graph, self.device))
+        return _Kept(graph, pool, self._bytes_of(graph, key))
+
+    def _place_in(self, pool: DevicePool, key: Hashable, make: Callable[[], Graph]) -> _Kept:
+        """A graph in the pool, once enough is evicted of those that no run has; beside it, and said so, if too large.
+
+        ``make`` gives it wherever it is made: on the host, from which it is copied once.
+        """
+        made = make()
+        owner, size = _owner(key), sum(padded(array.nbytes) for array in arrays_of(made).values())
+        for other in [other for other in self._placed if other not in self._handed_out]:
+            if size <= max((stop - start for start, stop in pool.holes()), default=0):
+                break
+            self._evict(other)
+        graph = into_pool(made, pool, owner)
+        if graph is None:
+            told = f"graph {made.name!r} ({show_bytes(size)}) does not fit into the worker's pool"
+            print(f"{told} of {show_bytes(pool.capacity)}; it lies beside it", flush=True)
+            graph = made.to(self.device)
+        graph.kept = {}
+        return _Kept(graph, None, self._bytes_of(graph, key))
+
+    def _bytes_of(self, graph: Graph, key: Hashable) -> int:
+        if self.pool is None:
+            return bytes_of(graph, self.device)
+        return bytes_of(graph, self.device, self.pool.storage) + self.pool.held(_owner(key))
+
+    def _evict(self, key: Hashable) -> None:
+        del self._placed[key]
+        if self.pool is not None:
+            self.pool.clear(_owner(key))
+
+    def fetch_weights(self, path: str, read: Callable[[], dict[str, Tensor]]) -> bool:
+        """Bring the weights of a file into the pool beside a training; whether they are there."""
+        key = state_of(path)
+        if self.pool is None or key in self._weights:
+            return key in self._weights
+        for other in [other for other in self._weights if other != self._taken]:  # nobody came for them
+            del self._weights[other]
+            self.pool.clear(_owner(other))
+        with no_capture(), _side_stream(self.device):
+            found = self.pool.copy_in(_owner(key), read())
+        if found is not None:
+            self._weights[key] = found
+        return found is not None
+
+    def take_weights(self, path: str) -> dict[str, Tensor] | None:
+        """The weights of a file that were fetched ahead, as near to the pool's end as they go; None if they were not.
+
+        They are the caller's until :meth:`drop_weights`.
+        """
+        key = state_of(path)
+        if self.pool is None or key not in self._weights:
+            return None
+        self._taken = key
+        self.pool.pack(_owner(key))
+        return self._weights[key]
 
     def bytes_held(self, without: Iterable[str] = ()) -> int:
         """Bytes on the device of all graphs but those called ``without``, as last counted."""
@@ -129,25 +201,43 @@ class GraphStore:
 
         Graphs called ``in_use`` stay, and do not count.
         """
-        kept = {state_of(name) for name in in_use}
+        names = list(in_use)
+        kept = {state_of(name) for name in names}
         with self._lock:
-            for one in self._placed.values():
-                one.bytes = bytes_of(one.graph, self.device)
+            self._handed_out &= kept
+            for key, one in self._placed.items():
+                one.bytes = self._bytes_of(one.graph, key)
             for key in [key for key in self._placed if key not in kept]:
-                if self.bytes_held(in_use) <= self.device_bytes:
+                if self.bytes_held(names) <= self.device_bytes:
                     break
-                del self._placed[key]
+                self._evict(key)
         self._changed()
 
     def clear(self) -> None:
         """Evict everything from the device."""
         with self._lock:
-            self._placed.clear()
+            for key in list(self._placed):
+                self._evict(key)
+            self._handed_out.clear()
         self._changed()
+
+    def drop_weights(self, path: str) -> None:
+        """Give back weights that were fetched ahead."""
+        if self.pool is not None and self._weights.pop(state_of(path), None) is not None:
+            self.pool.clear(_owner(state_of(path)))
 
     def _changed(self) -> None:
         if self._on_change is not None:
-            self._on_change(self.bytes_held(self._in_use))
+            self._on_change(self._bytes_of_others())
+
+    def _bytes_of_others(self) -> int:
+        """Bytes that a run does not answer for: graphs of others, and the pool, whoever has what of it."""
+        if self.pool is None:
+            return self.bytes_held(self._in_use)
+        left_out = {state_of(name) for name in self._in_use}
+        with self._lock:
+            kept = [(key, one.bytes) for key, one in self._placed.items() if key not in left_out]
+            return self.pool.capacity + sum(size - self.pool.held(_owner(key)) for key, size in kept)
 
     def _trim_host(self, newest: Hashable) -> None:
         host = torch.device("cpu")
@@ -182,8 +272,15 @@ def state_of(name: str) -> Hashable:
         return (name,)
 
 
-def bytes_of(thing: Any, device: torch.device) -> int:
-    """Bytes of the distinct tensor storages on ``device`` that are reachable from ``thing``."""
+def _owner(key: Hashable) -> str:
+    return f"kept/{key!r}"
+
+
+def bytes_of(thing: Any, device: torch.device, without: int | None = None) -> int:
+    """Bytes of the distinct tensor storages on ``device`` that are reachable from ``thing``.
+
+    ``without``: the address of one that does not count.
+    """
     sizes: dict[int, int] = {}
     seen: set[int] = set()
     waiting = [thing]
@@ -198,7 +295,7 @@ def bytes_of(thing: Any, device: torch.device) -> int:
                 sizes[storage.data_ptr()] = storage.nbytes()
         else:
             waiting += _inside(one)
-    return sum(sizes.values())
+    return sum(size for address, size in sizes.items() if address != without)
 
 
 def _inside(thing: Any) -> list[Any]:

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
-
-import torch
+from contextlib import contextmanager
 
 from weft.core.compatibility import function_name
 from weft.core.errors import ModelError, WeftError
 from weft.core.task import Task
 from weft.engine.base.memory_errors import is_memory_error
+from weft.runtime.user_modules.error_place import in_one_line, place_of
 
 FUNCTIONS = ("objective", "metric", "optimizer")
-_WEFT = str(Path(__file__).parents[2])
-_TORCH = str(Path(torch.__file__).parent)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
 @contextmanager
@@ -43,9 +35,7 @@ def clear_model_errors(tasks: Sequence[Task]) -> Iterator[None]:
 
 def what_was_raised(error: Exception, task: Task) -> str:
     """The error, and where in the user's code it comes from."""
-    words = str(error).strip().splitlines()
-    who, where = _whose(error, task), _place(error, task)
-    return f"{who} raised {type(error).__name__}: {words[0] if words else ''} ({where})"
+    return f"{_whose(error, task)} raised {in_one_line(error)} ({place_of(error, task.model)})"
 
 
 def _whose(error: Exception, task: Task) -> str:
@@ -60,24 +50,3 @@ def _whose(error: Exception, task: Task) -> str:
 def _who(tasks: Sequence[Task]) -> str:
     names = [task.label for task in tasks]
     return f"task {names[0]!r}" if len(names) == 1 else f"{len(names)} tasks ({names[0]!r}, ...)"
-
-
-def _place(error: Exception, task: Task) -> str:
-    """The innermost line of the user's own; of a library that is not torch; else where the model is defined."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_file()]
-    outside = [frame for frame in frames if not frame.filename.startswith((_WEFT, _TORCH))]
-    own = [frame for frame in outside if not frame.filename.startswith(_INSTALLED)]
-    for found in (own, outside):
-        if found:
-            return f"line {found[-1].lineno} of {found[-1].filename}"
-    return _defined(task.model)
-
-
-def _defined(model: Any) -> str:
-    """For errors of the backward pass, which has no line of its own."""
-    if isinstance(model, str):
-        return f"model {model!r}"
-    thing = model if inspect.isclass(model) or inspect.isfunction(model) else type(model)
-    with suppress(OSError, TypeError):
-        return f"its class is at line {inspect.getsourcelines(thing)[1]} of {inspect.getsourcefile(thing)}"
-    return "no line of it is on the way, as in a backward pass"

@@ -56,6 +56,7 @@ class Estimate:
     weights: tuple[str, ...] = ()
     extrapolated: bool = False
     trained: Cost | None = None  # of sampled training, without sampling and fetching
+    notes: tuple[str, ...] = ()  # remarks of the dry run
 
 
 class Estimator:
@@ -219,7 +220,8 @@ class Estimator:
         trained = None
         if first.sampled:
             trained, cost = cost, with_batches(cost, first, self.stats(first), plan.places, self.machine)
-        return Estimate(cost, held, steps.step, steps.parameters, steps.weights, trained=trained)
+        about = {"trained": trained, "notes": steps.notes}
+        return Estimate(cost, held, steps.step, steps.parameters, steps.weights, **about)
 
     def _process_bytes(self, steps: Steps) -> int:
         """On a CPU, what the process takes in all; on a GPU nobody counts that."""
@@ -257,7 +259,8 @@ def captured(tasks: Sequence[Task], graph: Graph | GraphStats, plan: Plan) -> St
         ) from error
     # A step scaled from a small graph has the shapes of that one.
     weights = () if not found.program.recordable else weight_digests(found.run)
-    return Steps(found.program, found.preparation, tuple(found.parameters), weights)
+    notes = tuple(found.run.notes) if found.program.recordable else ()
+    return Steps(found.program, found.preparation, tuple(found.parameters), weights, notes=notes)
 
 
 def limits_for(machine: Machine) -> DeviceLimits | None:
@@ -344,7 +347,7 @@ def _decided(
             False,
             ("not compiled: Inductor is for steps on the whole graph",) if plan_options.compile else (),
         )
-    decisions = {"compiled": compiled, "why": (*plan.why, *why)}
+    decisions = {"compiled": compiled, "why": (*plan.why, *estimate.notes, *why)}
     return replace(plan, cost=estimate.cost.to_dict(), weights=estimate.weights, **decisions)
 
 

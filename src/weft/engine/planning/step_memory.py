@@ -35,7 +35,8 @@ PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "
 class Steps:
     """A captured group: one epoch, what is done once before, the parameters of every member, and their shapes.
 
-    ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU.
+    ``kernels``: digests of the versions of Weft's kernels that it launches on a GPU. ``notes``: remarks of the dry run
+    of users' modules.
     """
 
     step: Program
@@ -43,6 +44,7 @@ class Steps:
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

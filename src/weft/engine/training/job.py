@@ -28,6 +28,8 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.memory.device_pool import DevicePool
+from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.placing import own_policy
@@ -144,6 +146,8 @@ class Job:
                 if not self._cancelled(key, plan) and not self._preempted(plan):
                     waiting = self._group(key, plan) + waiting
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
+                    if self._pool is not None:
+                        move_out(self._pool)
                     give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
@@ -251,7 +255,15 @@ class Job:
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)
+        told = move_in(group, self._pool) if self._pool is not None else ""
+        if told:
+            self._events.note(told)
         return group
+
+    @property
+    def _pool(self) -> DevicePool | None:
+        """The buffer of the device that a worker has for all of its groups."""
+        return None if self._store is None else self._store.pool
 
     def _replace(self, old: Plan, new: Plan) -> None:
         """Take another plan for a group than the one it was planned with."""
@@ -354,8 +366,9 @@ class Job:
         return Interrupted(session.group.epoch, place, self._options.control.signal or signal.SIGINT)
 
     def _took(self, key: str, plan: Plan, session: Session) -> Plan:
-        """The plan with what the group took, which the plans to come learn from."""
-        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)})
+        """The plan with what the group took, which the plans to come learn from, and with how it really ran."""
+        why = (*plan.why, *(f"as it ran: {note}" for note in dict.fromkeys(session.group.notes)))
+        measured = replace(plan, measured={**session.measured, **memory_taken(self._device)}, why=why)
         self.groups[self.groups.index((key, plan))] = (key, measured)
         if self._predicted_here:
             self._planner.learn(measured, self._folder.path if self._folder is not None else None)

@@ -128,7 +128,7 @@ class ShardedJob(Job):
 
     # ---- training ------------------------------------------------------------------------------------
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
             graph = self._in_order(graph)

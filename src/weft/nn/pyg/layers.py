@@ -19,7 +19,7 @@ from weft.nn.conv.gatv2 import GATv2Conv
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.gin import GINConv
 from weft.nn.conv.rgcn import RGCNConv
-from weft.nn.conv.sage import SAGEConv
+from weft.nn.conv.sage import AGGREGATORS, SAGEConv
 from weft.nn.norm import BatchNorm, LayerNorm
 
 
@@ -30,6 +30,15 @@ def library() -> Any:
     except ImportError:
         raise SpecError("torch_geometric is not installed; pip install 'weft-gnn[pyg]' to convert models") from None
     return torch_geometric.nn
+
+
+def require_sum(module: nn.Module) -> None:
+    """A :class:`SpecError` unless a layer adds its messages up."""
+    if module.aggr not in ("add", "sum"):
+        raise SpecError(
+            f"{type(module).__name__}: aggr={module.aggr!r} has no counterpart in Weft; "
+            "only aggr='add' can be converted"
+        )
 
 
 def require(module: nn.Module, **expected: Any) -> None:
@@ -196,11 +205,11 @@ def conv_from_pyg(theirs: nn.Module) -> Conv:
     """A convolution of PyG as one of ours, with copies of its weights."""
     pyg = library()
     makers: dict[type, tuple[Callable[[Any], Conv], Callable[[Any, Any], Any]]] = {
-        pyg.GCNConv: (_gcn_from, _gcn_pairs),
+        pyg.GCNConv: (gcn_from, _gcn_pairs),
         pyg.SAGEConv: (_sage_from, _sage_pairs),
         pyg.GINConv: (_gin_from, _gin_pairs),
-        pyg.GATConv: (_gat_from, _gat_pairs),
-        pyg.GATv2Conv: (_gatv2_from, _gatv2_pairs),
+        pyg.GATConv: (gat_from, _gat_pairs),
+        pyg.GATv2Conv: (gatv2_from, _gatv2_pairs),
         pyg.RGCNConv: (_rgcn_from, _rgcn_pairs),
         pyg.FastRGCNConv: (_rgcn_from, _rgcn_pairs),
     }
@@ -214,8 +223,9 @@ def conv_from_pyg(theirs: nn.Module) -> Conv:
     return ours
 
 
-def _gcn_from(theirs: Any) -> GCNConv:
-    require(theirs, improved=False, normalize=True, add_self_loops=True, aggr="add")
+def gcn_from(theirs: Any) -> GCNConv:
+    require_sum(theirs)
+    require(theirs, improved=False, normalize=True, add_self_loops=True)
     outputs, inputs = theirs.lin.weight.shape
     return GCNConv(inputs, outputs, bias=theirs.bias is not None)
 
@@ -223,12 +233,11 @@ def _gcn_from(theirs: Any) -> GCNConv:
 def _sage_from(theirs: Any) -> SAGEConv:
     require(theirs, normalize=False, root_weight=True, project=False)
     outputs, inputs = theirs.lin_l.weight.shape
-    aggregator = "sum" if theirs.aggr == "add" else theirs.aggr
-    return SAGEConv(inputs, outputs, aggregator, bias=theirs.lin_l.bias is not None)
+    return SAGEConv(inputs, outputs, aggregator(theirs), bias=theirs.lin_l.bias is not None)
 
 
 def _gin_from(theirs: Any) -> GINConv:
-    require(theirs, aggr="add")
+    require_sum(theirs)
     first, norm, act, second = mlp_parts(theirs.nn)
     ours = GINConv(
         first.weight.shape[1],
@@ -244,6 +253,7 @@ def _gin_from(theirs: Any) -> GINConv:
 
 
 def _attention_options(theirs: Any) -> dict[str, Any]:
+    require_sum(theirs)
     require(theirs, edge_dim=None, add_self_loops=True)
     return {
         "out_features": theirs.out_channels * (theirs.heads if theirs.concat else 1),
@@ -256,15 +266,24 @@ def _attention_options(theirs: Any) -> dict[str, Any]:
     }
 
 
-def _gat_from(theirs: Any) -> GATConv:
+def gat_from(theirs: Any) -> GATConv:
     if theirs.lin is None:
         raise SpecError("GATConv: separate weights for sources and targets have no counterpart in Weft")
     return GATConv(theirs.lin.weight.shape[1], **_attention_options(theirs))
 
 
-def _gatv2_from(theirs: Any) -> GATv2Conv:
+def gatv2_from(theirs: Any) -> GATv2Conv:
     options = _attention_options(theirs)
     return GATv2Conv(theirs.lin_l.weight.shape[1], share_weights=theirs.share_weights, **options)
+
+
+def aggregator(theirs: Any) -> str:
+    found = "sum" if theirs.aggr == "add" else theirs.aggr
+    if found not in AGGREGATORS:
+        raise SpecError(
+            f"{type(theirs).__name__}: aggr={theirs.aggr!r} has no counterpart in Weft; {', '.join(AGGREGATORS)} have"
+        )
+    return str(found)
 
 
 def _rgcn_from(theirs: Any) -> RGCNConv:

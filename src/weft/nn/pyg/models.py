@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
@@ -12,17 +13,40 @@ from weft.nn.dropout import assign_sites
 from weft.nn.models import GAT, GCN, GIN, GNN, SAGE, GATv2
 from weft.nn.norm import BatchNorm
 from weft.nn.pyg.layers import activation_name, conv_from_pyg, conv_to_pyg, library, norm_from_pyg, norm_to_pyg, require
+from weft.nn.pyg.swap import possible_swaps, swap
 
 
-def from_pyg(module: nn.Module) -> GNN | Conv:
-    """``torch_geometric.nn.models.{GCN, GraphSAGE, GIN, GAT}`` or one of their convolutions as ours.
+def from_pyg(module: nn.Module) -> Any:
+    """A model or layer of ``torch_geometric.nn`` as ours, or any module with the layers of PyG inside converted.
 
-    The result has copies of the weights and of the running statistics, on the same device and in the same
-    type. An option that has no counterpart here is refused with a :class:`SpecError`.
+    ``models.{GCN, GraphSAGE, GIN, GAT}`` and their convolutions become a :class:`GNN` or a :class:`Conv`, which take
+    ``(x, adj)``. Every other module is copied, and those layers inside that have a counterpart here compute with
+    Weft's operators; it takes the arguments it took, its parameters have the names they had, and what has no
+    counterpart stays as it is. The result has copies of the weights and of the running statistics, on the same device
+    and in the same type. A single layer, or a module of which nothing has a counterpart, is refused with a
+    :class:`SpecError` that says why.
     """
-    is_model = isinstance(module, library().models.basic_gnn.BasicGNN)
-    converted = _model_from_pyg(module) if is_model else conv_from_pyg(module)
-    return _like(converted, module)
+    pyg = library()
+    if isinstance(module, pyg.MessagePassing):
+        return _like(conv_from_pyg(module), module)
+    if isinstance(module, pyg.models.basic_gnn.BasicGNN):
+        try:
+            return _like(_model_from_pyg(module), module)
+        except SpecError as error:
+            return _swapped(module, str(error))
+    return _swapped(module, "it has no layer of PyG")
+
+
+def _swapped(module: nn.Module, otherwise: str) -> nn.Module:
+    """A copy of ``module`` with layers of PyG swapped; ``otherwise``: why not, if nothing else says so."""
+    found = possible_swaps(module, draws=True)
+    if not found.layers:
+        reasons = "; ".join(dict.fromkeys(found.kept.values())) or otherwise
+        raise SpecError(f"{type(module).__name__}: nothing in it can be converted: {reasons}")
+    converted = copy.deepcopy(module)
+    swap(converted, found.layers, builds=True)
+    assign_sites(converted)
+    return converted
 
 
 def to_pyg(module: GNN | Conv) -> nn.Module:

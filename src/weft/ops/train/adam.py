@@ -1,33 +1,38 @@
 """adam_: one optimizer step over the flat parameters of one task or of many, in place.
 
 Every number that a sweep may vary is read from ``hyper``, so tasks with different rates share the kernel.
-Shapes: P parameters of a task; ``param, grad, exp_avg, exp_avg_sq [..., P]``; ``hyper [..., 8]``.
+Shapes: P parameters of a task; ``param, grad, exp_avg, exp_avg_sq [..., P]``; ``hyper [..., 10]``.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.ops.launch.backend import use_triton
 from weft.ops.launch.custom_op import custom_op
 from weft.ops.train.adam_triton import adam_triton
 
-HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "bias_correction1", "bias_correction2")
+HYPER = (
+    *("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "bias_correction1", "bias_correction2"),
+    # One minus each beta, as numbers of their own: 1 - 0.99999999 in float32 would be 0.
+    *("rest1", "rest2"),
+)
 
 
 def adam_torch(
     param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None
 ) -> None:
     """Reference: Adam with L2 decay, or AdamW where ``decoupled`` is 1."""
-    lr, beta1, beta2, eps, decay, decoupled, correction1, correction2 = (
+    lr, _, beta2, eps, decay, decoupled, correction1, correction2, rest1, rest2 = (
         column[..., None] for column in hyper.unbind(-1)
     )
     if decay_mask is not None:
         decay = decay * decay_mask
     param.mul_(1.0 - lr * decay * decoupled)
     grad = grad + decay * (1.0 - decoupled) * param
-    exp_avg.lerp_(grad, (1.0 - beta1).expand_as(grad))
-    exp_avg_sq.mul_(beta2).add_((1.0 - beta2) * grad * grad)
+    exp_avg.lerp_(grad, rest1.expand_as(grad))
+    exp_avg_sq.mul_(beta2).add_(rest2 * grad * grad)
     denominator = (exp_avg_sq / correction2).sqrt_().add_(eps)
     param.sub_(lr / correction1 * exp_avg / denominator)
 
@@ -62,8 +67,12 @@ def adam_(
 ) -> None:
     """Update ``param [..., P]`` and its moments in place.
 
-    ``hyper [..., 8]`` float32 holds, in order: lr, beta1, beta2, eps, weight_decay, decoupled (1 for AdamW, 0 for
-    Adam), and the bias corrections ``1 - beta1^step``, ``1 - beta2^step``. ``decay_mask [P]`` (0 or 1) says which
-    parameters decay; all do without it.
+    ``hyper [..., 10]`` float32 holds, in order: lr, beta1, beta2, eps, weight_decay, decoupled (1 for AdamW, 0 for
+    Adam), the bias corrections ``1 - beta1^step``, ``1 - beta2^step``, and ``1 - beta1``, ``1 - beta2``, which float32
+    betas could not give. ``decay_mask [P]`` (0 or 1) says which parameters decay; all do without it.
     """
+    if hyper.shape[-1] != len(HYPER):
+        raise InputError(
+            f"adam_: hyper has {hyper.shape[-1]} numbers per task; expected {len(HYPER)}: {', '.join(HYPER)}"
+        )
     _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)

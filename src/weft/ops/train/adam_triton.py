@@ -19,9 +19,10 @@ def _adam_kernel(
     inside = index < P
     at = task * P + index
     hyper += task * stride_hyper
-    lr, beta1, beta2, eps = tl.load(hyper), tl.load(hyper + 1), tl.load(hyper + 2), tl.load(hyper + 3)
+    lr, beta2, eps = tl.load(hyper), tl.load(hyper + 2), tl.load(hyper + 3)
     decay, decoupled = tl.load(hyper + 4), tl.load(hyper + 5)
     correction1, correction2 = tl.load(hyper + 6), tl.load(hyper + 7)
+    rest1, rest2 = tl.load(hyper + 8), tl.load(hyper + 9)
     p = tl.load(param + at, mask=inside, other=0.0)
     g = tl.load(grad + at, mask=inside, other=0.0)
     m = tl.load(exp_avg + at, mask=inside, other=0.0)
@@ -31,8 +32,8 @@ def _adam_kernel(
         decays *= tl.load(decay_mask + index, mask=inside, other=0.0)
     p *= 1.0 - lr * decays * decoupled
     g += decays * (1.0 - decoupled) * p
-    m += (1.0 - beta1) * (g - m)
-    v = beta2 * v + (1.0 - beta2) * g * g
+    m += rest1 * (g - m)
+    v = beta2 * v + rest2 * g * g
     p -= lr / correction1 * m / (tl.sqrt(v / correction2) + eps)
     tl.store(param + at, p, mask=inside)
     tl.store(exp_avg + at, m, mask=inside)
@@ -42,11 +43,11 @@ def _adam_kernel(
 def adam_triton(
     param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None
 ) -> None:
-    """Launch over ``[..., P]``; ``hyper [..., 8]`` may be shared by all tasks."""
+    """Launch over ``[..., P]``; ``hyper [..., 10]`` may be shared by all tasks."""
     P = param.shape[-1]
     tasks = param.numel() // max(P, 1)
     if param.numel():
         _adam_kernel[(-(-P // BLOCK), tasks)](
             param, grad.contiguous(), exp_avg, exp_avg_sq, hyper, param if decay_mask is None else decay_mask, P,
-            8 if hyper.numel() == 8 * tasks and tasks > 1 else 0, HAS_MASK=decay_mask is not None, BLOCK=BLOCK,
+            10 if hyper.numel() == 10 * tasks and tasks > 1 else 0, HAS_MASK=decay_mask is not None, BLOCK=BLOCK,
         )  # fmt: skip

@@ -4,11 +4,15 @@ An observation is one run: the seconds an epoch was predicted to take, by family
 seconds it took. The factors ``f`` are those for which ``sum_k f_k s_ik`` comes nearest to ``t_i`` in ratio, not in
 difference (a millisecond matters to a short epoch and not to a long one), with a limit on what one odd run can do
 (Huber), and held near one common factor if the runs do not separate the families.
+
+Short runs are many and say little of long ones: runs of about the same length count together like a few, they are
+forgotten before rarer ones, and an epoch far longer than any that was measured is hardly corrected.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import mul
@@ -22,6 +26,8 @@ MAX_OBSERVATIONS = 400  # the newest ones stay in a calibration file
 OUTLIER = 0.2  # residual, as a log ratio, from which on a run counts less
 LOOSE, TIGHT = 0.005, 0.05  # how firmly the common factor is held near 1, and each family near the common one
 ROUNDS, NEAR_ENOUGH = 60, 1e-6  # of Newton's method; as a log ratio
+MOST_ALIKE = 10  # runs of one decade of seconds count together like so many
+REACH = 10.0  # times the longest epoch measured: what is longer is corrected less
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,16 @@ class Observation:
         """Whether both sides are positive numbers."""
         total = sum(self.families.values())
         return 0 < total < math.inf and 0 < self.measured < math.inf
+
+    @property
+    def predicted(self) -> float:
+        """The seconds that were predicted, uncorrected."""
+        return sum(self.families.values())
+
+    @property
+    def decade(self) -> int:
+        """Equal for runs of about the same length."""
+        return math.floor(math.log10(self.predicted))
 
 
 @dataclass(frozen=True)
@@ -65,9 +81,20 @@ class Calibration:
         return self.factors.get(name, 1.0)
 
     def with_observations(self, new: Iterable[Observation]) -> Calibration:
-        """Fitted anew with more runs; of too many the oldest are forgotten."""
-        usable = [one for one in (*self.observations, *new) if one.usable][-MAX_OBSERVATIONS:]
+        """Fitted anew with more runs; of too many the oldest of the commonest length are forgotten."""
+        usable = _remembered([one for one in (*self.observations, *new) if one.usable])
         return Calibration(fit(usable, self.factors), tuple(usable), self.phases)
+
+    def for_epoch(self, seconds: float) -> Calibration:
+        """The corrections of an epoch that is predicted to take ``seconds``, uncorrected.
+
+        Runs on toy graphs are not to decide how long a large graph takes: beyond ten times the longest epoch that was
+        measured, factors go back to 1.
+        """
+        known = REACH * max((one.predicted for one in self.observations), default=math.inf)
+        if seconds <= known:
+            return self
+        return replace(self, factors={name: value ** (known / seconds) for name, value in self.factors.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -88,6 +115,25 @@ class Calibration:
         if set(factors) != set(_present(usable)) or not all(0 < value < math.inf for value in factors.values()):
             factors = fit(usable)
         return cls(factors, usable, phases)
+
+
+def _remembered(observations: list[Observation]) -> list[Observation]:
+    """At most as many as a file holds; a flood of runs of one length does not push out the others."""
+    excess = len(observations) - MAX_OBSERVATIONS
+    if excess <= 0:
+        return observations
+    counts = Counter(one.decade for one in observations)
+    forgotten: Counter[int] = Counter()
+    for _ in range(excess):
+        decade = max(counts, key=lambda one: counts[one] - forgotten[one])
+        forgotten[decade] += 1
+    kept = []
+    for one in observations:  # the oldest come first
+        if forgotten[one.decade]:
+            forgotten[one.decade] -= 1
+        else:
+            kept.append(one)
+    return kept
 
 
 def _present(observations: Sequence[Observation]) -> list[str]:
@@ -121,11 +167,13 @@ def _newton_step(observations: Sequence[Observation], present: Sequence[str], lo
     held = [LOOSE] + [TIGHT] * (size - 1)
     factors = [math.exp(logs[0] + own) for own in logs[1:]]
     rows, residuals = [], []
+    alike = Counter(one.decade for one in observations)
     for one in observations:
         parts = [factor * one.families.get(name, 0.0) for name, factor in zip(present, factors, strict=True)]
         total = sum(parts)
         residual = math.log(one.measured / total)
-        root = math.sqrt(min(1.0, OUTLIER / max(abs(residual), 1e-12)))  # of the weight, on both sides of a product
+        weight = min(1.0, OUTLIER / max(abs(residual), 1e-12)) * min(1.0, MOST_ALIKE / alike[one.decade])
+        root = math.sqrt(weight)  # on both sides of a product
         rows.append([root, *(root * part / total for part in parts)])
         residuals.append(root * residual)
     columns = list(zip(*rows, strict=True))

@@ -97,7 +97,7 @@ def seconds(
     """
     mode = mode or RunMode()
     plain = _Clock(program, machine, Calibration(), stats, mode)
-    clock = plain if calibration is None else _Clock(program, machine, calibration, stats, mode)
+    clock = plain if calibration is None else _corrected(plain, calibration)
     return Cost(
         seconds=clock.resources,
         families=clock.families,
@@ -121,7 +121,8 @@ class OperatorSeconds:
         stats: GraphStats | None,
         mode: RunMode,
     ) -> None:
-        self._clock = _Clock(program, machine, calibration or Calibration(), stats, mode)
+        plain = _Clock(program, machine, Calibration(), stats, mode)
+        self._clock = plain if calibration is None else _corrected(plain, calibration)
         self._evaluated, self._steps = mode.chunks / mode.eval_every, float(mode.steps)
         self.device = machine.device
         self.epoch = sum(self._clock.resources.values())
@@ -328,3 +329,9 @@ def _node_dimension(value: Value, stats: GraphStats | None) -> int:
     if stats is not None and stats.num_nodes in value.shape[:-1]:
         return value.shape.index(stats.num_nodes)
     return len(value.shape) - 2
+
+
+def _corrected(plain: _Clock, calibration: Calibration) -> _Clock:
+    """The same epoch with the corrections that hold for one of its length."""
+    own = calibration.for_epoch(sum(plain.families.values()))
+    return _Clock(plain.program, plain.machine, own, plain.stats, plain.mode)

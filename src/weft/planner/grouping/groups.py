@@ -120,7 +120,7 @@ def _plan(tasks: list[Task], members: list[int], joined: list[StackDraft], why: 
     slot = {place: slot for slot, place in enumerate(members)}
     stacks = tuple(tuple(sorted(slot[place] for place in bundle.places)) for bundle in joined)
     reasons = [reason for bundle in joined for reason in bundle.why]
-    general = (first_reason, replay_reason, *rows_reason, step.features_reason(limits.stats), *threads_reason)
+    general = (first_reason, replay_reason, *rows_reason, step.features_reason(own, limits.stats), *threads_reason)
     if own[0].sampled:
         once, clustered = False, False
         general = (why_this_mode(own[0], limits.stats), replay_reason, *threads_reason)

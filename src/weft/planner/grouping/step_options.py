@@ -97,6 +97,9 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
     work = forward_multiply_adds(tasks, stats)
     if work >= WORK_FOR_THREADS:
         return None, ()
+    if any(task.traits is None for task in tasks):
+        sizes = f"{stats.num_nodes:,} nodes and {stats.num_edges:,} edges"
+        return 1, (f"one thread: {sizes} are too few to share, as far as sizes tell of a module of one's own",)
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
 
 
@@ -109,10 +112,13 @@ def free_threads(most: int, cores: int, others: float) -> int:
     return max(1, min(most, int(cores - others + SHARED_CORE)))
 
 
-def features_reason(stats: GraphStats) -> str:
+def features_reason(tasks: Sequence[Task], stats: GraphStats) -> str:
     """Whether the features stay sparse, in words."""
     cells = max(dense_values(stats), 1)
     if stats.feature_nnz is None:
         return f"features are dense: {stats.num_nodes:,} x {stats.num_features:,}"
     share = stats.feature_nnz / cells
-    return f"features stay sparse: {stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"
+    stored = f"{stats.feature_nnz:,} of {cells:,} values ({share:.1%}) are stored"
+    if any(task.traits is None for task in tasks):
+        return f"features are sparse ({stored}), and made dense for a module that does not take them so"
+    return f"features stay sparse: {stored}"

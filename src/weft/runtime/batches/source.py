@@ -8,6 +8,7 @@ Shapes: M rows of the input, N rows of the logits, B rows that the loss is over,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.pyg.edges import remember
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.reduce import ONE_RANK, Reduce
 
@@ -54,13 +56,19 @@ class Batch:
     @cached_property
     def edge_index(self) -> Tensor:
         """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""
-        adj = self._only_block()
-        if adj.spans_ranks:
-            raise InputError(
-                "a model that takes edge_index aggregates by itself and would miss the nodes of other ranks; "
-                "train it on one rank, or write it over weft.nn layers"
-            )
-        return torch.stack([adj.indices.long(), adj.rows().long()])
+        adj = self._own_block()
+        return remember(torch.stack([adj.indices.long(), adj.rows().long()]), adj)
+
+    @cached_property
+    def adj_t(self) -> Tensor:
+        """The adjacency as a sparse tensor ``[N, N]`` of torch, rows are destinations: what PyG's layers take too."""
+        adj = self._own_block()
+        values = torch.ones(adj.num_edges, device=adj.device) if adj.weight is None else adj.weight
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the format a beta
+            size = (adj.num_rows, adj.num_cols)
+            matrix = torch.sparse_csr_tensor(adj.indptr.long(), adj.indices.long(), values, size)
+        return remember(matrix, adj)
 
     @property
     def edge_weight(self) -> Tensor | None:
@@ -72,6 +80,15 @@ class Batch:
         """Relations of the edges ``[E]`` int64, in the same order; None without relations."""
         relation = self._only_block().relation
         return None if relation is None else relation.long()
+
+    def _own_block(self) -> Adjacency:
+        adj = self._only_block()
+        if adj.spans_ranks:
+            raise InputError(
+                "a model that takes edge_index aggregates by itself and would miss the nodes of other ranks; "
+                "train it on one rank, or write it over weft.nn layers"
+            )
+        return adj
 
     def _only_block(self) -> Adjacency:
         if isinstance(self.blocks, Adjacency):

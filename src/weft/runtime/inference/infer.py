@@ -25,7 +25,7 @@ from weft.runtime.device.torch_rng import same_draws, seeded
 from weft.runtime.inference.feature_rows import FeatureRows
 from weft.runtime.inference.trained_inputs import given_as_trained
 from weft.runtime.loop.outputs import first_tensor
-from weft.runtime.step.inputs import bind, cast_features, layers_of, row_normalised, takes_edge_index
+from weft.runtime.step.inputs import bind, cast_features, layers_of, row_normalised, takes_edges
 
 WHOLE_BYTES = 1 << 32  # of a pass over the whole graph: beyond, a model that can is run layer by layer
 
@@ -66,11 +66,11 @@ def _at_once(model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: 
     x = row_normalised(graph.x.to(device)) if task.feature_norm == "row" else graph.x.to(device)
     x = cast_features(x, dtype)
     try:
-        logits = _call(model, task, _dense(x) if takes_edge_index(model) else x, adj)
+        logits = _call(model, task, _dense(x) if takes_edges(model) else x, adj)
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edge_index(model):
+        if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edges(model):
             raise
         logits = _call(model, task, x.to_dense(), adj)  # as its training found out
     output, logits = logits, first_tensor(logits)  # there may be an auxiliary loss beside them

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from weft.core.task import Task
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.step.inputs import edge_arguments, row_normalised, takes_edge_index
+from weft.runtime.step.inputs import edge_arguments, row_normalised, takes_edges
 
 
 @dataclass
@@ -45,6 +46,10 @@ class TrainedInputs:
         return args, kwargs
 
     def _features(self, x: Any) -> Any:
+        if hasattr(x, "edge_index") and hasattr(x, "x"):  # a Data of PyG
+            x = copy(x)
+            x.x = self._features(x.x)
+            return x
         if not isinstance(x, (Tensor, SparseFeatures)):
             return x
         x = row_normalised(x) if self.norm == "row" else x
@@ -53,7 +58,7 @@ class TrainedInputs:
 
 def treat_inputs(model: nn.Module, task: Task, dense: bool) -> nn.Module:
     """``model`` with a hook for what it was trained on, if that is not just what a graph holds."""
-    edges = task.traits is None and takes_edge_index(model)
+    edges = task.traits is None and takes_edges(model)
     if task.feature_norm is not None or dense or edges:
         model.register_forward_pre_hook(TrainedInputs(task.feature_norm, dense or edges, edges), with_kwargs=True)
     return model

@@ -58,13 +58,15 @@ class GroupRates:
 def adam_groups_(
     param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, groups: GroupRates
 ) -> None:
-    """One Adam or AdamW step in place on ``[T, P]``; ``hyper [T, 8]`` as :func:`weft.ops.adam_` has it."""
-    lr, beta1, beta2, eps, _, decoupled, correction1, correction2 = (column[:, None] for column in hyper.unbind(-1))
+    """One Adam or AdamW step in place on ``[T, P]``; ``hyper [T, 10]`` as :func:`weft.ops.adam_` has it."""
+    lr, _, beta2, eps, _, decoupled, correction1, correction2, rest1, rest2 = (
+        column[:, None] for column in hyper.unbind(-1)
+    )
     lr = lr * groups.scales
     param.mul_(1.0 - lr * groups.decays * decoupled)
     grad = grad + groups.decays * (1.0 - decoupled) * param
-    exp_avg.lerp_(grad, (1.0 - beta1).expand_as(grad))
-    exp_avg_sq.mul_(beta2).add_((1.0 - beta2) * grad * grad)
+    exp_avg.lerp_(grad, rest1.expand_as(grad))
+    exp_avg_sq.mul_(beta2).add_(rest2 * grad * grad)
     denominator = (exp_avg_sq / correction2).sqrt_().add_(eps)
     param.sub_(lr / correction1 * exp_avg / denominator)
 

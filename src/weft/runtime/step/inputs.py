@@ -1,12 +1,12 @@
-"""Call a model on a graph: Weft's ``(x, adj)``, PyG's ``(x, edge_index)``, or ``(x)`` alone.
+"""Call a model on a graph: Weft's ``(x, adj)``, one of PyG's styles, or ``(x)`` alone.
 
 Shapes: N nodes, F features, C classes.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
-
-EDGE_ARGUMENTS = ("edge_weight", "edge_type")  # of a model that takes edge_index, by the names of its parameters
+from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
@@ -45,7 +44,7 @@ def row_normalised(x: Features) -> Features:
 
 def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | None:
     """The first layer's aggregation of the features, or None if the model does not offer one."""
-    if not hasattr(model, "first_aggregate") or "first" not in _parameters(model):
+    if not hasattr(model, "first_aggregate") or "first" not in parameters_of(model):
         return None
     with torch.no_grad():
         return model.first_aggregate(x, adj)
@@ -53,11 +52,15 @@ def first_aggregate(model: nn.Module, x: Features, adj: Adjacency) -> Tensor | N
 
 def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     """A function that runs ``model`` on a batch, with the arguments that its ``forward`` takes."""
-    names = list(_parameters(model))
-    if len(names) < 2 or _is_star(model, names[1]):
+    style, names = call_style(model), list(parameters_of(model))
+    if style == "features":
         return lambda batch: model(batch.x)
-    if names[1] == "edge_index":
-        wanted = [name for name in EDGE_ARGUMENTS if name in names]
+    if style == "data":
+        return lambda batch: model(pyg_data(batch))
+    if style == "transposed":
+        return lambda batch: model(batch.x, batch.adj_t)
+    if style == "edges":
+        wanted = [name for name in OF_EDGES if name in names]
         return lambda batch: _call_with_edges(model, batch, wanted)
     if "layer" in names:
         return lambda batch: model(batch.x, batch.blocks, first=batch.first, layer=batch.layer)
@@ -66,36 +69,48 @@ def bind(model: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: model(batch.x, batch.blocks)
 
 
-def _call_with_edges(model: nn.Module, batch: Batch, wanted: list[str]) -> Tensor:
-    """With those of :data:`EDGE_ARGUMENTS` that the model takes and the graph has."""
-    found = {name: getattr(batch, name) for name in wanted}
-    return model(batch.x, batch.edge_index, **{name: value for name, value in found.items() if value is not None})
+def _call_with_edges(model: nn.Module, batch: Batch, wanted: Sequence[str]) -> Tensor:
+    """With those of ``edge_weight`` and ``edge_type`` that the model takes and the graph has."""
+    return model(batch.x, batch.edge_index, **_per_edge(batch, wanted))
 
 
-def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
-    """``edge_index`` and what else ``model`` takes of the edges of ``adj``, by name."""
-    wanted = ["edge_index", *(name for name in EDGE_ARGUMENTS if name in _parameters(model))]
-    none = torch.zeros(0, dtype=torch.int64, device=adj.device)
-    batch = Batch(none, adj, none, none, none)
+def _per_edge(batch: Batch, wanted: Sequence[str]) -> dict[str, Tensor]:
     found = {name: getattr(batch, name) for name in wanted}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def takes_edge_index(model: nn.Module) -> bool:
+def pyg_data(batch: Batch) -> Any:
+    """A batch as the ``data`` of PyG's modules: features, edges and what the graph has per edge, without labels."""
+    values = {"x": batch.x, "edge_index": batch.edge_index, **_per_edge(batch, OF_EDGES)}
+    try:
+        from torch_geometric.data import Data
+    except ImportError:
+        return SimpleNamespace(**values)
+    return Data(num_nodes=batch.x.shape[0], **values)
+
+
+def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
+    """``edge_index`` or ``adj_t``, and what else ``model`` takes of the edges of ``adj``, by name."""
+    wanted = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]
+    none = torch.zeros(0, dtype=torch.int64, device=adj.device)
+    batch = Batch(none, adj, none, none, none)
+    return _per_edge(batch, wanted)
+
+
+def takes_edges(model: nn.Module) -> bool:
     """Whether the model is called like PyG's, with dense features only."""
-    names = list(_parameters(model))
-    return len(names) > 1 and names[1] == "edge_index"
+    return call_style(model) in ("edges", "transposed", "data")
 
 
 def takes_blocks(model: nn.Module) -> bool:
     """Whether the model takes one block per layer: a built-in one, or one whose second argument is ``blocks``."""
-    names = list(_parameters(model))
+    names = list(parameters_of(model))
     return "layer" in names or names[1:2] == ["blocks"]
 
 
 def layers_of(model: nn.Module) -> int | None:
     """How many layers the model has, if it can run each alone; else None."""
-    return len(model.convs) if "layer" in _parameters(model) and hasattr(model, "convs") else None
+    return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
 
 
 def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
@@ -111,15 +126,6 @@ def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: 
             f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
             f"expected logits [{nodes}, {classes}]: one row per node, one column per class"
         )
-
-
-def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(model.forward).parameters)
-
-
-def _is_star(model: nn.Module, name: str) -> bool:
-    kind = _parameters(model)[name].kind
-    return kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Inputs:
@@ -161,6 +167,11 @@ class Inputs:
         if key not in self._sources:
             self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding, self.device))
         return self._sources[key]
+
+    def release(self, x: Features) -> None:
+        """Forget features that no stack needs after all; one that comes to need them makes them again."""
+        self._features = {key: value for key, value in self._features.items() if value is not x}
+        self._sources = {key: value for key, value in self._sources.items() if key[0] != id(x)}
 
     def held(self) -> tuple[Any, ...]:
         """Everything that is kept for all steps."""

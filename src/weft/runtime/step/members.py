@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.dropout import Dropout
 from weft.nn.norm import BatchNorm, LayerNorm
+from weft.nn.pyg.swap import restore
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch, Features, Source
 from weft.runtime.device.precision import DTYPES
@@ -30,14 +32,27 @@ from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
-from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edge_index
+from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edges
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.step.trial import NEAR, Trial, apart, check_used_through_modules, compare, try_again, try_alone
+from weft.runtime.step.trial import (
+    EQUAL,
+    NEAR,
+    Trial,
+    apart,
+    check_used_through_modules,
+    compare,
+    try_again,
+    try_alone,
+)
 from weft.runtime.step.zero_padding import Padding, widths_of
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
+from weft.runtime.user_modules.call_style import check_call
+from weft.runtime.user_modules.compiled import as_written, was_compiled
+from weft.runtime.user_modules.converting import Conversion, Trials, convert, convertible, try_conversion, try_sparse
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.error_place import in_one_line, place_of
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
 
@@ -61,6 +76,7 @@ class Members:
         self._inputs, self._first_once = inputs, first_once
         self._graph = inputs.graph
         self.notes: list[str] = []
+        self._made_dense = False  # features, because the model does not take sparse ones
         widest = max(range(len(tasks)), key=lambda row: tasks[row].hidden)
         self._task = tasks[widest]
         models = [self._build_whole(task) for task in tasks]
@@ -74,10 +90,15 @@ class Members:
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
+        converted = self._converts and inputs.device.type == "meta" and bool(convertible(self._model).layers)
+        if converted:  # there is nothing to compare: as a run would, if it is equal
+            self.notes.append(f"{convertible(self._model).counted()} of PyG to be converted, if that changes no number")
+            convert(self._model, convertible(self._model))
         rates = self._take_rates(models)
         self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
-        self.source = self._source(dense=bool(self.notes) or (self._sparse and takes_edge_index(self._model)))
+        as_pyg = self._sparse and takes_edges(self._model) and not converted
+        self.source = self._source(dense=self._made_dense or as_pyg)
         _set_reduce(self._model, self.source.reduce)
         self._check_norms()
         self.layout = self._checked_layout(tasks, models)
@@ -108,6 +129,11 @@ class Members:
         """Per parameter of the layout, whether it is the first layer's, or of the norm after it (``epilogues.0``)."""
         prefix = first_layer_prefix(self._model)
         return [name.startswith(prefix) or name.split(".")[1:2] == ["0"] for name in self.layout.names]
+
+    @property
+    def _converts(self) -> bool:
+        """Whether the layers of PyG in a user's module may compute with Weft's operators."""
+        return self._is_users and self._task.convert and not self._task.sampled
 
     @property
     def _sparse(self) -> bool:
@@ -161,14 +187,21 @@ class Members:
         with device if device.type == "meta" and task.traits is not None else nullcontext():
             graph = self._graph
             _check_relations(task, graph)
-            return build_model(task, graph.num_features, graph.num_classes, graph.num_relations).to(device)
+            model = build_model(task, graph.num_features, graph.num_classes, graph.num_relations)
+            if was_compiled(task, model):
+                model = as_written(model)
+                self._note_once(f"{task.model_name} trains as written, without torch.compile; compile= compiles steps")
+            return model.to(device)
+
+    def _note_once(self, note: str) -> None:
+        self.notes += [note] if note not in self.notes else []
 
     def _build_whole(self, task: Task) -> nn.Module:
         """A model whose lazy layers, if it has any, are initialised."""
         model = self._build(task)
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             try:
-                self._call_lazy(model, task, dense=bool(self.notes) or (self._sparse and takes_edge_index(model)))
+                self._call_lazy(model, task, dense=self._made_dense or (self._sparse and takes_edges(model)))
             except SpecError as error:
                 self._note_dense(error)
                 self._call_lazy(model, task, dense=True)
@@ -176,7 +209,9 @@ class Members:
 
     def _check_users(self, models: list[nn.Module]) -> None:
         """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
-        task = self._task
+        task, adj = self._task, self._graph.adj
+        had = {"edge_weight": adj.weight, "edge_type": adj.relation}
+        check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
         for name, parameter in models[0].named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):
                 kind = str(parameter.dtype).removeprefix("torch.")
@@ -271,8 +306,9 @@ class Members:
 
     def _note_dense(self, error: SpecError) -> None:
         """Add a note that features are made dense, if that may help a user's model that failed with ``error``."""
-        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self.notes:
+        if not self._sparse or self._task.traits is not None or error.__cause__ is None or self._made_dense:
             raise error
+        self._made_dense = True
         self.notes.append(f"features made dense: the model does not take sparse ones ({error.__cause__})")
 
     def _source(self, dense: bool) -> Source:
@@ -290,6 +326,7 @@ class Members:
         with same_draws(self._inputs.device) if users else nullcontext():
             self._try_features(state)
             if users:
+                self._try_conversion(state, loss_of([0]))
                 self._try_alone(state, loss_of)
             elif self._is_users and state.members > 1:
                 self._together(state, loss_of(range(state.members)))
@@ -340,12 +377,57 @@ class Members:
         if state.members > 1:
             self._compare(trials, *self._together(state, loss_of(range(state.members))))
 
-    def _trial(self, state: State, row: int, loss: Loss) -> Trial:
-        model = self._trials[row]
+    def _try_conversion(self, state: State, loss: Loss) -> None:
+        """Convert the layers of PyG in all modules if that changes no number of the first member's step."""
+        if not self._converts or not self.source.constant or self.source.reduce.ranks > 1:
+            return
+        trials = self._trials_on(self.source, state, loss)
+        found = try_conversion(self._trials[0], trials)
+        if isinstance(found, Conversion):
+            found = self._convert(found, trials, state, loss).note()
+        self.notes += [] if found is None else [found]
+
+    def _convert(self, found: Conversion, trials: Trials, state: State, loss: Loss) -> Conversion:
+        if self._sparse and takes_edges(self._model):
+            dense, source = self.source.example().x, self._source(dense=False)
+            found = try_sparse(self._trials[0], found, trials, self._trials_on(source, state, loss))
+            if found.sparse:
+                self.source = source
+                self._inputs.release(dense)
+        for model in (self._model, *self._trials):
+            convert(model, found.swaps)
+        return found
+
+    def _trials_on(self, source: Source, state: State, loss: Loss) -> Trials:
+        step = partial(self._one_step, source.example(), state, loss)
+        return Trials(self._copied, step, self._apart, EQUAL[self._task.precision])
+
+    def _one_step(self, batch: Batch, state: State, loss: Loss, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses ``[1]``, gradients ``[P]`` and logits ``[N, C]`` of a module with the weights of the first member."""
+        forward, own = self._alone_with(model, state, 0)
+        before = own.snapshot()
+        with same_draws(self._inputs.device):
+            losses, grad = forward.gradients(own.flat, batch, loss, torch.ones(1, device=own.flat.device))
+        own.restore(before)
+        with torch.no_grad(), same_draws(self._inputs.device):
+            return losses, grad[0], forward(own.flat, training=False, batch=batch)[0]
+
+    def _apart(self, mine: tuple[Tensor, Tensor, Tensor], true: tuple[Tensor, Tensor, Tensor]) -> float:
+        pairs = zip(self.layout.views(mine[1]), self.layout.views(true[1]), strict=True)
+        parts = [apart(one, other, true[1]) for one, other in pairs]
+        return max(apart(mine[0], true[0]), apart(mine[2].float(), true[2].float()), *parts)
+
+    def _alone_with(self, model: nn.Module, state: State, row: int) -> tuple[Forward, State]:
+        """A user's ``model`` alone, with a state of its own: that of member ``row``."""
         _set_reduce(model, self.source.reduce)
-        untouched = copy_module(model)[0] if row == 0 else None
         forward, own = self._forward(model, alone=True), state.select([row])
         forward.attach(own, [rate[None] for rate in self.slots[row].rates])
+        return forward, own
+
+    def _trial(self, state: State, row: int, loss: Loss) -> Trial:
+        model = self._trials[row]
+        untouched = copy_module(model)[0] if row == 0 else None
+        forward, own = self._alone_with(model, state, row)
         batch = self.source.example()
         if not isinstance(forward, LeafForward):
             check_used_through_modules(forward, own, batch, loss)
@@ -391,7 +473,7 @@ class Members:
         task, row = self._task, self.slots[0]
         flat, buffers = state.flat[0] * 1.5 + 0.01, {name: buffer[0] for name, buffer in state.buffers.items()}
         try:
-            model = self.model_of(row, flat, buffers, state)
+            model = self._copy_of(row, flat, buffers, state)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -423,8 +505,7 @@ class Members:
 
     def _note_left_out(self, names: Sequence[str]) -> None:
         if names:
-            note = f"left out of the trained model, since they cannot be copied: {', '.join(names)}"
-            self.notes += [note] if note not in self.notes else []
+            self._note_once(f"left out of the trained model, since they cannot be copied: {', '.join(names)}")
 
     def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Any) -> None:
         """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
@@ -454,7 +535,15 @@ class Members:
         return {**layout.named(flat), **buffers}
 
     def model_of(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
-        """A member's model of its own with these padded weights, in evaluation mode, outside of any stack."""
+        """A member's model of its own with these padded weights, in evaluation mode, outside of any stack.
+
+        Converted layers are PyG's again: it is the module that the user wrote.
+        """
+        model = self._copy_of(slot, flat, buffers, state)
+        restore(model)
+        return model
+
+    def _copy_of(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor], state: State) -> nn.Module:
         device = self._inputs.device
         named = {name: value.to(device) for name, value in self.named(slot, flat, buffers).items()}
         if slot.task.traits is not None:
@@ -566,5 +655,5 @@ class _model_errors:
             return
         raise SpecError(
             f"task {self._task.label!r}: model {self._task.model_name} failed on graph "
-            f"{self._graph!r}: {type(error).__name__}: {error}"
+            f"{self._graph!r}: {in_one_line(error)} ({place_of(error, self._task.model)})"
         ) from error

@@ -1,7 +1,7 @@
 """Adam, AdamW and SGD on flat buffers, with every number in a table on the device; and torch's optimizers.
 
-``hyper [8]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled,
-and Adam's two bias corrections ``1 - beta^t``. The step looks its rows up by its own counter.
+``hyper [10]`` is one row of the table: lr, beta1 (SGD: momentum), beta2, eps, weight_decay, decoupled, Adam's two bias
+corrections ``1 - beta^t``, and ``1 - beta`` of both betas. The step looks its rows up by its own counter.
 Shapes: T members, P parameters.
 """
 
@@ -27,14 +27,15 @@ NOTHING: dict[str, Tensor] = {}
 
 
 def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
-    """The numbers of every step ``[epochs * steps_per_epoch, 8]``, computed in double precision."""
+    """The numbers of every step ``[epochs * steps_per_epoch, 10]``, computed in double precision."""
     beta1, beta2 = task.betas
     if task.optimizer == "sgd":
         beta1, beta2 = task.momentum, 0.0
     rates = learning_rates(task, steps_per_epoch)
     fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
     counts = [max(count, 1) for count in update_counts(task, steps_per_epoch)]
-    rows = [[lr, *fixed, 1 - beta1**t, 1 - beta2**t] for t, lr in zip(counts, rates, strict=True)]
+    rest = [1 - beta1, 1 - beta2]
+    rows = [[lr, *fixed, 1 - beta1**t, 1 - beta2**t, *rest] for t, lr in zip(counts, rates, strict=True)]
     return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
 
 
@@ -48,12 +49,12 @@ def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mas
 
 
 def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int = 1) -> Tensor:
-    """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch + SPARE, 8]``; ``length`` counts epochs.
+    """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch + SPARE, 10]``; ``length`` counts epochs.
 
     A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
     """
-    still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
-    table = still.expand(len(tasks), length * steps_per_epoch + SPARE, 8).clone()
+    still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    table = still.expand(len(tasks), length * steps_per_epoch + SPARE, still.numel()).clone()
     for row, task in zip(table, tasks, strict=True):
         row[: task.epochs * steps_per_epoch] = hyper_table(task, steps_per_epoch)
     return table

@@ -52,9 +52,7 @@ class Layout:
 
     def _shaped(self, parts: Sequence[Tensor], lead: Sequence[int]) -> list[Tensor]:
         return [
-            torch.view_as_complex(part.view((*lead, *shape, 2)))
-            if self._is_complex(place)
-            else part.view((*lead, *shape))
+            _as_complex(part.view((*lead, *shape, 2))) if self._is_complex(place) else part.view((*lead, *shape))
             for place, (part, shape) in enumerate(zip(parts, self.shapes, strict=True))
         ]
 
@@ -86,9 +84,19 @@ class Layout:
         return torch.cat(parts)
 
 
+def _as_complex(pairs: Tensor) -> Tensor:
+    """A complex view of ``pairs [..., 2]``; a copy in an odd place, as in the second row of an odd length."""
+    odd = pairs.storage_offset() % 2 or any(stride % 2 for stride in pairs.stride()[:-1])
+    return torch.view_as_complex(pairs.clone() if odd else pairs)
+
+
 def layout_of(model: nn.Module, decay: str) -> Layout:
-    """The layout of ``model``'s trainable parameters; ``decay`` is ``"all"`` or ``"first"`` (layer)."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """The layout of ``model``'s trainable parameters; ``decay`` is ``"all"`` or ``"first"`` (layer).
+
+    Complex ones come first: two numbers each, they are views of a row only where an even number is before them.
+    """
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    trained = dict(sorted(found, key=lambda one: not one[1].is_complex()))
     prefix = "" if decay == "all" else first_layer_prefix(model)
     return Layout(
         names=tuple(trained),

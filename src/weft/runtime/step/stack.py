@@ -339,6 +339,10 @@ class Stack:
             self._find_evaluations()
         self._wire(self.state.select(rows))
 
+    def move_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with ``tensors``, equal to those of the state, in other places; before a step is captured."""
+        self._wire(self.state.of(tensors))
+
 
 def check_alike(tasks: Sequence[Task], multilabel: bool = False) -> None:
     """:class:`CannotStack` unless the steps of ``tasks`` have the same operators."""

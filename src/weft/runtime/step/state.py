@@ -113,7 +113,10 @@ class State:
     def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
-        kept = {name: tensor.index_select(0, index) for name, tensor in self.tensors().items()}
+        return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
+
+    def of(self, kept: Mapping[str, Tensor]) -> State:
+        """A state of the tensors ``kept``, by the names of :meth:`tensors`."""
         return State(
             **{name: kept[name] for name in PLAIN},
             moments=tuple(kept[f"moment.{place}"] for place in range(len(self.moments))),

@@ -28,6 +28,7 @@ from weft.runtime.user_modules.attributes import changed
 from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
+EQUAL = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer by other operators
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 LEAST, TINY = 1e-3, 1e-30
 

@@ -16,7 +16,11 @@ import torch
 from torch import Tensor, nn
 
 CLOCK = "clock"  # the buffer of modules that count their draws
-REGISTERED = ("_parameters", "_buffers", "_modules", "training")
+# Parameters, buffers and submodules are compared elsewhere; hooks of a state dict have no part in a call.
+REGISTERED = (
+    *("_parameters", "_buffers", "_modules", "training", "_state_dict_hooks", "_state_dict_pre_hooks"),
+    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
 PLAIN = (bool, int, float, complex, str, bytes, type, range, slice, torch.dtype, torch.device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -14,6 +15,8 @@ from torch import nn
 
 from weft.core.errors import SpecError
 from weft.core.task import Task
+
+STAMP = "__weft_stamp__"  # of a module that was loaded from a file: when it was written, and how long it is
 
 
 def import_callable(task: Task) -> Callable[..., nn.Module]:
@@ -49,10 +52,33 @@ def in_words(error: Exception, *own: str) -> str:
 
 
 def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
+    """The module of a file; one that was loaded before is loaded again if the file has changed since."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}")
+    name, stamp = _module_name(path), _stamp(path)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, STAMP, None) == stamp:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
         raise FileNotFoundError(f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that classes defined there can be copied and pickled
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # so that classes defined there can be copied and pickled
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    setattr(module, STAMP, stamp)
     return module
+
+
+def _module_name(path: Path) -> str:
+    """A name of its own for every file: two users' ``net.py`` are two modules, and a ``numpy.py`` is not NumPy."""
+    place = str(path.resolve())
+    return f"weft_file_{hashlib.sha256(place.encode()).hexdigest()[:16]}_{path.stem}"
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size

@@ -98,7 +98,7 @@ def check_tasks(tasks: Sequence[Task]) -> None:
         _check_arguments(task, signatures[key])
         if task.has_own("optimizer"):
             _check_optimizer(task)
-    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS)):
+    for name in (*model_settings(), *OPTIMIZER_SETTINGS, *LOOP_SETTINGS, *sorted(SAMPLING_SETTINGS), "convert"):
         read = [_reads(task, name, signatures[identity(task.model)]) for task in tasks]
         shared = any(read) and len({identity(getattr(task, name)) for task in tasks}) == 1
         for task, is_read in zip(tasks, read, strict=True):
@@ -150,7 +150,7 @@ def _check_optimizer(task: Task) -> None:
 
 
 def _reads(task: Task, name: str, signature: Signature | None) -> bool:
-    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS)
+    named = (*OPTIMIZER_SETTINGS, *SAMPLING_SETTINGS, *LOOP_SETTINGS, "convert")
     if name in named or task.traits is not None:
         return not task.ignores(name)
     return signature is not None and signature.takes(name)
@@ -166,6 +166,8 @@ def _unread(task: Task, name: str, signature: Signature | None, elsewhere: bool)
         why = f"{task.optimizer} does not use {name}, {' and '.join(users)} do{'es' * (len(users) == 1)}"
     elif name in SAMPLING_SETTINGS:
         why = f"mode={task.mode!r} trains on the whole graph; leave {name} out, or set mode='sampled'"
+    elif name == "convert":
+        why = f"{task.model} has no layers of PyG; leave it out"
     elif signature is not None:
         why = f"{signature.shown} has no parameter {name!r}; add it there, or leave {name} out"
     elif task.traits is not None:

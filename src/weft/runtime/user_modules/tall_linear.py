@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from weft.nn.build import is_named_model
 from weft.ops.dense.linear import is_tall, linear
 from weft.ops.launch.backend import on_gpu
+from weft.runtime.user_modules.compiled import is_compiled
 from weft.runtime.user_modules.transforms import PLAIN, has_forward_derivatives, saved_tensors_are_hooked, vmap_sizes
 
 MATMULS = frozenset((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm))
@@ -40,13 +41,7 @@ class TallLinear(TorchFunctionMode):
 
 def has_own_products(model: nn.Module) -> bool:
     """Whether ``model`` may multiply by other means than Weft's: a user's module, unless torch compiled parts of it."""
-    return not is_named_model(model) and not any(_is_compiled(module) for module in model.modules())
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether it is ``torch.jit``'s or ``torch.compile``'s, whose classes take a second to import."""
-    script = isinstance(module, torch.jit.ScriptModule)
-    return script or module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+    return not is_named_model(model) and not any(is_compiled(module) for module in model.modules())
 
 
 def _operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -114,16 +114,12 @@ class GroupStarts:
     def _infer(self, group: Group, worker: WorkerProcess, task: QueueTask) -> None:
         """Send an inference task, with the file of the weights that it is about."""
         options, infer = self._state.options, task.spec["infer"]
-        weights, of = infer.get("weights"), infer.get("of")
-        if of is not None:
-            trained = self._state.db.get(of).result or {}
-            weights = str(options.runs / str(trained.get("folder", of)) / WEIGHTS)
         budget = min(group.bytes, task.spec.get("budget") or group.bytes)
         worker.send(
             "infer",
             group=group.id,
             task=worker_settings(task),
-            weights=weights,
+            weights=weights_file(self._state, task),
             nodes=infer.get("nodes"),
             out=str(options.runs / group.folder),
             budget=budget,
@@ -141,3 +137,12 @@ class GroupStarts:
             return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
         except InputError:
             return None  # the worker says what is wrong
+
+
+def weights_file(state: SupervisorState, task: QueueTask) -> str:
+    """The file of the weights that an inference task is about."""
+    infer = task.spec["infer"]
+    if infer.get("of") is None:
+        return str(infer["weights"])
+    trained = state.db.get(infer["of"]).result or {}
+    return str(state.options.runs / str(trained.get("folder", infer["of"])) / WEIGHTS)

@@ -13,7 +13,7 @@ from weft.sched.policies.policy import Policy
 from weft.sched.queue_state import Decision, DeviceState, MachineState, UserShare
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
-from weft.serve.supervision.group_starts import GroupStarts
+from weft.serve.supervision.group_starts import GroupStarts, weights_file
 from weft.serve.supervision.leaving import Leaving
 from weft.serve.supervision.queue_views import is_inference, queued_task
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
@@ -69,14 +69,16 @@ class Scheduler:
         return [self._known[name] for name in stamps if name in self._known]
 
     def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
-        """Let busy workers fetch the graph of the task that is likely to be next, beside what they train."""
+        """Let busy workers fetch the graph and weights of the task that is likely next, beside what they train."""
         considered = {task.id: task for task in waiting}
         first = next((considered[name] for name in decision.wait if name in considered), next(iter(waiting), None))
         place = None if first is None else first.spec.get("graph_path")
+        pooled = first is not None and is_inference(first) and self._state.options.pool
+        weights = weights_file(self._state, first) if pooled and first is not None else None
         for worker in self._pool.workers.values():
-            if place and worker.group and worker.fetched != place:
-                worker.fetched = place
-                worker.send("prefetch", graph=place)
+            if (place or weights) and worker.group and worker.fetched != (place, weights):
+                worker.fetched = (place, weights)
+                worker.send("prefetch", graph=place or "", weights=weights)
 
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]

@@ -56,12 +56,14 @@ class WorkerPool:
 
     def _start(self, name: str, device: str, planner: bool = False) -> None:
         environment = {"CUDA_VISIBLE_DEVICES": ""} if planner else dict(self._mps.environment if self._mps else {})
-        keep, there = (0, "cpu") if planner else (self._state.options.keep_graphs, device)
+        options = self._state.options
+        keep, there = (0, "cpu") if planner else (options.keep_graphs, device)
+        pooled = options.pool and not planner
         if "@" in there:
-            environment = {**self._state.options.environment, **environment}
-            self.workers[name] = RayWorker(name, there, self.inbox, environment, keep)
+            environment = {**options.environment, **environment}
+            self.workers[name] = RayWorker(name, there, self.inbox, environment, keep, pooled)
             return
-        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep)
+        self.workers[name] = WorkerProcess(name, there, self.inbox, self._spawner, environment, keep, pooled)
 
     def any_idle(self) -> bool:
         """Whether some worker can take a group."""

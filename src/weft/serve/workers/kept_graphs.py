@@ -11,6 +11,8 @@ from weft.core.task import Task
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import GraphStore, bytes_of
 from weft.engine.base.memory_errors import give_back_memory
+from weft.engine.inference import read_weights
+from weft.engine.memory.device_pool import DevicePool
 from weft.runtime.device.cuda_graph import no_capture
 
 HOST_BYTES = 8 << 30  # of graphs on the host; those in files are mapped, and take memory only as far as it is free
@@ -18,26 +20,40 @@ PINNED_BYTES = 256 << 20  # held by segments that only parts of graphs are left 
 
 
 class KeptGraphs:
-    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there."""
+    """A store for ``device``; graphs that no run uses take at most ``keep_bytes`` there.
 
-    def __init__(self, device: str, keep_bytes: int) -> None:
+    ``pooled``: their arrays lie in one buffer of so many bytes, allocated now, with the weights that are fetched ahead
+    and the state of a group.
+    """
+
+    def __init__(self, device: str, keep_bytes: int, pooled: bool = False) -> None:
         self._device = torch.device(device)
-        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES)
+        pool = DevicePool(self._device, keep_bytes) if pooled and keep_bytes else None
+        self.store = GraphStore(self._device, keep_bytes, HOST_BYTES, pool)
         self._fetching = threading.Lock()
 
-    def prefetch(self, graph: str) -> None:
-        """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept."""
-        if self.store.device_bytes and not self.store.holds(graph) and self._fetching.acquire(blocking=False):
-            threading.Thread(target=self._fetch, args=(graph,), daemon=True).start()
+    def prefetch(self, graph: str, weights: str | None = None) -> None:
+        """Fetch a graph in a thread, while the main thread trains; one at a time, and none if it cannot be kept.
 
-    def _fetch(self, graph: str) -> None:
+        ``weights``: a file of weights to fetch as well, into the pool.
+        """
+        wanted = weights is not None or (graph and not self.store.holds(graph))
+        if self.store.device_bytes and wanted and self._fetching.acquire(blocking=False):
+            threading.Thread(target=self._fetch, args=(graph, weights), daemon=True).start()
+
+    def _fetch(self, graph: str, weights: str | None) -> None:
         try:
+            if weights is not None:
+                with suppress(Exception):  # as with a graph
+                    self.store.fetch_weights(weights, lambda: read_weights(weights))
+            if not graph:
+                return
             with suppress(Exception), no_capture():  # whatever is wrong with the graph, its own task will report
                 task = Task(graph=graph, model="gcn")
                 graphs = Graphs(self._device, on_host=True, store=self.store)
                 expected = bytes_of(graphs.summary(task), torch.device("cpu"))  # 0 of a shape, which is not fetched
                 if expected:
-                    self.store.prefetch(graph, lambda: graphs.bring(task), expected)
+                    self.store.prefetch(graph, lambda: graphs.for_store(task), expected)
         finally:
             self._fetching.release()
 

@@ -27,11 +27,11 @@ LINES_AT_ONCE = 1000
 class WorkerHost:
     """Runs on a node: a worker process, its lines in and out."""
 
-    def __init__(self, device: str, environment: Mapping[str, str], keep_bytes: int) -> None:
+    def __init__(self, device: str, environment: Mapping[str, str], keep_bytes: int, pooled: bool) -> None:
         import os
 
         command = [sys.executable, "-m", "weft.serve.workers.worker", "--device", device]
-        command += ["--parent", str(os.getpid()), "--keep-bytes", str(keep_bytes)]
+        command += ["--parent", str(os.getpid()), "--keep-bytes", str(keep_bytes), *(["--pooled"] if pooled else [])]
         self._lines: queue.Queue[str] = queue.Queue()
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
@@ -72,15 +72,21 @@ class RayWorker(WorkerProcess):
     """A worker on a node; ``device`` is ``DEVICE@NODE``."""
 
     def __init__(
-        self, name: str, device: str, inbox: Inbox, environment: Mapping[str, str], keep_bytes: int = 0
+        self,
+        name: str,
+        device: str,
+        inbox: Inbox,
+        environment: Mapping[str, str],
+        keep_bytes: int = 0,
+        pooled: bool = False,
     ) -> None:
         self.name, self.device, self._inbox = name, device, inbox
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
-        self.end_reason = self.fetched = ""
+        self.end_reason, self.fetched = "", (None, None)
         self._ended, self._stopping = threading.Event(), False
         self._ray = import_ray()
-        self._host = self._place(dict(environment), keep_bytes)
+        self._host = self._place(dict(environment), keep_bytes, pooled)
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
 
@@ -89,7 +95,7 @@ class RayWorker(WorkerProcess):
         """The id of its node."""
         return self.device.partition("@")[2]
 
-    def _place(self, environment: dict[str, str], keep_bytes: int) -> Any:
+    def _place(self, environment: dict[str, str], keep_bytes: int, pooled: bool) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         device = self.device.partition("@")[0]
@@ -97,7 +103,7 @@ class RayWorker(WorkerProcess):
         there = NodeAffinitySchedulingStrategy(self.node, soft=False)
         made = self._ray.remote(num_cpus=0, num_gpus=gpus, max_concurrency=4, scheduling_strategy=there)(WorkerHost)
         # Ray shows the actor its own GPU alone, as number 0.
-        return made.remote("cuda:0" if gpus else device, environment, keep_bytes)
+        return made.remote("cuda:0" if gpus else device, environment, keep_bytes, pooled)
 
     def send(self, do: str, **data: Any) -> None:
         """Send a message; one to a worker that is gone is lost, and ``gone`` will follow."""

@@ -95,12 +95,20 @@ def _become_worker(wanted: dict[str, Any], out: int, spawner: int) -> None:
 
     Torch touches it when it is asked for devices, without knowing of it afterwards.
     """
-    device, keep = wanted["device"], int(wanted.get("keep_bytes", 0))
+    device, keep, pooled = wanted["device"], int(wanted.get("keep_bytes", 0)), bool(wanted.get("pooled"))
     if device.startswith("cuda"):
         os.dup2(out, 1)
-        told = ["--device", device, "--parent", str(spawner), "--keep-bytes", str(keep)]
+        told = [
+            "--device",
+            device,
+            "--parent",
+            str(spawner),
+            "--keep-bytes",
+            str(keep),
+            *(["--pooled"] if pooled else []),
+        ]
         os.execv(sys.executable, [sys.executable, "-m", "weft.serve.workers.worker", *told])
-    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep)
+    work_on(device, sys.stdin, out, warm=True, keep_bytes=keep, pooled=pooled)
 
 
 def _report_ended(link: socket.socket) -> None:

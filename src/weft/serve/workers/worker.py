@@ -64,14 +64,20 @@ class Worker:
     """Takes messages and carries them out."""
 
     def __init__(
-        self, device: str, channel: Channel, messages: Iterator[str], warm: bool = False, keep_bytes: int = 0
+        self,
+        device: str,
+        channel: Channel,
+        messages: Iterator[str],
+        warm: bool = False,
+        keep_bytes: int = 0,
+        pooled: bool = False,
     ) -> None:
         self.device, self._channel, self._messages, self._warm = device, channel, messages, warm
         self._work: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._controls: dict[str, Control] = {}
         self._group = ""
         self._idle_bytes = 0
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._pooled = keep_bytes, pooled
 
     def serve(self) -> None:
         """Work until told to stop, or until stdin ends."""
@@ -79,7 +85,7 @@ class Worker:
         from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
 
         room = room_for_tasks(self.device)
-        self._kept = KeptGraphs(self.device, self._keep_bytes)
+        self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
@@ -108,7 +114,7 @@ class Worker:
             if message["do"] in ("run", "plan", "infer"):
                 self._work.put(message)
             elif message["do"] == "prefetch":
-                self._kept.prefetch(message["graph"])
+                self._kept.prefetch(message["graph"], message.get("weights"))
             elif message["do"] == "stop":
                 self._work.put(None)
             else:
@@ -297,13 +303,15 @@ def end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
-def work_on(device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0) -> None:
+def work_on(
+    device: str, messages: IO[str], out: int, warm: bool = False, keep_bytes: int = 0, pooled: bool = False
+) -> None:
     """Be a worker that reads ``messages`` and writes to the descriptor ``out``; ``warm``: everything is loaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(os.fdopen(out, "w", encoding="utf-8"))
     os.dup2(2, 1)  # models may print: fd 1 is not for messages
     importlib.import_module("weft.engine.run")  # what takes seconds to load
-    Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes).serve()
+    Worker(device, channel, iter(messages.readline, ""), warm, keep_bytes, pooled).serve()
 
 
 def main() -> None:
@@ -312,10 +320,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--parent", type=int, default=0)
     parser.add_argument("--keep-bytes", type=int, default=0)
+    parser.add_argument("--pooled", action="store_true")
     given = parser.parse_args()
     if given.parent:
         end_with_parent(given.parent)
-    work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes)
+    work_on(given.device, sys.stdin, os.dup(1), keep_bytes=given.keep_bytes, pooled=given.pooled)
 
 
 if __name__ == "__main__":

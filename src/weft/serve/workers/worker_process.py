@@ -73,14 +73,22 @@ class Spawner:
             raise WeftError(f"no worker could be started; see {self._log}")
         return message[name]
 
-    def fork(self, device: str, environment: Mapping[str, str], handles: tuple[int, int], keep_bytes: int = 0) -> int:
+    def fork(
+        self,
+        device: str,
+        environment: Mapping[str, str],
+        handles: tuple[int, int],
+        keep_bytes: int = 0,
+        pooled: bool = False,
+    ) -> int:
         """Start a worker with stdin and stdout ``handles`` that keeps so many bytes of graphs; its process id."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self.stop()
                 self._start()
             assert self._link is not None
-            asked = {"device": device, "environment": dict(environment), "keep_bytes": keep_bytes}
+            asked: dict[str, Any] = {"device": device, "environment": dict(environment)}
+            asked |= {"keep_bytes": keep_bytes, "pooled": pooled}
             wanted = json.dumps(asked).encode()
             socket.send_fds(self._link, [wanted], list(handles))
             return int(self._answer("pid", CODE_SECONDS * 4))
@@ -120,16 +128,17 @@ class WorkerProcess:
         spawner: Spawner,
         environment: Mapping[str, str] | None = None,
         keep_bytes: int = 0,
+        pooled: bool = False,
     ) -> None:
         self.name, self.device, self._inbox, self._spawner = name, device, inbox, spawner
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
-        self.fetched = ""  # the graph that it was last told to fetch
+        self.fetched: tuple[str | None, str | None] = (None, None)  # graph and weights that it was last told to fetch
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
         try:
-            self.pid = spawner.fork(device, environment or {}, (to_read, from_write), keep_bytes)
+            self.pid = spawner.fork(device, environment or {}, (to_read, from_write), keep_bytes, pooled)
         finally:
             os.close(to_read)
             os.close(from_write)

@@ -1,0 +1,130 @@
+"""swap: replace the layers of PyG inside a module by those of :mod:`weft.nn.pyg.swapped_layers`, where they are equal.
+
+The module stays the user's: parameters, names and arguments are the same, and :func:`restore` undoes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.core.errors import SpecError
+from weft.nn.conv.attention import AttentionConv
+from weft.nn.conv.conv import Conv
+from weft.nn.dropout import Dropout
+from weft.nn.pyg.templates import TEMPLATES
+
+DROPOUT = "weft_dropout"  # a submodule of a swapped attention layer
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+METHODS = ("forward", "propagate", "message", "aggregate", "update", "edge_update", "message_and_aggregate")
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """Layers of PyG in a module: the names of those that can be swapped, with their kinds, and why others are kept."""
+
+    layers: dict[str, str]
+    kept: dict[str, str]
+
+    def counted(self) -> str:
+        """``"3 GCNConv and 1 SAGEConv"``."""
+        return " and ".join(f"{count} {kind}" for kind, count in Counter(self.layers.values()).items())
+
+
+def possible_swaps(model: nn.Module, draws: bool) -> Swaps:
+    """The layers of PyG in ``model``; ``draws``: those that draw masks of their own count as well."""
+    layers: dict[str, str] = {}
+    kept: dict[str, str] = {}
+    for name, layer in _message_passing(model):
+        kind = type(layer).__name__
+        try:
+            _check(layer, draws)
+            layers[name] = kind
+        except SpecError as error:
+            kept[name] = str(error)
+    return Swaps(layers, kept)
+
+
+def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
+    """Swap the layers ``names`` of ``model`` in place.
+
+    ``builds``: whether a layer builds the adjacency of an ``edge_index`` that it does not know, or leaves it to PyG.
+    """
+    from weft.nn.pyg.swapped_layers import BUILDS, SWAPPED, TEMPLATE
+
+    for name in names:
+        layer = model.get_submodule(name)
+        template = _template(layer)
+        vars(layer).update({TEMPLATE: template, BUILDS: builds})
+        if isinstance(template, AttentionConv) and template.dropout.p > 0:
+            template.dropout = Dropout(template.dropout.p).to(_device(layer)).train(layer.training)
+            layer.add_module(DROPOUT, template.dropout)  # so that a run finds it
+        layer.__class__ = SWAPPED[type(layer)]
+
+
+def restore(model: nn.Module) -> None:
+    """Make swapped layers PyG's own again, in place."""
+    places = sys.modules.get("weft.nn.pyg.swapped_layers")
+    if places is None:
+        return
+    back = {ours: theirs for theirs, ours in places.SWAPPED.items()}
+    for layer in list(model.modules()):
+        if type(layer) in back:
+            layer._modules.pop(DROPOUT, None)
+            for key in (places.TEMPLATE, places.BUILDS):
+                vars(layer).pop(key)
+            layer.__class__ = back[type(layer)]
+
+
+def _message_passing(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """PyG's layers, outermost first; what is inside of one is not looked at."""
+    conv = sys.modules.get("torch_geometric.nn.conv")  # a model without it has no such layers
+    if conv is None:
+        return
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, conv.MessagePassing) and not name.startswith(inside or ("\0",)):
+            inside = (*inside, f"{name}.")
+            yield name, module
+
+
+def _check(layer: nn.Module, draws: bool) -> None:
+    """A :class:`SpecError` that says why ``layer`` cannot be swapped."""
+    kind = type(layer)
+    own = kind.__module__.startswith("torch_geometric.")
+    if kind.__name__ not in TEMPLATES or not own:
+        raise SpecError(f"{kind.__name__} has no counterpart in Weft")
+    if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
+        raise SpecError(f"{kind.__name__}: its weights are not initialised; call the module once")
+    if any(getattr(part, hooks) for part in layer.modules() if part is not layer for hooks in HOOKS):
+        raise SpecError(f"{kind.__name__}: a layer inside has hooks")
+    if any(value for key, value in vars(layer).items() if key.endswith("_hooks") and key not in _torch_hooks()):
+        raise SpecError(f"{kind.__name__}: it has hooks on its messages")
+    if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
+        raise SpecError(f"{kind.__name__}: one of its methods is replaced")
+    template = _template(layer)
+    rate = template.dropout.p if isinstance(template, AttentionConv) else 0.0
+    if rate and not draws:
+        raise SpecError(
+            f"{kind.__name__}: dropout={rate:g} of its attention would draw other masks; weft.nn.from_pyg converts it"
+        )
+
+
+def _torch_hooks() -> frozenset[str]:
+    """The hooks that torch calls around ``forward``: those of a swapped layer are called as before."""
+    return frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
+
+
+def _template(layer: nn.Module) -> Conv | None:
+    """Weft's layer of the same kind and sizes, without data; None for layers that need none."""
+    with torch.device("meta"):
+        return TEMPLATES[type(layer).__name__](layer)
+
+
+def _device(layer: nn.Module) -> torch.device:
+    return next(layer.parameters()).device

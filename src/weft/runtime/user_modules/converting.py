@@ -1,0 +1,152 @@
+"""Convert the layers of PyG in a user's module before training, if the converted module gives the same numbers.
+
+The decision rests on the numbers alone and never on the measured times: the same run converts the same layers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.nn.pyg.swap import Swaps, possible_swaps, swap
+from weft.nn.pyg.templates import TEMPLATES
+
+Numbers = tuple[Tensor, Tensor, Tensor]  # losses [1], gradients [P], logits [N, C]
+LONG = 0.2  # seconds: a first step that takes longer is not repeated for its time alone
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Layers of a module that compute with Weft's operators, and what that gives.
+
+    ``apart``: the largest difference of loss, gradients and logits, relative to the largest of each; ``before`` and
+    ``after``: seconds of a training step and an evaluation; ``sparse``: whether features need not become dense.
+    """
+
+    swaps: Swaps
+    apart: float
+    before: float
+    after: float
+    sparse: bool = False
+
+    def note(self) -> str:
+        """One sentence for the user."""
+        others = f"; kept: {_reasons(self.swaps.kept)}" if self.swaps.kept else ""
+        return (
+            f"converted: {self.swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them): equal "
+            f"to {self.apart:.0e} forward and gradient, {_ms(self.after)} per step and evaluation instead of "
+            f"{_ms(self.before)}{', features stay sparse' if self.sparse else ''}{others}"
+        )
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How to try a module: ``copy`` it, take a ``step`` with it, tell how far ``apart`` two steps are."""
+
+    copy: Callable[[nn.Module], nn.Module]
+    step: Callable[[nn.Module], Numbers]
+    apart: Callable[[Numbers, Numbers], float]
+    near: float
+
+
+def convertible(model: nn.Module) -> Swaps:
+    """The layers of ``model`` that a run may convert."""
+    return possible_swaps(model, draws=False)
+
+
+def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
+    """What to convert in ``model``, which is unchanged; or why nothing is, if that may surprise; or None."""
+    swaps = convertible(model)
+    if not swaps.layers:
+        return _why_not({name: why for name, why in swaps.kept.items() if why.split(":")[0] in TEMPLATES})
+    before, true = _timed(trials, trials.copy(model))
+    try:
+        swaps = _really_used(model, swaps, trials)
+        if not swaps.layers:
+            return _why_not(swaps.kept)
+        after, mine = _timed(trials, _swapped(model, swaps, trials), warm=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return f"not converted: with Weft's operators it fails ({type(error).__name__}: {error})"
+    apart = trials.apart(mine, true)
+    if not apart <= trials.near:
+        off = f"by {apart:.0e} of the largest"
+        return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
+    return Conversion(swaps, apart, before, after)
+
+
+def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trials) -> Conversion:
+    """``found``, with sparse features if the converted module takes them and gives the same numbers."""
+    try:
+        after, mine = _timed(sparse, _swapped(model, found.swaps, sparse), warm=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # it computes with the features itself: they become dense, as before
+        return found
+    apart = max(found.apart, dense.apart(mine, dense.step(_swapped(model, found.swaps, dense))))
+    return replace(found, apart=apart, after=after, sparse=True) if apart <= dense.near else found
+
+
+def convert(model: nn.Module, swaps: Swaps) -> None:
+    """Convert those layers of ``model`` in place."""
+    swap(model, swaps.layers, builds=False)
+
+
+def _swapped(model: nn.Module, swaps: Swaps, trials: Trials) -> nn.Module:
+    copied = trials.copy(model)
+    convert(copied, swaps)
+    return copied
+
+
+def _really_used(model: nn.Module, swaps: Swaps, trials: Trials) -> Swaps:
+    """Those layers all of whose calls Weft's operators cover: the arguments of a call decide that."""
+    from weft.nn.pyg.swapped_layers import recorded_calls
+
+    copied = _swapped(model, swaps, trials)
+    with recorded_calls() as calls:
+        trials.step(copied)
+    layers: dict[str, str] = {}
+    kept = dict(swaps.kept)
+    for name, kind in swaps.layers.items():
+        covered = calls.get(id(copied.get_submodule(name)))
+        if covered:
+            layers[name] = kind
+        elif covered is not None:
+            kept[name] = f"{kind}: it is called with other edges than the graph's, or with more than x and edges"
+    return Swaps(layers, kept)
+
+
+def _timed(trials: Trials, model: nn.Module, warm: bool = False) -> tuple[float, Numbers]:
+    """Seconds of one step, and its numbers; the second step of two, if they are short or ``warm``."""
+    begin = perf_counter()
+    numbers = _waited(trials.step(model))
+    seconds = perf_counter() - begin
+    if warm or seconds < LONG:
+        begin = perf_counter()
+        _waited(trials.step(model))
+        seconds = perf_counter() - begin
+    return seconds, numbers
+
+
+def _waited(numbers: Numbers) -> Numbers:
+    if numbers[0].is_cuda:
+        torch.cuda.synchronize(numbers[0].device)
+    return numbers
+
+
+def _why_not(kept: dict[str, Any]) -> str | None:
+    return f"not converted: {_reasons(kept)}" if kept else None
+
+
+def _reasons(kept: dict[str, str]) -> str:
+    return "; ".join(dict.fromkeys(kept.values()))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"

@@ -1,0 +1,182 @@
+"""Runs that convert the layers of PyG in a module: the same training, or none converted, and the user is told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import weft
+from weft.core.errors import SpecError
+
+pyg = pytest.importorskip("torch_geometric.nn")
+EPOCHS = 5
+
+
+def small(sparse: bool = False, weight: bool = False) -> weft.Graph:
+    draw = np.random.default_rng(0)
+    src, dst = draw.integers(0, 40, (2, 160))
+    x = draw.normal(size=(40, 12)) * (draw.random((40, 12)) < (0.1 if sparse else 1.0))
+    options = {"edge_weight": draw.random(160).astype("float32")} if weight else {}
+    x = x.astype("float32")
+    given = scipy.sparse.csr_matrix(x) if sparse else x
+    graph = weft.Graph.from_edges(src, dst, num_nodes=40, x=given, y=draw.integers(0, 3, 40), directed=False, **options)
+    return graph.random_split(0.5, 0.25)
+
+
+GRAPH = small()
+
+
+class Jumping(nn.Module):
+    """Layers of several kinds, one of which Weft has no counterpart for."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.convs = nn.ModuleList([pyg.GCNConv(i, 8), pyg.SAGEConv(8, 8), pyg.GATConv(8, 4, heads=2)])
+        self.kept, self.jump, self.last = pyg.TAGConv(8, 8), pyg.JumpingKnowledge("cat"), nn.Linear(32, o)
+
+    def forward(self, x, edge_index):
+        found = []
+        for conv in (*self.convs, self.kept):
+            x = F.dropout(torch.relu(conv(x, edge_index)), 0.3, self.training)
+            found.append(x)
+        return self.last(self.jump(found))
+
+
+class Weighted(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(i, 8), pyg.GraphConv(8, o)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.second(torch.relu(self.first(x, edge_index, edge_weight)), edge_index)
+
+
+class OtherEdges(nn.Module):
+    """Its first layer is given the graph's edges, its second other ones."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(i, 8), pyg.GCNConv(8, o)
+
+    def forward(self, x, edge_index):
+        return self.second(torch.relu(self.first(x, edge_index)), edge_index[:, ::2])
+
+
+class Changing(nn.Module):
+    """A layer whose class has been tampered with gives other numbers than Weft's operators."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.conv = pyg.GCNConv(i, o)
+
+    def forward(self, x, edge_index):
+        out = self.conv(x, edge_index)
+        return out * 1.01 if type(self.conv) is pyg.GCNConv else out
+
+
+class Dropping(nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.conv = pyg.GATConv(i, o, dropout=0.5)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+
+
+def run(model, graph=GRAPH, seeds=(0,), **settings):
+    """The results, and the notes."""
+    notes: list[str] = []
+    tasks = [weft.Task(graph=graph, model=model, epochs=EPOCHS, seed=s, name=f"s{s}", **settings) for s in seeds]
+    on_event = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
+    return weft.run(tasks, device="cpu", progress=False, on_event=on_event), notes
+
+
+@pytest.mark.parametrize("model", [Jumping, Weighted, OtherEdges, Changing, Dropping])
+def test_a_converted_run_is_the_run_without(model):
+    graph, seeds = small(weight=True), (0, 1)
+    (mine, _), (plain, notes) = run(model, graph, seeds), run(model, graph, seeds, convert=False)
+    assert not [note for note in notes if "convert" in note]
+    for one, other in zip(mine, plain, strict=True):
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
+        assert [type(layer) for layer in one.model.modules()] == [type(layer) for layer in other.model.modules()]
+        for name, value in other.model.state_dict().items():
+            torch.testing.assert_close(one.model.state_dict()[name], value, rtol=1e-2, atol=1e-4)
+
+
+def test_what_was_converted_and_gained_is_said_in_note_plan_and_result():
+    results, notes = run(Jumping)
+    (note,) = [one for one in notes if "convert" in one]
+    assert note.startswith("converted: 1 GCNConv and 1 SAGEConv and 1 GATConv of PyG compute with Weft's operators")
+    assert " ms per step and evaluation instead of " in note
+    assert "TAGConv has no counterpart" in note
+    (result,) = results
+    assert f"as it ran: {note}" in result.plan.why
+    assert "1 GCNConv and 1 SAGEConv and 1 GATConv of PyG to be converted, if that changes no number" in result.plan.why
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (OtherEdges, "converted: 1 GCNConv of PyG"),
+        (OtherEdges, "kept: GCNConv: it is called with other edges than the graph's"),
+        (Changing, "not converted: 1 GCNConv of PyG give other numbers with Weft's operators (by "),
+        (Dropping, "not converted: GATConv: dropout=0.5 of its attention would draw other masks"),
+    ],
+)
+def test_what_is_not_converted_is_said_with_the_reason(model, words):
+    assert any(words in note for note in run(model)[1])
+
+
+def test_a_module_without_layers_of_pyg_hears_nothing_of_it():
+    class Own(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.last = nn.Linear(i, o)
+
+        def forward(self, x):
+            return self.last(x)
+
+    assert not [note for note in run(Own)[1] if "convert" in note]
+
+
+def test_sparse_features_stay_sparse_where_converted_layers_take_them():
+    class Direct(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.first, self.second = pyg.GCNConv(i, 8), pyg.GATv2Conv(8, o)
+
+        def forward(self, x, edge_index):
+            return self.second(torch.relu(self.first(x, edge_index)), edge_index)
+
+    class Touching(Direct):
+        def forward(self, x, edge_index):
+            return super().forward(x * 2.0, edge_index)
+
+    graph = small(sparse=True)
+    for model, sparse in ((Direct, True), (Touching, False)):
+        (mine, notes), (plain, _) = run(model, graph), run(model, graph, convert=False)
+        assert any("features stay sparse" in note for note in notes) == sparse
+        assert mine[0].history["loss"] == pytest.approx(plain[0].history["loss"], rel=1e-4)
+
+
+def test_stacked_converted_runs_are_those_alone():
+    together, _ = run(Jumping, seeds=(0, 1))
+    for seed, one in enumerate(together):
+        (alone,), _ = run(Jumping, seeds=(seed,))
+        assert one.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-4)
+    assert together[0].plan.join == "stacked"
+
+
+def test_convert_is_refused_where_nothing_reads_it():
+    with pytest.raises(SpecError, match="convert=False would have no effect: gcn has no layers of PyG"):
+        run("gcn", convert=False)
+
+
+def test_sampled_batches_are_left_to_pyg():
+    results, notes = run(Weighted, mode="sampled", batch=8, fanout=(3, 3))
+    assert results[0].status == "finished"
+    assert not [note for note in notes if "convert" in note]
