@@ -223,9 +223,8 @@ def given_settings(task: Task) -> dict[str, Any]:
     for key in ("graph", "model"):
         if not isinstance(getattr(task, key), str):
             raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
-    functions = {name: getattr(task, name) for name in OWN_FUNCTIONS}
-    functions |= {"callbacks": one.call for one in task.callbacks if not isinstance(one.call, str)}
-    for key, value in functions.items():
+    functions = [(name, getattr(task, name)) for name in OWN_FUNCTIONS]
+    for key, value in (*functions, *(("callbacks", one.call) for one in task.callbacks)):
         if not isinstance(value, str):
             raise InputError(
                 f"task {task.label!r}: its {key} is a function, which cannot be sent; name it, as module:function"
