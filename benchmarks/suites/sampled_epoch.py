@@ -13,6 +13,7 @@ steps per epoch); whole epochs, without evaluation, after one that compiles and 
     stages           on a CPU: one after another, and overlapped
     pyg              PyG's GraphSAGE, eager, on the local subgraphs of the same sampler
     papers100M       the shape of ogbn-papers100M within 40 GiB of the GPU, placed as planned
+    programs         (a part of its own) host, pipelined, with gathers by fewer programs than usual
 
 ``busy`` is the share of the time in which a kernel runs (torch's profiler, some steps after the timed epoch);
 ``predicted`` is what ``weft.plan`` says beside what was measured. ``--quick`` leaves out what is not asked for most.
@@ -42,10 +43,12 @@ from weft.engine.planning.plan_report_builder import plan as make_plan
 from weft.flow.sampler import NeighbourSampler
 from weft.flow.seeds import SeedOrder
 from weft.graph.data.graph import Graph
+from weft.ops.sampling import gather_rows_triton
 from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.device.precision import matmul_precision
 from weft.runtime.group import GroupRun
 
+SHAPE_PARTS = {"papers100m": "papers"}
 MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated
 PROFILED = 24  # steps
 CACHED = 0.4  # share of the features' bytes, of a cache
@@ -187,6 +190,7 @@ def predicted(case: Case, args: Namespace) -> dict[str, Any]:
     return {
         "predicted_seconds": round(group.cost.epoch_seconds, 4),
         "predicted_gb": round(group.cost.total_bytes / 1e9, 3),
+        "predicted_training_gb": round(group.cost.training_bytes / 1e9, 3),
         "planned_groups": len(report.groups),
     }
 
@@ -235,26 +239,44 @@ def _some(sampler: NeighbourSampler, order: SeedOrder, steps: int) -> Iterator[A
 
 
 def run_all(recorder: Recorder, args: Namespace) -> None:
-    """Every part, each within its share of the time."""
-    if "products" in listed(args.parts):
+    """Every part in the order in which they are named, each within its share of the time."""
+    for part in listed(args.parts):
+        if part == "papers":
+            sampled_papers.run_all(recorder, args, tasks_of)
+            continue
         graph = recorder.prepare(f"graph {args.shape}", lambda: make_graph(args.shape, recorder.device, args.scale))
         if graph is not None:
-            run_products(recorder, graph, args)
+            {"products": run_products, "programs": run_programs}[part](recorder, graph, args)
         del graph
-    if "papers" in listed(args.parts) and args.device != "cpu":
-        sampled_papers.run_all(recorder, args, tasks_of)
 
 
 def run_products(recorder: Recorder, graph: Graph, args: Namespace) -> None:
-    """The cases, then PyG."""
+    """The first case, PyG, then the other cases."""
     begin = recorder.elapsed
-    for case in cases(graph, args):
-        if args.quick and not case.quick:
-            continue
-        key = {"shape": args.shape, "case": case.name, "tasks": case.tasks, "precision": case.precision, "side": "weft"}
-        recorder.cell(key, within(recorder, begin, args, lambda c=case: measure(fresh(graph), c, args)))
+    first, *others = [case for case in cases(graph, args) if case.quick or not args.quick]
+    run_case(recorder, graph, first, args, begin)
     key = {"shape": args.shape, "case": "eager", "tasks": 1, "precision": "fp32", "side": "pyg"}
     recorder.cell(key, within(recorder, begin, args, lambda: measure_pyg(graph, args)))
+    for case in others:
+        run_case(recorder, graph, case, args, begin)
+
+
+def run_case(recorder: Recorder, graph: Graph, case: Case, args: Namespace, begin: float) -> None:
+    """One cell."""
+    key = {"shape": args.shape, "case": case.name, "tasks": case.tasks, "precision": case.precision, "side": "weft"}
+    recorder.cell(key, within(recorder, begin, args, lambda: measure(fresh(graph), case, args)))
+
+
+def run_programs(recorder: Recorder, graph: Graph, args: Namespace) -> None:
+    """Gathers over PCIe beside training by fewer programs: fewer reads in flight leave training more of the memory."""
+    begin, usual = recorder.elapsed, gather_rows_triton.BESIDE
+    try:
+        for programs in (int(text) for text in listed(args.programs)):
+            gather_rows_triton.BESIDE = programs
+            case = Case(f"host, pipelined, {programs} programs", Placement("host", overlap=True))
+            run_case(recorder, graph, case, args, begin)
+    finally:
+        gather_rows_triton.BESIDE = usual
 
 
 def within(recorder: Recorder, begin: float, args: Namespace, work: Callable[[], dict[str, Any]]) -> Any:
@@ -315,7 +337,9 @@ def ratios(cells: list[dict[str, Any]]) -> Iterator[str]:
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="products,papers")
+    parser.add_argument("--parts", default="", help="of products, papers, programs, in this order")
+    parser.add_argument("--shapes", default="", help="the same by the names of shapes: products, papers100M")
+    parser.add_argument("--programs", default="96,48,24,12,6", help="of gathers, in the part of that name")
     parser.add_argument("--shape", default="products")
     parser.add_argument("--quick", action="store_true", help="leave out what is not asked for most")
     parser.add_argument(
@@ -334,7 +358,10 @@ def arguments() -> Namespace:
     parser.add_argument("--papers-budget", default="40GiB")
     parser.add_argument("--papers-steps", type=int, default=300, help="timed, extrapolated to an epoch")
     parser.add_argument("--papers-seconds", type=float, default=70.0, help="that making the graph may take")
-    return parser.parse_args()
+    args = parser.parse_args()
+    named = ",".join(SHAPE_PARTS.get(shape.lower(), shape) for shape in listed(args.shapes))
+    args.parts = named or args.parts or ("products" if args.device == "cpu" else "products,papers")
+    return args
 
 
 def main() -> None:

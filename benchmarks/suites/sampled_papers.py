@@ -2,7 +2,7 @@
 
 A part of ``benchmarks.suites.sampled_epoch``. The graph is made on the GPU in half precision, its features are
 copied to pinned host memory in float32 (53 GiB), and torch is then held to the budget. Where host memory or time is
-short, half of the shape is made, and the cell says so.
+short, a part of the shape is made, and the cell says so.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from benchmarks.harness.graphs import make_graph
+from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import Recorder
 from benchmarks.harness.timing import synchronize
 from weft.core.plan import Plan
@@ -25,13 +25,10 @@ from weft.engine.base.machines import machine_with
 from weft.engine.base.memory_budget import free_host_bytes, memory_cap
 from weft.engine.planning.plan_report_builder import plan as make_plan
 from weft.graph.data.graph import Graph
-from weft.runtime.batches.pinned import pinned
+from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.group import GroupRun
 
-SHAPE, NODES, ROW_BYTES = "papers100m", 111_059_956, 128 * 4
-BESIDE = 12 << 30  # of host memory that must stay free beside the features
-CHUNK = 1 << 22  # rows copied at once
 WARMUP = 10  # steps
 
 
@@ -39,43 +36,19 @@ def run_all(recorder: Recorder, args: Namespace, tasks_of: Callable[..., list[Ta
     """One cell: as planned within the budget."""
     scale = fitting_scale(args.papers_scale)
     if scale < args.papers_scale:
-        recorder.say(f"papers100M: host memory is short ({free_host_bytes() / 2**30:.0f} GiB), so half of the shape")
+        recorder.say(
+            f"papers100M: host memory is short ({free_host_bytes() / 2**30:.0f} GiB), so {scale:g} of the shape"
+        )
     begin = recorder.elapsed
-    graph = recorder.prepare(f"graph {SHAPE} x {scale:g}", lambda: host_graph(recorder.device, scale))
-    if graph is None and scale == args.papers_scale and recorder.elapsed - begin < args.papers_seconds:
+    graph = recorder.prepare(f"graph {PAPERS} x {scale:g}", lambda: papers_graph(recorder.device, scale))
+    if graph is None and recorder.elapsed - begin < args.papers_seconds:
         scale = args.papers_scale / 2
         recorder.say("papers100M: it could not be made as a whole, so half of the shape")
-        graph = recorder.prepare(f"graph {SHAPE} x {scale:g}", lambda: host_graph(recorder.device, scale))
+        graph = recorder.prepare(f"graph {PAPERS} x {scale:g}", lambda: papers_graph(recorder.device, scale))
     if graph is None:
         return
-    key = {"shape": f"{SHAPE} x {scale:g}", "case": f"within {args.papers_budget}, as planned", "tasks": 1}
+    key = {"shape": f"{PAPERS} x {scale:g}", "case": f"within {args.papers_budget}, as planned", "tasks": 1}
     recorder.cell({**key, "precision": "fp32", "side": "weft"}, lambda: measure(graph, args, tasks_of))
-
-
-def fitting_scale(wanted: float) -> float:
-    """``wanted``, or half of it where the host's memory is short."""
-    needed = NODES * wanted * ROW_BYTES + BESIDE
-    return wanted if free_host_bytes() >= needed else wanted / 2
-
-
-def host_graph(device: torch.device, scale: float) -> Graph:
-    """The shape with edges on the device and float32 features in pinned host memory."""
-    graph = make_graph(SHAPE, device, scale)
-    x = host_features(graph.x)
-    made = graph._changed(x=x)
-    graph.x = None
-    torch.cuda.empty_cache()
-    return made
-
-
-def host_features(x: Tensor) -> Tensor:
-    """``x`` as float32 in pinned host memory, copied in chunks."""
-    host = torch.empty(x.shape, dtype=torch.float32).fill_(0)  # all threads touch the pages
-    host = pinned(host)
-    for first in range(0, x.shape[0], CHUNK):
-        host[first : first + CHUNK].copy_(x[first : first + CHUNK].float(), non_blocking=True)
-    synchronize(x.device)
-    return host
 
 
 def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
@@ -85,10 +58,15 @@ def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) 
     report = make_plan(task, machine=args.machine, budget=budget)
     group = report.groups[0]
     plan: Plan = group.plan
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    with memory_cap(device, machine_with(device), budget):
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    with memory_cap(device, machine_with(device), budget) if gpu else nullcontext():
         begin = time.perf_counter()
+        graph.adj = place_graph(
+            graph, plan.places, device
+        ).adj  # edges that a plan keeps in host memory leave the device
         run = GroupRun([task], graph, plan, device, make_source=source_for(task, plan))
         made = time.perf_counter() - begin
         source = run.stacks[0].source
@@ -105,7 +83,7 @@ def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) 
         "steps_per_epoch": source.steps_per_epoch,
         "extrapolated": True,
         "set_up_seconds": round(made, 2),
-        "peak_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 3),
+        "peak_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 3) if gpu else None,
         "predicted_gb": round(group.cost.total_bytes / 1e9, 3),
         "predicted_seconds": round(group.cost.epoch_seconds, 3),
         "features": places.features,

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from benchmarks.harness.busy import covered
-from benchmarks.suites import first_minute, neighbor_loader, sampled_epoch, sampled_papers
+from benchmarks.harness.host_graph import fitting_scale
+from benchmarks.suites import first_minute, neighbor_loader, sampled_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -49,11 +50,22 @@ def test_busy_time_is_that_of_any_kernel():
     assert covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.2, 5.5)]) == 4.0
 
 
-def test_half_of_a_shape_where_host_memory_is_short(monkeypatch):
-    monkeypatch.setattr(sampled_papers, "free_host_bytes", lambda: 40 << 30)
-    assert sampled_papers.fitting_scale(1.0) == 0.5
-    monkeypatch.setattr(sampled_papers, "free_host_bytes", lambda: 100 << 30)
-    assert sampled_papers.fitting_scale(1.0) == 1.0
+def test_a_part_of_a_shape_where_host_memory_is_short():
+    assert fitting_scale(1.0, 45 << 30) == 0.5
+    assert fitting_scale(1.0, 100 << 30) == 1.0
+    assert fitting_scale(0.5, 1 << 30) == 0.05
+
+
+def test_papers100m_is_planned_and_trained_where_there_is_no_gpu(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.json"
+    command = ["sampled_epoch", "--device", "cpu", "--shapes", "papers100M", "--papers-scale", "0.00005", "--out"]
+    small = ["--machine", "cpu", "--papers-steps", "2", "--batch", "4", "--hidden", "8"]
+    monkeypatch.setattr(sys, "argv", [*command, str(out), *small])
+    sampled_epoch.main()
+    (cell,) = json.loads(out.read_text())["cells"]
+    assert cell["status"] == "ok", cell
+    assert cell["epoch_seconds"] > 0
+    assert "papers100m x 5e-05" in capsys.readouterr().out
 
 
 def test_the_first_minute_is_measured_in_processes(tmp_path, monkeypatch, capsys):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 import xml.dom.minidom
 
 import pytest
+import torch
 
 import weft
 from weft.core.division import Division
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
+from weft.core.units import parse_bytes
 from weft.engine.planning.choosing import choose_for
 from weft.engine.planning.explaining import explanation, schedules
 from weft.engine.report.schedule_chart import check_simulate, write_schedules
+from weft.graph.generate import citation
+from weft.runtime.batches.sampled_source import source_for
+from weft.runtime.group import GroupRun
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +61,49 @@ def test_mistakes_are_named(tmp_path):
     whole = weft.plan(weft.Task(graph="demo", model="gcn", mode="full"), machine="h200")
     with pytest.raises(SpecError, match="no group has batches that a host and a GPU prepare together"):
         schedules(whole)
+
+
+SHAPES = [
+    ("ogbn-products", "24GiB", {}), ("ogbn-products", "6GiB", {"mode": "sampled"}), ("ogbn-papers100M", "40GiB", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "budget", "about"), SHAPES)
+def test_large_shapes_are_searched_in_seconds(shape, budget, about):
+    """0.6 to 1.7 seconds of an idle core; a busy machine's clock would say nothing."""
+    task = weft.Task(f"shape:{shape}", model="sage", layers=3, hidden=256, **about)
+    begin = time.process_time()
+    chosen = choose_for(task, "h200", budget)
+    assert time.process_time() - begin < 8
+    best = chosen.choice.best
+    assert best.device_bytes <= parse_bytes(budget)
+    assert (chosen.cost.epoch_seconds, chosen.cost.total_bytes) == (pytest.approx(best.seconds), best.device_bytes)
+    assert chosen.plan.mode == ("full" if shape == "ogbn-products" and not about else "sampled")
+    assert len(chosen.choice.runners_up) >= 5
+    assert not best.setup.rough
+    ways = {one.setup.placement.cache_bytes for one in (best, *chosen.choice.runners_up)}
+    assert len(ways) > 1 or chosen.plan.mode == "full"
+
+
+def test_several_tasks_share_batches_as_far_as_they_fit():
+    tasks = [
+        weft.Task("shape:ogbn-products", model="sage", layers=3, hidden=256, mode="sampled", lr=lr, name=f"{lr}")
+        for lr in (0.1, 0.2, 0.3, 0.4)
+    ]
+    few, all_of_them = (choose_for(tasks, "h200", budget) for budget in ("12GiB", "100GiB"))
+    assert few.plan.members == ("0.1", "0.2")
+    assert all_of_them.plan.members == ("0.1", "0.2", "0.3", "0.4")
+    assert all_of_them.plan.join == "stacked"
+    alone = choose_for(tasks[0], "h200", "100GiB")
+    assert all_of_them.choice.best.seconds_per_task < alone.choice.best.seconds_per_task
+
+
+def test_what_is_chosen_can_be_run():
+    graph = citation(300, 2000, 8, 3, seed=1)
+    task = weft.Task(graph, model="sage", mode="sampled", fanout=[4, 3], batch=32, hidden=8, epochs=2)
+    plan = choose_for(task, "cpu").plan
+    run = GroupRun([task], graph, plan, torch.device("cpu"), make_source=source_for(task, plan))
+    assert len(run.advance(2)[0].rows) == 2
 
 
 def test_one_task_is_chosen_for_with_its_cost_and_reasons():

@@ -31,6 +31,7 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(module.time, "monotonic", lambda: state["now"])
     monkeypatch.setattr(Look, "here", classmethod(lambda cls: cls(state["now"], 0.0, state["all"], 2)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield pass_time
@@ -48,6 +49,14 @@ def test_threads_go_and_come_back(machine):
     assert threads.choose() is None
     machine(0.6, 0.0)
     assert threads.choose() == "2 of 2 threads: other processes take 0.0 of 2 cores"
+    assert torch.get_num_threads() == 2
+
+
+def test_a_number_of_threads_that_the_user_said_stays(machine, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads = FreeThreads()
+    machine(5.0, 2.0)
+    assert threads.choose() is None
     assert torch.get_num_threads() == 2
 
 

@@ -9,7 +9,7 @@ from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.division.choose import Setup, choose, elsewhere
+from weft.planner.division.choose import Setup, batch_bytes, choose, elsewhere
 from weft.planner.machine_profiles import profile
 
 GB = 10**9
@@ -92,10 +92,27 @@ def test_batches_of_their_own_sizes_are_prepared_in_turn():
 def test_what_was_not_dry_run_is_compared_but_not_taken():
     base = setup(HOST, 4 * GB, 0.4)
     near = elsewhere(base, GPU, STATS)
-    assert near.device_bytes == 4 * GB + 2_000_000 * 400 + 4 * 60_000_000
+    assert near.device_bytes == 4 * GB + 2_000_000 * 400 + 4 * 60_000_000 - batch_bytes(task(), STATS)
     found = chosen([base, near])
     assert found.best.setup is base
     assert any("about" in one.figures() for one in found.runners_up)
+    assert found.contender.setup is near  # which a dry run of its own may make the best
+
+
+def test_only_what_would_be_taken_is_a_contender():
+    base = setup(GPU, 4 * GB, 0.4)
+    assert chosen([base, elsewhere(base, HOST, STATS)]).contender is None  # slower
+    assert chosen([setup(), elsewhere(setup(), GPU, STATS)], budget=4 * GB).contender is None  # too large
+    whole = setup(GPU, 8 * GB, 50.0, task=Task(graph="g", model="sage"))
+    found = chosen([whole, elsewhere(setup(), GPU, STATS)], prefer=lambda one: not one.setup.task.sampled)
+    assert found.contender is None
+    assert chosen([setup(bytes=50 * GB), elsewhere(base, HOST, STATS)]).contender is not None  # nothing else fits
+
+
+def test_a_second_buffer_is_counted_elsewhere():
+    base = setup(GPU, 4 * GB, 0.4)
+    moved = elsewhere(base, HOST, STATS).device_bytes - base.device_bytes
+    assert moved == batch_bytes(task(), STATS) - 2_000_000 * 400 - 4 * 60_000_000
 
 
 def test_if_nothing_fits_the_smallest_is_said_not_to():

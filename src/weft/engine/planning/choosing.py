@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.core.cost import SIZES, Cost
 from weft.core.division import PhaseTimes
-from weft.core.errors import WeftError
-from weft.core.placement import Placement
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.core.units import parse_bytes
 from weft.engine.base.machines import Given, find_machine, load_calibration
 from weft.engine.planning.estimator import NONE, Estimate, Estimator
 from weft.engine.planning.phase_keys import phases_key
-from weft.planner.division.choose import Candidate, Choice, Setup, choose, elsewhere, without_cache
-from weft.planner.sampling.places import candidates, reasons, with_cache
-from weft.planner.training_mode import may_sample
+from weft.engine.planning.search.setups import Setups
+from weft.planner.division.choose import Candidate, Choice, Setup, choose, without_cache
+from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.sampling.places import reasons
 
-OTHER_PRECISIONS = {"fp32": ("tf32", "bf16"), "tf32": ("bf16",), "bf16": ()}
 NEARLY = 1.25  # times the seconds of one side alone: rates are rough, and a profile decides
-LOOK_SECONDS = 1.2  # of dry runs for setups that nobody has asked for
+CONTENDERS = 3  # setups that get a dry run of their own because they seem to be the fastest
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,16 @@ class Chosen:
         return Cost.from_dict(self.plan.cost)
 
 
-def choose_for(task: Task, machine: Given = None, budget: str | float | None = None) -> Chosen:
-    """How ``task`` trains fastest on ``machine`` within ``budget`` bytes."""
-    there = find_machine(machine)
+def choose_for(work: Task | Sequence[Task], machine: Given = None, budget: str | float | None = None) -> Chosen:
+    """How a task, or tasks that differ in numbers alone, train fastest on ``machine`` within ``budget`` bytes.
+
+    Of several tasks the plan is that of the first stack: so many of them share every step.
+    """
+    there, tasks = find_machine(machine), [work] if isinstance(work, Task) else list(work)
     estimator = Estimator(there, load_calibration(there))
     room = there.memory_bytes if budget is None else parse_bytes(budget)
     begin = time.perf_counter()
-    return choose_group([task], None, estimator, room, begin=begin)
+    return choose_group(tasks, None, estimator, room, begin=begin)
 
 
 def choose_group(
@@ -57,9 +58,10 @@ def choose_group(
     options: PlanOptions = NONE,
     begin: float | None = None,
 ) -> Chosen:
-    """How the group of ``tasks`` trains fastest; ``plan``: as it was grouped (None: a group of its first task)."""
+    """How the group of ``tasks`` trains fastest; ``plan``: as it was grouped (None: in stacks of any size)."""
     begin = time.perf_counter() if begin is None else begin
-    setups = _Setups(tasks, estimator, room, options, begin).found(plan)
+    search = Setups(tasks, estimator, room, options, begin)
+    setups = search.found(plan)
     stats = estimator.stats(tasks[0])
     known = estimator.calibration.phases if estimator.calibration is not None else {}
     digest = stats.fingerprint().digest
@@ -70,20 +72,49 @@ def choose_group(
 
     # The whole graph has exact gradients: taken if it fits and nothing says otherwise.
     whole = tasks[0].mode != "sampled"
-    choice = choose(setups, stats, estimator.machine, room, measured, lambda one: whole and not one.setup.task.sampled)
-    return Chosen(_executable(choice, plan, estimator), choice, time.perf_counter() - begin)
+    about = (stats, estimator.machine, room, measured, lambda one: whole and not one.setup.task.sampled)
+    choice = choose(setups, *about)
+    for _ in range(CONTENDERS):
+        if choice.contender is None:
+            break
+        setups = search.exact(setups, choice.contender.setup, plan)
+        choice = choose(setups, *about)
+    return Chosen(_executable(choice, plan, tasks, estimator), choice, time.perf_counter() - begin)
 
 
-def _executable(choice: Choice, plan: Plan | None, estimator: Estimator) -> Plan:
-    """The plan of the best candidate, as a run takes it."""
+def _executable(choice: Choice, plan: Plan | None, tasks: Sequence[Task], estimator: Estimator) -> Plan:
+    """The plan of the best candidate with its cost, as a run takes it."""
     best = choice.best
-    base = plan or estimator.plan(best.setup.task)
+    base = plan or _planned(best.setup, tasks, estimator)
     phases = best.times.to_dict() if best.measured and best.times is not None else {}
     placed = {"placement": best.setup.placement} if best.setup.task.sampled else {}
     mode = "sampled" if best.setup.task.sampled else "full"
     why = (*base.why, *choice.why)
-    cost = {**base.cost} or estimator.alone(best.setup.task).cost.to_dict()
+    cost = _cost(best, estimator.machine.device).to_dict()
     return replace(base, mode=mode, division=best.division, phases=phases, cost=cost, why=why, **placed)
+
+
+def _planned(setup: Setup, tasks: Sequence[Task], estimator: Estimator) -> Plan:
+    """The plan of as many tasks as share a step, in the mode of the setup."""
+    if setup.members == 1:
+        return estimator.plan(setup.task)
+    changed = {name: getattr(setup.task, name) for name in ("mode", "precision")}
+    members = [task.with_values(**changed) for task in tasks[: setup.members]]
+    return plan_as_one_group(members, estimator.stats(members[0]), estimator.machine.device)
+
+
+def _cost(best: Candidate, device: str) -> Cost:
+    """What the best candidate is predicted to take."""
+    training, more = best.setup.training, best.device_bytes - best.setup.training.total_bytes
+    sizes = {name: getattr(training, name) + more for name in SIZES}
+    beside = best.seconds - training.epoch_seconds
+    seconds = dict(training.seconds)
+    if beside > 0:
+        near = "gpu" if best.setup.placement.on_device else "pcie"
+        other = near if device == "cuda" else "cpu"
+        seconds[other] = seconds.get(other, 0.0) + beside
+    cache = best.setup.placement.cache_bytes
+    return replace(training, **sizes, seconds=seconds, bytes={**training.bytes, **({"cache": cache} if cache else {})})
 
 
 def with_divisions(
@@ -109,7 +140,7 @@ def _with_division(
     if plan.device != "cuda" or plan.mode != "sampled" or place.on_device or not place.read_by_gpu or not one_stack:
         return plan, estimate
     own = [tasks[name] for name in plan.members]
-    chosen = choose_group(own, plan, estimator, room, options, begin=-LOOK_SECONDS)
+    chosen = choose_group(own, plan, estimator, room, options, begin=-math.inf)
     ways = [chosen.choice.best, *chosen.choice.runners_up]
     fitting = [one for one in ways if one.device_bytes <= room and not one.setup.condition]
     alone = min((one.seconds for one in fitting if one.division is None), default=math.inf)
@@ -137,98 +168,6 @@ def _with_division(
     seconds = {"gpu": trained, "pcie": whole - trained}
     cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds)
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
-
-
-class _Setups:
-    """All setups of a group; those that need dry runs of their own only while there is time."""
-
-    def __init__(
-        self, tasks: Sequence[Task], estimator: Estimator, room: int, options: PlanOptions, begin: float
-    ) -> None:
-        self._tasks, self._estimator, self._room, self._options = tasks, estimator, room, options
-        self._begin = begin
-
-    def found(self, plan: Plan | None) -> list[Setup]:
-        """The task's own mode first."""
-        task = self._tasks[0]
-        setups = self._of(task, plan)
-        if may_sample(task):
-            setups += self._of(task.with_values(mode="sampled"), None)
-        elif task.sampled and task.traits is not None:
-            condition = "mode='full'" if task.mode == "sampled" else ""
-            setups += self._in_time(task.with_values(mode="full", fanout=None), condition or "mode='full'")
-        for precision in OTHER_PRECISIONS.get(task.precision, ()):
-            setups += self._in_time(task.with_values(precision=precision), f"precision='{precision}'")
-        return setups
-
-    def _in_time(self, task: Task, condition: str) -> list[Setup]:
-        if not self._has_time:
-            return []
-        try:
-            return [replace(one, condition=condition) for one in self._of(task, None)[:2]]
-        except WeftError:
-            return []
-
-    def _of(self, task: Task, plan: Plan | None) -> list[Setup]:
-        if not task.sampled:
-            estimate = self._estimate(task, plan)
-            place = self._estimator.plan(task).places
-            return [Setup(task, place, estimate.cost, estimate.cost.total_bytes, self._members(plan))]
-        return self._sampled(task, plan)
-
-    def _members(self, plan: Plan | None) -> int:
-        return 1 if plan is None else len(plan.members)
-
-    def _estimate(self, task: Task, plan: Plan | None) -> Estimate:
-        if plan is not None and len(plan.members) > 1:
-            return self._estimator.together(list(self._tasks), plan)
-        return self._estimator.alone(task)
-
-    def _sampled(self, task: Task, plan: Plan | None) -> list[Setup]:
-        """One per placement, with and without a cache; the one that was planned first."""
-        estimator, stats = self._estimator, self._estimator.stats(task)
-        before, setups, seen = estimator.placement(task), list[Setup](), set()
-        try:
-            for place in self._order(candidates(task, stats, estimator.machine, self._options), before, plan):
-                estimator.place(task, place)
-                fits = any(one.device_bytes <= self._room for one in setups)
-                known = estimator.knows([task]) or (plan is not None and place == before)
-                if (place.features, place.topology) in seen:
-                    continue
-                seen.add((place.features, place.topology))
-                exact = known or not fits or self._has_time or self._wants_cache
-                setups += self._placed(task, place, plan) if exact else [elsewhere(setups[0], place, stats)]
-        finally:
-            estimator.place(task, before)
-        return setups
-
-    @staticmethod
-    def _order(places: Iterable[Placement], planned: Placement, plan: Plan | None) -> list[Placement]:
-        """The placement that was planned first, then the others, the one that takes most of the device first."""
-        return [*([planned] if plan is not None else []), *places]
-
-    @property
-    def _has_time(self) -> bool:
-        return time.perf_counter() - self._begin < LOOK_SECONDS
-
-    def _placed(self, task: Task, place: Placement, plan: Plan | None) -> list[Setup]:
-        _estimator, stats = self._estimator, self._estimator.stats(task)
-        moved = None if plan is None else replace(plan, placement=place)
-        estimate = self._estimate(task, moved)
-        training = estimate.trained or estimate.cost
-        taken, members = estimate.cost.total_bytes, self._members(plan)
-        cached = with_cache(place, task, stats, self._options, (self._room - taken) // 2)
-        with_it = [Setup(task, cached, training, taken + cached.cache_bytes, members)] if cached.cache_bytes else []
-        if with_it and self._wants_cache:
-            return with_it
-        return [Setup(task, without_cache(place), training, taken, members), *with_it]
-
-    @property
-    def _wants_cache(self) -> bool:
-        """Whether a cache was asked for: then there is none without."""
-        options = self._options
-        asked = options.cache is not None or options.cache_policy is not None
-        return asked or "cached" in (options.features, options.topology)
 
 
 def words(candidate: Candidate) -> str:

@@ -129,6 +129,15 @@ class Estimator:
             self._estimates[key] = self._estimate(self._captured(tasks, plan), tasks, plan)
         return self._estimates[key]
 
+    def alike(self, task: Task, tasks: int) -> Estimate:
+        """What ``tasks`` tasks like ``task`` take as one stack, worked out from the step of two."""
+        key = ("alike", self._key(task), tasks)
+        if key not in self._estimates:
+            steps, plan = self.steps(task, min(tasks, 2)), self.plan(task)
+            steps = replace(steps, step=stacked(steps.step, tasks))
+            self._estimates[key] = self._estimate(steps, [task], plan)
+        return self._estimates[key]
+
     def recalled(self, tasks: Sequence[Task], plan: Plan) -> Estimate | None:
         """What ``tasks`` take as an earlier dry run captured them; None if there was none."""
         steps = remembered(tasks, self.stats(tasks[0]), plan, self._limits)

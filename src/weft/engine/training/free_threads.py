@@ -1,7 +1,8 @@
 """FreeThreads: compute with as many threads as there are free cores, chosen again while a run on a CPU trains.
 
 On a machine that does other things, threads of one operator wait for each other: the same sweep took 97 s with two
-threads and 25 s with one. Sums of several threads may differ from those of one in the last bits.
+threads and 25 s with one. Sums of several threads may differ from those of one in the last bits; ``OMP_NUM_THREADS``
+says how many threads there are to be, and then they stay.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weft.planner.grouping.step_options import free_threads
 STAT = Path("/proc/stat")
 TICKS = 100.0  # of a second, as Linux counts them for every program
 LOOK_SECONDS = 1.0  # between two choices
+FIXED = "OMP_NUM_THREADS"  # the user's own word on the number of threads
 FIRST_SECONDS = 0.2  # that the first choice must have seen
 
 
@@ -56,7 +58,12 @@ class FreeThreads:
 
     def choose(self) -> str | None:
         """Choose anew if it is time to; what changed, in words, or None."""
-        if self._most == 1 or self._last is None or time.monotonic() - self._last.now < self._wait:
+        if (
+            self._most == 1
+            or FIXED in os.environ
+            or self._last is None
+            or time.monotonic() - self._last.now < self._wait
+        ):
             return None
         seen = Look.here()
         if seen is None:

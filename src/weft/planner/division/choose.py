@@ -105,13 +105,15 @@ def _places(place: Placement) -> str:
 class Choice:
     """The best candidate, the others by their seconds, and the reasons.
 
-    ``simulated``: the best whose batches two sides prepare, if any.
+    ``simulated``: the best whose batches two sides prepare, if any. ``contender``: a rough one that would be faster
+    than the best, if it proves true.
     """
 
     best: Candidate
     runners_up: tuple[Candidate, ...]
     why: tuple[str, ...]
     simulated: Candidate | None = None
+    contender: Candidate | None = None
 
 
 def choose(
@@ -133,11 +135,16 @@ def choose(
     drawn = min((one for one in found if one.simulation is not None), key=lambda one: one.seconds, default=None)
     sure = [one for one in found if not one.setup.condition and not one.setup.rough]
     allowed = [one for one in sure if one.device_bytes <= budget]
+    rough = [one for one in found if one.setup.rough and not one.setup.condition and one.device_bytes <= budget]
+    contender = min(rough, key=lambda one: one.seconds_per_task, default=None)
     if not allowed:
         smallest = min(sure or found, key=lambda one: one.device_bytes)
-        return Choice(smallest, _others(found, smallest), ("nothing that was tried fits; this takes the least",), drawn)
+        told = ("nothing that was tried fits; this takes the least",)
+        return Choice(smallest, _others(found, smallest), told, drawn, contender)
     best = min([one for one in allowed if prefer(one)] or allowed, key=lambda one: one.seconds_per_task)
-    return Choice(best, _others(found, best), _why(best, found, budget), drawn)
+    if contender is not None and (prefer(best) or contender.seconds_per_task >= best.seconds_per_task):
+        contender = None
+    return Choice(best, _others(found, best), _why(best, found, budget), drawn, contender)
 
 
 def _others(found: Iterable[Candidate], best: Candidate) -> tuple[Candidate, ...]:
@@ -218,7 +225,7 @@ class _Search:
 
     def _partitioned(self, setup: Setup, workers: int) -> Candidate | None:
         times, known = self.times(setup)
-        size, registry = self._batch_bytes(setup), built_in(setup.captured)
+        size, registry = batch_bytes(setup.task, self._stats), built_in(setup.captured)
         left = (self._budget - setup.device_bytes) // max(size, 1) - 1
         device = next((count for count in DEVICE_BUFFERS if count <= left), None)
         pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
@@ -233,14 +240,15 @@ class _Search:
         host = division.pinned_batches * size
         return Candidate(setup, whole.seconds + evaluation, held, division, host, whole, times, known)
 
-    def _batch_bytes(self, setup: Setup) -> int:
-        """Bytes of a batch at its largest: features and neighbours."""
-        task, rows = setup.task, min(setup.task.batch, max(self._stats.num_train, 1))
-        most, edges = rows, 0
-        for fanout in picks_per_hop(task.fanouts, self._stats):
-            edges += most * max(fanout, 1)
-            most = min(most * (max(fanout, 0) + 1), self._stats.num_nodes + rows)
-        return most * (row_bytes(task, self._stats) + 4) + 8 * edges
+
+def batch_bytes(task: Task, stats: GraphStats) -> int:
+    """Bytes of a batch at its largest: features and neighbours."""
+    rows = min(task.batch, max(stats.num_train, 1))
+    most, edges = rows, 0
+    for fanout in picks_per_hop(task.fanouts, stats):
+        edges += most * max(fanout, 1)
+        most = min(most * (max(fanout, 0) + 1), stats.num_nodes + rows)
+    return most * (row_bytes(task, stats) + 4) + 8 * edges
 
 
 def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
@@ -249,7 +257,8 @@ def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
         "features": stats.num_nodes * row_bytes(setup.task, stats),
         "topology": 4 * stats.num_edges,
     }
-    taken = setup.device_bytes
+    taken = setup.device_bytes - setup.placement.cache_bytes
+    taken += batch_bytes(setup.task, stats) * (placement.overlap - setup.placement.overlap)
     for name, size in moved.items():
         before, after = getattr(setup.placement, name) == "gpu", getattr(placement, name) == "gpu"
         taken += size * (after - before)

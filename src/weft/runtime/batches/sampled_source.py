@@ -151,7 +151,7 @@ class Sampled:
         adj = self._graph.adj
         if self._device.type != "cuda" or self._sampler.device != self._device or self.store.tier == "host":
             return False
-        return is_plain(self._fanouts) and adj.weight is None and not _has_loops(adj)
+        return is_plain(self._fanouts) and adj.weight is None and not adj.derived("has loops", lambda: _has_loops(adj))
 
     def reads(self) -> dict[str, float]:
         """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""

@@ -7,6 +7,7 @@ Shapes: T members, P parameters.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -34,9 +35,14 @@ def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
     rates = learning_rates(task, steps_per_epoch)
     fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
     counts = [max(count, 1) for count in update_counts(task, steps_per_epoch)]
-    rest = [1 - beta1, 1 - beta2]
-    rows = [[lr, *fixed, 1 - beta1**t, 1 - beta2**t, *rest] for t, lr in zip(counts, rates, strict=True)]
-    return torch.tensor(rows, dtype=torch.float64).to(torch.float32)
+    corrections = ([1 - beta**t for t in counts] for beta in (beta1, beta2))
+    # Column by column: a tensor of rows takes seconds for the steps of a long sampled run.
+    table = torch.empty(len(rates), 10, dtype=torch.float32)
+    table[:, 1:6] = torch.tensor(fixed, dtype=torch.float64)
+    table[:, 8:] = torch.tensor([1 - beta1, 1 - beta2], dtype=torch.float64)
+    for column, numbers in zip((0, 6, 7), (rates, *corrections), strict=True):
+        table[:, column] = torch.tensor(array("d", numbers), dtype=torch.float64)
+    return table
 
 
 def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None) -> None:

@@ -1,0 +1,1 @@
+"""The search for the fastest way to train a group: what there is to choose from."""
