@@ -36,7 +36,7 @@ def predicted_logits(
     result: Result, graph: Any, nodes: Any, device: str | torch.device | None, layerwise: bool | None
 ) -> Tensor:
     """What the model returns for ``nodes [M]``, ``[M, C]`` float32 on the CPU; see :meth:`Result.predict`."""
-    from weft.runtime.inference.infer import infer_logits  # it brings in the sampler; most runs do without
+    from weft.runtime.inference.infer import infer_logits  # samplers, which a run without batches does not need
 
     if result.model is None:
         raise SpecError(f"task {result.name!r}: has no model to predict with; it {result.status}: {result.message}")
