@@ -13,7 +13,7 @@ from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.stack import Stack
 
-SLOWER = 1.05  # times what the members take, from which on a stack is not worth it
+SLOWER = 1.02  # times what the members take, from which on a stack is not worth it
 WORTH_SECONDS = 0.1  # of the whole training: what takes less is not worth a note
 ATTEMPTS = 3  # to see a step take no longer: a busy machine makes single ones slower
 
