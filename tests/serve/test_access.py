@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from weft.core.errors import InputError, SpecError
+from weft.core.settings.callback import Callback
+from weft.core.task import Task
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.serve.client import Client
 from weft.serve.http.json_limits import BadRequestError, read_json
-from weft.serve.http.submissions import Registry
+from weft.serve.http.submissions import Registry, given_settings, read_submissions
 from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB, Submission
@@ -80,6 +82,29 @@ def test_the_registry():
     for name in ("mine.models:Other", "os:system", "mine.models", "", None, "other.sub:X"):
         with pytest.raises(BadRequestError, match="not in the registry"):
             registry.check_model(name)
+
+
+def test_functions_that_a_task_names_are_in_the_registry():
+    registry = Registry(("mine.losses:focal", "torch.optim:*"))
+    registry.check_functions(
+        {"objective": "mine.losses:focal", "optimizer": "torch.optim:RMSprop", "schedule": "cosine"}
+    )
+    refused = [{name: "os:system"} for name in ("objective", "metric", "optimizer", "schedule")]
+    refused += [{"callbacks": [{"call": "os:system", "every": 1}]}, {"callbacks": {"call": "x.py:f", "every": 1}}]
+    for task in refused:
+        with pytest.raises(BadRequestError, match="not in the registry"):
+            registry.check_functions(task)
+        with pytest.raises(BadRequestError, match="not in the registry"):
+            read_submissions({"task": {"graph": "demo", **task}}, registry, "me", lambda _: None)
+
+
+def test_functions_given_as_objects_are_not_sent():
+    for settings in ({"objective": print}, {"callbacks": [Callback(print, every=1)]}):
+        with pytest.raises(InputError, match="is a function, which cannot be sent"):
+            given_settings(Task(graph="demo", **settings))
+    sent = given_settings(Task(graph="demo", callbacks=[Callback("a:b", every=1)], class_weights=[1, 2]))
+    assert sent["callbacks"] == [{"call": "a:b", "every": 1, "at": []}]
+    assert Task.from_dict(sent).class_weights == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"policy": "none"}, {"devices": ("tpu",)}, {"quota": 0}])

@@ -182,6 +182,14 @@ REFUSED = {
     "plateau's settings": ({"schedule": "plateau", "plateau": {"factor": 2}}, "factor=2 must be above 0 and below 1"),
     "two clips": ({"clip_norm": 1.0, "clip_value": 1.0}, "two ways to clip"),
     "no factor": ({"schedule": lambda epoch: -1}, r"schedule <lambda>\(0\) is -1; expected a factor"),
+    "a plateau of torch": (
+        {"schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)},
+        "gave ReduceLROnPlateau, not a scheduler of epochs alone",
+    ),
+    "momentum by schedule": (
+        {"schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)},
+        "changes more than the learning rate",
+    ),
     "warm-up of a function": ({"schedule": lambda epoch: 1, "warmup": 2}, "warmup=2 would have no effect"),
     "when": ({"callbacks": [print]}, "callbacks has <built-in function print>"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import EPOCHS, Net, train_plainly
@@ -43,6 +43,11 @@ def of_plateau(**settings):
 
 def of_lambda(optimizer):
     schedule = LambdaLR(optimizer, decayed)
+    return lambda _: schedule.step()
+
+
+def of_steps(optimizer):
+    schedule = StepLR(optimizer, 3, 0.3)
     return lambda _: schedule.step()
 
 
@@ -93,6 +98,10 @@ CASES = {
     "averaging": ({"ema": 0.8}, {"ema": 0.8}),
     "averaging and accumulation": ({"ema": 0.8, "accumulate": 2}, {"ema": 0.8, "accumulate": 2}),
     "schedule": ({"schedule": decayed}, {"schedule": of_lambda}),
+    "schedule of torch": (
+        {"schedule": lambda optimizer: StepLR(optimizer, 3, 0.3)},
+        {"schedule": of_steps},
+    ),
     "plateau": (
         {"schedule": "plateau", "plateau": {"patience": 0, "factor": 0.3, "threshold": 0.05}},
         {"schedule": of_plateau(patience=0, factor=0.3, threshold=0.05)},

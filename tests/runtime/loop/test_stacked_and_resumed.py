@@ -8,10 +8,12 @@ import torch
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
 from tests.runtime.loop.test_plain_torch import decayed, focal, regression_graph
+from tests.runtime.test_sampled import group_of
 from tests.stacks import start
 from weft.core.compatibility import stack_obstacle
 from weft.core.settings.callback import Callback
 from weft.core.task import Task
+from weft.runtime.loop.updates import is_update
 
 EPOCHS = 8
 PLATEAU = {"schedule": "plateau"}
@@ -138,3 +140,19 @@ def test_regression_stacks():
         alone = start([task], graph)
         alone.advance(EPOCHS)
         torch.testing.assert_close(rows_of(together)[place], rows_of(alone)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_updates_of_sampled_epochs():
+    """After every second step and after the last of three: as torch's optimizer, which counts on the host."""
+    graph = tiny_graph()
+    shared = {"graph": graph, "hidden": 8, "epochs": 4, "lr": 0.05, "dropout": 0.0, "accumulate": 2, "ema": 0.5}
+    batches = {"mode": "sampled", "batch": 9, "fanout": [3, 3]}
+    found = []
+    for optimizer in ("adam", torch.optim.Adam):
+        group = group_of([Task(**shared, **batches, optimizer=optimizer)], graph, fanout=(3, 3), batch=9)
+        assert group.stacks[0].source.steps_per_epoch == 3
+        group.advance(4)
+        found.append(rows_of(group)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert [is_update(Task(graph=graph, accumulate=2), step, 3) for step in range(6)] == [False, True, True] * 2
+    assert [is_update(Task(graph=graph, accumulate=2), step, 1) for step in range(4)] == [False, True] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,16 +46,17 @@ def replayed(record, tasks, tables, steps):
     members=st.lists(st.tuples(member, rows), min_size=1, max_size=3),
     watched=st.sampled_from([None, 3]),
     steps=st.sets(st.integers(0, EPOCHS - 1)),
+    metric=st.sampled_from(["accuracy", "mse", "r2"]),
 )
-def test_host_and_device_agree_and_members_do_not_see_each_other(members, watched, steps):
+def test_host_and_device_agree_and_members_do_not_see_each_other(members, watched, steps, metric):
     tasks, tables = [task for task, _ in members], [table for _, table in members]
-    recorder = Bookkeeper.of(tasks, 2, watched, CPU)
+    recorder = Bookkeeper.of(tasks, 2, watched, CPU, metric)
     on_host = replayed(recorder.on_host, tasks, tables, steps)
     on_device = replayed(recorder.on_device, tasks, tables, steps)
     for name, tensor in on_host.items():
         assert torch.equal(tensor.nan_to_num(-9), on_device[name].nan_to_num(-9)), name
     for row, (task, table) in enumerate(members):
-        alone = replayed(Bookkeeper.of([task], 2, watched, CPU).on_host, [task], [table], steps)
+        alone = replayed(Bookkeeper.of([task], 2, watched, CPU, metric).on_host, [task], [table], steps)
         for name, tensor in alone.items():
             assert torch.equal(tensor[0].nan_to_num(-9), on_host[name][row].nan_to_num(-9)), name
 
@@ -68,6 +70,18 @@ def test_by_hand():
     assert state["end"].tolist() == [5]
     assert state["best_flat"].tolist() == [[1.0, 1.0, 1.0]]
     assert state["best_buffer.b"].item() == -1.0
+
+
+SCORES = [float("nan"), 7.0, 8.0, 9.0, 3.0, 2.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(("metric", "sign", "best"), [("accuracy", 1, 3), ("r2", -1, 5), ("mse", 1, 5)])
+def test_the_best_of_an_error_is_the_least(metric, sign, best):
+    """An undefined score ranks below every defined one, however bad that is."""
+    task, table = Task(graph="g", epochs=EPOCHS), [(1.0, 1.0, 0.0, sign * score) for score in SCORES]
+    recorder = Bookkeeper.of([task], 2, 3, CPU, metric)
+    for record in (recorder.on_host, recorder.on_device):
+        assert replayed(record, [task], [table], range(EPOCHS))["best_epoch"].tolist() == [best]
 
 
 def test_evaluations_that_a_member_does_not_want_count_for_others_alone():

@@ -21,7 +21,7 @@ from weft.core.graph_stats import GraphStats
 from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.program import Program
-from weft.core.task import Task
+from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.base.code_digest import code_digest
 from weft.engine.base.home import home
 from weft.ops.launch.device_limits import DeviceLimits
@@ -40,7 +40,7 @@ class Steps:
     """
 
     step: Program
-    preparation: Program
+    preparation: Program | None
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -82,6 +82,8 @@ def remember(steps: Steps, tasks: Sequence[Task], stats: GraphStats, plan: Plan,
 def _path(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLimits | None) -> Path | None:
     """Where the step is kept; None if it must not be."""
     if any(task.traits is not BUILT_IN.get(task.model_name) or task.model_args for task in tasks):
+        return None
+    if any(task.has_own(name) for task in tasks for name in OWN_FUNCTIONS):  # which may change under one name
         return None
     about = {
         "code": code_digest(),

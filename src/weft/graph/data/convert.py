@@ -48,9 +48,22 @@ def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
         "x": getattr(data, "x", None),
         "y": getattr(data, "y", None),
         "edge_weight": weight,
+        "edge_attr": getattr(data, "edge_attr", None) if getattr(data, "edge_index", None) is not None else None,
         "relation": getattr(data, "edge_type", None),
         **masks,
     }
+
+
+PYG_READ = {
+    *("x", "y", "edge_index", "adj_t", "edge_weight", "edge_attr", "edge_type", "num_nodes"),
+    *(f"{name}_mask" for name in SPLITS),
+}
+
+
+def pyg_unread(data: Any) -> list[str]:
+    """What a PyG ``Data`` has besides."""
+    keys = getattr(data, "keys", ())
+    return sorted(set(keys() if callable(keys) else keys) - PYG_READ)
 
 
 def _pyg_edges(data: Any) -> tuple[Any, Any, Any]:
@@ -146,6 +159,8 @@ def to_pyg(graph: Graph) -> Any:
     data = Data(x=x, edge_index=graph.edge_index(), y=graph.y, num_nodes=graph.num_nodes)
     if graph.edge_weight is not None:
         data.edge_weight = graph.edge_weight
+    if graph.edge_attr is not None:
+        data.edge_attr = graph.edge_attr
     if graph.relation is not None:
         data.edge_type = graph.relation.long()
     for name in SPLITS:

@@ -22,6 +22,17 @@ class EdgeColumns:
     weight: int | None = None
     relation: int | None = None
 
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """The names of the other columns, the index of pandas aside."""
+        read = (self.src, self.dst, self.weight, self.relation)
+        return [name.strip() for place, name in enumerate(names) if place not in read and not is_index(place, name)]
+
+
+def is_index(place: int, name: str) -> bool:
+    """Whether a column is the index that pandas writes: the first one, without a name."""
+    plain = name.strip().strip("\"'").lower()
+    return place == 0 and (plain == "" or plain.startswith("unnamed:"))
+
 
 def unnamed_columns(count: int, where: str) -> EdgeColumns:
     """Without names: source, destination and, third, the weight."""
@@ -35,9 +46,13 @@ def unnamed_columns(count: int, where: str) -> EdgeColumns:
 
 
 def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
-    """By usual names; when neither end is named as usual, the first two columns are the ends."""
+    """By usual names; when neither end is named as usual, the first two columns are the ends.
+
+    A first column without a name is the index that pandas writes, not an end.
+    """
     plain = [name.strip().strip("\"'").lower() for name in names]
-    if len(plain) < 2:
+    index = int(is_index(0, names[0]))
+    if len(plain) - index < 2:
         raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
     src, dst = _position(plain, SOURCES), _position(plain, TARGETS)
     if (src is None) != (dst is None):
@@ -46,7 +61,7 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
             f"{where}: among the columns {list(names)} only the {known} is recognised; name the other one "
             f"{lacking[0]!r}"
         )
-    ends = (0, 1) if src is None or dst is None else (src, dst)
+    ends = (index, index + 1) if src is None or dst is None else (src, dst)
     return EdgeColumns(*ends, _position(plain, WEIGHTS), _position(plain, RELATIONS))
 
 

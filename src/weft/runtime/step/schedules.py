@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from weft.core.compatibility import function_name
-from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.runtime.loop.functions import function_of
+from weft.runtime.loop.own_schedule import own_factors
 
 
 def constant(t: float) -> float:
@@ -41,22 +39,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "step": step,
     "plateau": constant,  # what lowers it is in the state: weft.runtime.loop.plateau
 }
-
-
-def own_factors(task: Task) -> list[float]:
-    """What the user's schedule ``(epoch) -> factor`` gives for every epoch, counted from 0."""
-    schedule, name = function_of(task, "schedule"), function_name(task.schedule)
-    found = [_factor(task, name, epoch, schedule(epoch)) for epoch in range(task.epochs)]
-    return found
-
-
-def _factor(task: Task, name: str, epoch: int, value: object) -> float:
-    number = float(value) if isinstance(value, (int, float)) or hasattr(value, "item") else math.nan  # type: ignore[arg-type]
-    if not 0 <= number < math.inf:
-        raise SpecError(
-            f"task {task.label!r}: schedule {name}({epoch}) is {value!r}; expected a factor of lr, at least 0"
-        )
-    return number
 
 
 def rate_factors(task: Task, steps_per_epoch: int = 1) -> list[float]:

@@ -1,8 +1,9 @@
 """From a request to tasks for the queue: declarative settings, models of the registry, graphs of the operator's folder.
 
 A model is one of Weft's own names, or an import path that the operator allows (``module:callable``, or ``module:*`` for
-all of a module). A graph is ``demo``, a generated shape, or a path inside the operator's folder. Nothing here imports a
-model or reads a graph: that happens in worker processes.
+all of a module); so are objectives, metrics, optimizers, schedules and callbacks. A graph is ``demo``, a generated
+shape, or a path inside the operator's folder. Nothing here imports a model or reads a graph: that happens in worker
+processes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 from weft.core.errors import InputError, WeftError
 from weft.core.models import BUILT_IN
+from weft.core.settings.field_rule import is_reference
 from weft.core.sweep import Sweep, varies
-from weft.core.task import Task
+from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
-from weft.engine.base.all_splits import refuse_all_splits
 from weft.serve.http.inference_requests import Find, inference_source, inference_spec
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.options import ServeOptions
@@ -44,14 +45,28 @@ class Registry:
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that is neither Weft's own nor allowed."""
-        if isinstance(model, str) and (model in BUILT_IN or model in self.models):
-            return
-        if isinstance(model, str) and ":" in model and f"{model.rpartition(':')[0]}:*" in self.models:
+        if isinstance(model, str) and (model in BUILT_IN or self._allows(model)):
             return
         allowed = ", ".join((*BUILT_IN, *self.models))
         raise BadRequestError(
             f"model={str(model)[:80]!r} is not in the registry ({allowed}); the operator can allow an import path"
         )
+
+    def check_functions(self, task: Mapping[str, Any]) -> None:
+        """Refuse functions that a task names (a loss, a callback) unless they are allowed, as models are."""
+        called = task.get("callbacks") or ()
+        tables = called if isinstance(called, (list, tuple)) else (called,)
+        named = [(name, task.get(name)) for name in OWN_FUNCTIONS]
+        named += [("callbacks", one.get("call")) for one in tables if isinstance(one, Mapping)]
+        for name, value in named:
+            if is_reference(value) and not self._allows(str(value)):
+                raise BadRequestError(
+                    f"{name}={str(value)[:80]!r} is not in the registry; the operator can allow an import path"
+                )
+
+    def _allows(self, path: str) -> bool:
+        """Whether an import path is allowed, by itself or with its whole module."""
+        return path in self.models or (":" in path and f"{path.rpartition(':')[0]}:*" in self.models)
 
     def graph_path(self, graph: Any) -> str | None:
         """The path of a graph in the operator's folder; None for one that is known by its name."""
@@ -129,6 +144,7 @@ def _inference(body: Mapping[str, Any], registry: Registry, user: str, find: Fin
 
 def _graph(task: Any, registry: Registry) -> dict[str, Any]:
     registry.check_model(task.get("model", "gcn"))
+    registry.check_functions(task)
     place = registry.graph_path(task.get("graph"))
     return {} if place is None else {"graph_path": place}
 
@@ -149,11 +165,13 @@ def _settings(task: Any) -> dict[str, Any]:
     if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
         raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
     try:
-        refuse_all_splits(Task.from_dict(found), "a server")
+        checked = Task.from_dict(found)
     except WeftError as error:
         raise BadRequestError(str(error)) from None
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+    if checked.split == ALL_SPLITS:
+        raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
     return found
 
 
@@ -206,6 +224,12 @@ def given_settings(task: Task) -> dict[str, Any]:
     for key in ("graph", "model"):
         if not isinstance(getattr(task, key), str):
             raise InputError(f"task {task.label!r}: its {key} is an object, which cannot be sent; give a name or path")
+    functions = [(name, getattr(task, name)) for name in OWN_FUNCTIONS]
+    for key, value in (*functions, *(("callbacks", one.call) for one in task.callbacks)):
+        if not isinstance(value, str):
+            raise InputError(
+                f"task {task.label!r}: its {key} is a function, which cannot be sent; name it, as module:function"
+            )
     whole = task.to_dict()
     return {name: whole[name] for name in sorted(task.given) if name in whole and whole[name] is not None}
 
