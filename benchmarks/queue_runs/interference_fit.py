@@ -1,7 +1,8 @@
 """Fit the simulator's interference to pairs of tasks that were measured alone and side by side.
 
-A task alone takes ``seconds`` and keeps the device busy for ``utilisation`` of them. The model predicts how long two of
-them take side by side, with one constant that is not known before: ``contention``. It is chosen so that predicted and
+A task alone takes ``seconds`` and trains for ``utilisation`` of them. The model predicts how long two of them take side
+by side, with two constants that are not known before: ``share``, the part of the device that a training keeps busy (one
+core of two, the multiprocessors that its kernels fill), and ``contention``. They are chosen so that predicted and
 measured times of the pairs are nearest in ratio.
 """
 
@@ -17,7 +18,8 @@ from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import Simulation
 from weft.sched.simulator import Conditions, simulate
 
-STEP, MOST = 0.01, 1.5
+STEP, MOST = 0.025, 1.5
+SHARES = tuple(round(0.3 + 0.05 * place, 2) for place in range(15))
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Fit:
-    """The constant, and how far predictions of the pairs are off with it, as a mean share."""
+    """The constants, and how far predictions of the pairs are off with them, as a mean share."""
 
     contention: float
     error: float
     pairs: int
+    share: float = 1.0
+
+    @property
+    def interference(self) -> Interference:
+        """The simulator's model."""
+        return Interference(contention=self.contention)
 
 
 def alone(task: QueuedTask, seconds: float, busy_seconds: float, gap_seconds: float = 0.0) -> QueuedTask:
@@ -44,21 +52,23 @@ def alone(task: QueuedTask, seconds: float, busy_seconds: float, gap_seconds: fl
 
 
 def fit(pairs: Sequence[Pair]) -> Fit:
-    """The contention that explains ``pairs`` best; the model's default if there are none."""
+    """The share and the contention that explain ``pairs`` best; the model's defaults if there are none."""
     if not pairs:
         return Fit(Interference().contention, math.nan, 0)
-    steps = [place * STEP for place in range(int(MOST / STEP) + 1)]
-    best = min(steps, key=lambda contention: sum(_squares(pair, contention) for pair in pairs))
+    steps = [round(place * STEP, 3) for place in range(int(MOST / STEP) + 1)]
+    tried = [Fit(contention, math.nan, len(pairs), share) for share in SHARES for contention in steps]
+    best = min(tried, key=lambda one: sum(log * log for pair in pairs for log in _logs(pair, one)))
     errors = [abs(math.expm1(log)) for pair in pairs for log in _logs(pair, best)]
-    return Fit(best, sum(errors) / len(errors), len(pairs))
+    return replace(best, error=sum(errors) / len(errors))
 
 
-def _squares(pair: Pair, contention: float) -> float:
-    return sum(log * log for log in _logs(pair, contention))
+def calibrated(tasks: Sequence[QueuedTask], fitted: Fit) -> list[QueuedTask]:
+    """``tasks`` as measured alone, each with the part of the device that it keeps busy."""
+    return [replace(task, utilisation=task.utilisation * fitted.share) for task in tasks]
 
 
-def _logs(pair: Pair, contention: float) -> list[float]:
-    predicted = {run.id: run.end for run in together(pair.tasks, contention).tasks}
+def _logs(pair: Pair, fitted: Fit) -> list[float]:
+    predicted = {run.id: run.end for run in together(calibrated(pair.tasks, fitted), fitted.contention).tasks}
     return [math.log(predicted[name] / seconds) for name, seconds in pair.together.items() if seconds > 0]
 
 

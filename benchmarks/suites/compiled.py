@@ -72,7 +72,10 @@ def tasks_of(case: str, graph: Graph) -> list[Task]:
     """The tasks of a case, evaluated at the very end only."""
     name, members = CASES[case]
     model, often = model_of(name), {"epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
-    return [Task(graph=graph, model=model, seed=seed, name=f"{case}-{seed}", **often) for seed in range(members)]
+    return [
+        Task(graph=graph, model=model, seed=seed, name=f"{case}-{seed}", convert=False, **often)
+        for seed in range(members)
+    ]
 
 
 def measure(case: str, side: str, graph: Graph, args: Namespace) -> dict[str, Any]:

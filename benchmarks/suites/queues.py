@@ -2,6 +2,8 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
+    python -m benchmarks.suites.queues --budget-seconds 280 --epochs 10 --warm-seconds 60 --pairs 2
+                                                    what matters most first; --resume goes on with the rest
 
 A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
 of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
@@ -25,6 +27,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, conditions, fit
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, calibrated, conditions, fit
 from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
 from benchmarks.queue_runs.queue_server import QueueRun, QueueServer, peak_bytes
 from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
@@ -48,7 +51,8 @@ from weft.sched.simulation import Simulation
 from weft.sched.simulator import simulate
 
 PYG = ("pyg", "pyg_mps")
-WEFT = ("pipeswitch", "backfill", "lmcf", "bmc", "base", "mps")
+WEFT = (("pipeswitch", "backfill", "lmcf", "bmc"), ("base", "mps"))  # of all queues the first, then of all the rest
+MODES = ("pyg", *WEFT[0], *WEFT[1], "pyg_mps")
 GIB = 1 << 30
 Settings = dict[str, Any]
 
@@ -190,42 +194,54 @@ def measure_pairs(
 
 def simulated(name: str, known: Sequence[QueuedTask], server: QueueServer, fitted: Fit) -> Simulation:
     """The queue by the simulator."""
-    return simulate(find_policy(name), known, [server.device_state()], conditions(fitted.contention), name)
+    tasks, there = calibrated(known, fitted), [server.device_state()]
+    return simulate(find_policy(name), tasks, there, conditions(fitted.contention), name)
 
 
 # ---- everything ------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Standing:
+    """What is known of a queue so far: its tasks, runs by mode, seconds alone, and how its tasks interfere."""
+
+    name: str
+    tasks: Mapping[str, Settings]
+    outcomes: dict[str, Simulation] = field(default_factory=dict)
+    known: list[QueuedTask] = field(default_factory=list)
+    fitted: Fit = field(default_factory=lambda: fit([]))
+
+
 def run_queue(
-    name: str, recorder: Recorder, server: QueueServer, graphs: Mapping[str, Path], args: Namespace, idle: int
+    queue: Standing, modes: Sequence[str], recorder: Recorder, server: QueueServer, args: Namespace, idle: int
 ) -> None:
-    """All of Weft's modes on one queue; the run one at a time comes first, the simulator needs it."""
-    tasks = tasks_of(name, graphs, args)
-    outcomes: dict[str, Simulation] = {}
-    known: list[QueuedTask] = []
-    fitted = fit([])
-    modes = [mode for mode in WEFT if mode in listed(args.modes)]
-    for mode in dict.fromkeys(["pipeswitch", *modes] if modes else []):
+    """Some of Weft's modes on one queue; the run one at a time comes first, the simulator needs it."""
+    for mode in modes if queue.known or not modes else dict.fromkeys(("pipeswitch", *modes)):
 
         def measure(mode: str = mode) -> dict[str, Any]:
-            run, found = weft_cell(mode, tasks, server, idle)
-            outcomes[mode] = run.outcome
+            run, found = weft_cell(mode, queue.tasks, server, idle)
+            queue.outcomes[mode] = run.outcome
             if mode == "pipeswitch":
-                known.extend(measured_alone(run))
-                found["alone"] = {task.id: [round(task.seconds, 4), round(task.utilisation, 3)] for task in known}
+                queue.known = measured_alone(run)
+                found["alone"] = {one.id: [round(one.seconds, 4), round(one.utilisation, 3)] for one in queue.known}
             return found
 
-        cell = recorder.cell({"queue": name, "mode": mode}, measure, free=False)
-        if mode == "pipeswitch" and known and args.pairs:
-            pairs = recorder.prepare(f"pairs of {name}", lambda: measure_pairs(known, tasks, server, args.pairs))
-            fitted = fit(pairs or [])
-            recorder.about.setdefault("interference", {})[name] = vars(fitted)
-        if known and cell["status"] == "ok" and cell["done"] == len(tasks):
-            predicted = simulated(mode, known, server, fitted).metrics()
+        cell = recorder.cell({"queue": queue.name, "mode": mode}, measure, free=False)
+        if mode == "pipeswitch" and queue.known and args.pairs:
+            calibrate(queue, recorder, server, args)
+        if queue.known and cell["status"] == "ok" and cell["done"] == len(queue.tasks):
+            predicted = simulated(mode, queue.known, server, queue.fitted).metrics()
             cell["simulated_makespan"], cell["simulated_mean_jct"] = predicted.makespan, predicted.mean_jct
             cell["simulator_error"] = predicted.makespan / cell["makespan"] - 1
-    if args.out is not None and outcomes:
-        plots(Path(args.out), name, outcomes)
+    if args.out is not None and queue.outcomes:
+        plots(Path(args.out), queue.name, queue.outcomes)
+
+
+def calibrate(queue: Standing, recorder: Recorder, server: QueueServer, args: Namespace) -> None:
+    """Fit the simulator to pairs of the queue's tasks."""
+    make = lambda: measure_pairs(queue.known, queue.tasks, server, args.pairs)  # noqa: E731
+    queue.fitted = fit(recorder.prepare(f"pairs of {queue.name}", make) or [])
+    recorder.about.setdefault("interference", {})[queue.name] = vars(queue.fitted)
 
 
 def plots(out: Path, name: str, outcomes: Mapping[str, Simulation]) -> None:
@@ -272,7 +288,7 @@ def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--queues", default=",".join(QUEUES))
-    parser.add_argument("--modes", default=",".join((*WEFT, *PYG)))
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--tasks", type=int, default=20, help="of each queue")
@@ -305,7 +321,10 @@ def main() -> None:
         idle = DeviceSampler(0 if device.type == "cuda" else None).bytes_before
         if graphs is None:
             return
-        if set(WEFT) & set(listed(args.modes)):
+        chosen = listed(args.modes)
+        for name in names if "pyg" in chosen else ():
+            run_pyg(name, "pyg", recorder, graphs, args, idle)
+        if set(chosen) - set(PYG):
             sizes = int(args.budget_gib * GIB), int(args.reserved_gib * GIB)
             server = recorder.prepare(
                 "server", lambda: stack.enter_context(QueueServer(folder, str(device), args.workers, *sizes))
@@ -313,12 +332,13 @@ def main() -> None:
             if server is not None:
                 recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
                 recorder.prepare("warm", lambda: server.warm_up(warm_tasks(names, graphs, args), args.warm_seconds))
-                for name in names:
-                    run_queue(name, recorder, server, graphs, args, idle)
+                queues = [Standing(name, tasks_of(name, graphs, args)) for name in names]
+                for modes in WEFT:
+                    for one in queues:
+                        run_queue(one, [mode for mode in modes if mode in chosen], recorder, server, args, idle)
             stack.close()
-        for mode in (mode for mode in PYG if mode in listed(args.modes)):
-            for name in names:
-                run_pyg(name, mode, recorder, graphs, args, idle)
+        for name in names if "pyg_mps" in chosen else ():
+            run_pyg(name, "pyg_mps", recorder, graphs, args, idle)
         recorder.save()
     summary(recorder, names)
 

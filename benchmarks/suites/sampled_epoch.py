@@ -337,7 +337,7 @@ def ratios(cells: list[dict[str, Any]]) -> Iterator[str]:
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="products,papers", help="of products, papers, programs, in this order")
+    parser.add_argument("--parts", default="", help="of products, papers, programs, in this order")
     parser.add_argument("--shapes", default="", help="the same by the names of shapes: products, papers100M")
     parser.add_argument("--programs", default="96,48,24,12,6", help="of gathers, in the part of that name")
     parser.add_argument("--shape", default="products")
@@ -359,7 +359,8 @@ def arguments() -> Namespace:
     parser.add_argument("--papers-steps", type=int, default=300, help="timed, extrapolated to an epoch")
     parser.add_argument("--papers-seconds", type=float, default=70.0, help="that making the graph may take")
     args = parser.parse_args()
-    args.parts = ",".join(SHAPE_PARTS.get(shape.lower(), shape) for shape in listed(args.shapes)) or args.parts
+    named = ",".join(SHAPE_PARTS.get(shape.lower(), shape) for shape in listed(args.shapes))
+    args.parts = named or args.parts or ("products" if args.device == "cpu" else "products,papers")
     return args
 
 

@@ -74,6 +74,8 @@ def test_plot(weft, here):
         (["--budget", "much"], "budget='much' is not an amount of memory"),
         (["--machine", "v10"], "there is no machine 'v10'"),
         (["--plot", "gantt.png"], "--plot gantt.png: the name must end in .svg"),
+        (["--file", "none.json"], "none.json: is not a recorded queue"),
+        (["--file", "none.json", "--queue", "mix"], "give one of them"),
         (["--gap", "-1"], "--gap -1.0 must be a number of seconds"),
     ],
 )

@@ -25,7 +25,7 @@ from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from weft.graph.data.graph import Graph
-from weft.runtime.step.inputs import takes_edge_index
+from weft.runtime.step.inputs import takes_edges
 
 GRAPHS = ("shape:cora", "shape:pubmed", "shape:proteins")
 MODULES = {
@@ -72,7 +72,7 @@ def evaluate(model: nn.Module, graph: Graph, inputs: Sequence[Any]) -> float:
 def inputs_of(module: str, graph: Graph, x: Tensor) -> tuple[Any, Any]:
     """What the module is called with."""
     model = MODULES[module]()(graph.num_features, graph.num_classes)
-    return x, graph.edge_index() if takes_edge_index(model) else graph.adj
+    return x, graph.edge_index() if takes_edges(model) else graph.adj
 
 
 def sides(tasks: Sequence[weft.Task], graph: Graph, inputs: Sequence[Any]) -> dict[str, Callable[[], Any]]:

@@ -272,6 +272,9 @@ def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) ->
     )
     relation = torch.empty(stats.num_edges, dtype=torch.int32, device=META) if stats.num_relations else None
     adj.relation_rows, adj.relation_edges = stats.relation_rows, stats.relation_edges
+    if stats.edge_features is not None:
+        shape = (stats.num_edges, stats.edge_features) if stats.edge_features else (stats.num_edges,)
+        adj.edge_attr = torch.empty(shape, device=META)
     whole = Graph(
         adj,
         elsewhere((stats.num_nodes, stats.num_features), torch.float32) if dense else _features(stats, graph),

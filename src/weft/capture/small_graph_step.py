@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.capture.observer import Observer, Seen
 from weft.core.graph_stats import GraphStats
@@ -84,10 +85,18 @@ def small_graph(sizes: Sizes) -> Graph:
         *kept,
         edge_weight=torch.rand(EDGES, generator=draw) + 0.5 if stats.weighted else None,
         relation=torch.arange(EDGES) % stats.num_relations if stats.num_relations else None,
+        edge_attr=_edge_attr(stats, draw),
         name=stats.name,
         num_classes=stats.num_classes,
         num_relations=stats.num_relations or None,
     )
+
+
+def _edge_attr(stats: GraphStats, draw: torch.Generator) -> Tensor | None:
+    if stats.edge_features is None:
+        return None
+    shape = (EDGES, stats.edge_features) if stats.edge_features else (EDGES,)
+    return torch.rand(shape, generator=draw)
 
 
 def rescale(observer: Observer, sizes: Sizes) -> None:

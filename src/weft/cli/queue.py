@@ -13,6 +13,7 @@ from weft.core.units import parse_bytes, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from weft.sched.queue_state import QueuedTask
+    from weft.sched.recorded_queue import RecordedQueue
     from weft.sched.simulation import Simulation
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+BUDGET = "26GiB"
 COLUMNS = ("policy", "makespan", "mean JCT", "p95 JCT", "mean wait", "p95 wait", "busy", "peak", "refused", "late")
 
 
@@ -44,13 +46,22 @@ def simulate(
             metavar="NAME", help="A queue of CoGNN: gcn, sage, gat, gin or mix.", show_default="a random queue"
         ),
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="QUEUE.json", help="A recorded queue, with its device.", show_default="a random queue"),
+    ] = None,
     tasks: Annotated[int, typer.Option(metavar="N", help="Length of the random queue.")] = 100,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of the random queue.")] = 0,
     gap: Annotated[
         float, typer.Option(metavar="SECONDS", help="Mean time between arrivals; 0: all arrive at once.")
     ] = 0.0,
-    budget: Annotated[str, typer.Option(metavar="BYTES", help="Memory of the device for all tasks.")] = "26GiB",
-    workers: Annotated[int, typer.Option(metavar="K", help="Groups that may run at once.")] = 2,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Memory of the device for all tasks.", show_default="26GiB, or the file's"),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="K", help="Groups that may run at once.", show_default="2, or the file's")
+    ] = None,
     machine: Annotated[
         str, typer.Option(metavar="NAME", help="Machine that costs are estimated for: v100-32g, h200, ...")
     ] = "v100-32g",
@@ -63,9 +74,12 @@ def simulate(
     start; late counts tasks that end after their deadline or latency target.
     """
     _check(plot, gap)
-    waiting = _tasks(queue, tasks, seed, gap, machine)
-    runs = _simulate(policy or [], waiting, budget, workers)
-    print(_json(runs) if json else _table(runs, len(waiting)))
+    if file is not None and queue is not None:
+        raise SpecError(f"--file {file} and --queue {queue}: give one of them")
+    recorded = _recorded(file) if file is not None else _made(_tasks(queue, tasks, seed, gap, machine))
+    recorded = recorded.on(None if budget is None else parse_bytes(budget), workers)
+    runs = _simulate(policy or [], recorded)
+    print(_json(runs) if json else _table(runs, len(recorded.tasks)))
     if plot is not None:
         _write(runs, plot)
 
@@ -86,14 +100,26 @@ def _tasks(queue: str | None, count: int, seed: int, gap: float, machine: str) -
     return random_queue(count, seed, profile(machine), Mixture(gap_seconds=gap))
 
 
-def _simulate(names: list[str], tasks: list[QueuedTask], budget: str, workers: int) -> list[Simulation]:
-    from weft.sched.policies import POLICIES, find_policy
+def _recorded(file: Path) -> RecordedQueue:
+    from weft.sched.recorded_queue import read_recorded
+
+    return read_recorded(file)
+
+
+def _made(tasks: list[QueuedTask]) -> RecordedQueue:
     from weft.sched.queue_state import DeviceState
+    from weft.sched.recorded_queue import RecordedQueue
+
+    return RecordedQueue(tuple(tasks), DeviceState("device", parse_bytes(BUDGET), workers=2))
+
+
+def _simulate(names: list[str], queue: RecordedQueue) -> list[Simulation]:
+    from weft.sched.policies import POLICIES, find_policy
     from weft.sched.simulator import simulate
 
-    device = DeviceState("device", parse_bytes(budget), workers=workers)
     chosen = {name.lower(): find_policy(name) for name in names or POLICIES}
-    return [simulate(policy, tasks, [device], name=name) for name, policy in chosen.items()]
+    about = queue.tasks, [queue.device], queue.conditions
+    return [simulate(policy, *about, name=name) for name, policy in chosen.items()]
 
 
 def _json(runs: list[Simulation]) -> str:

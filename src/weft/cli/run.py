@@ -91,6 +91,9 @@ def run(
     ] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoints in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is in --out.")] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Add the seeds, settings or epochs that the run in --out lacks.")
+    ] = False,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,13 +137,21 @@ def run(
     A list in SPEC is a grid: every combination is trained, all of them together. Shows live progress on a
     terminal and prints JSON lines otherwise (--progress plain: lines of text). Ctrl-C finishes the epoch, saves a
     checkpoint and says how to resume.
-    A run that is in --out already is kept: choose --resume or --overwrite, or answer the question on a terminal.
+    A run that is in --out already is kept: choose --resume, --extend or --overwrite, or answer the question on a
+    terminal.
 
     Exit codes: 0 done, 2 a mistake in the spec or graph, 3 training failed (of a sweep: every member),
     4 it does not fit into --budget (of a plan: into what is free), 130 interrupted.
     """
     if on is not None:
-        given = {"--resume": resume, "--prune": prune, "--weave": weave, "--compile": compile, "--gpus": gpus}
+        given = {
+            "--resume": resume,
+            "--extend": extend,
+            "--prune": prune,
+            "--weave": weave,
+            "--compile": compile,
+            "--gpus": gpus,
+        }
         given |= {"--ranks": ranks, "--order": None if order == "given" else order}
         given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
         _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
@@ -158,7 +169,7 @@ def run(
     first = count == 1 or is_first_rank()
     shown = _progress(progress, json) if first else "none"
     live = shown in ("live", "plain")
-    if shown == "live" and not resume and not overwrite:
+    if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
     try:
         result = train(
@@ -167,6 +178,7 @@ def run(
             out=folder,
             resume=resume,
             overwrite=overwrite,
+            extend=extend,
             progress=True if shown == "live" else shown if shown == "plain" else False,
             on_event=_print_line if shown == "json" else None,
             prune=prune,
@@ -183,7 +195,8 @@ def run(
         options |= {f"--{name.replace('_', '-')}": place for name, place in places.items()}
         options |= {"--order": None if order == "given" else order}
         chosen = {"weave": weave, "compile": compile}
-        flags = [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
+        flags = ["--extend" if extend else "--resume"]
+        flags += [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]
         _say_how_to_resume(interruption, spec, folder, changes or [], options, flags)
         raise typer.Exit(interruption.exit_code) from None
     if isinstance(result, SweepResult):
@@ -268,7 +281,7 @@ def _say_how_to_resume(
     options: Mapping[str, str | None],
     flags: list[str],
 ) -> None:
-    command = ["weft", "run", str(spec), "--out", str(folder), "--resume", *flags]
+    command = ["weft", "run", str(spec), "--out", str(folder), *flags]
     for change in changes:
         command += ["--set", change]
     for name, value in options.items():

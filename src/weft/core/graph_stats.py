@@ -45,7 +45,7 @@ class GraphStats:
     ``d.bit_length() == b``: bin 0 holds the isolated nodes, bin 1 degree 1, bin 2 degrees 2-3, and so on.
     ``relation_edges[r]`` counts the edges of relation r, ``relation_rows`` the pairs of a node and a relation that it
     has an in-edge of: rows that a relational layer aggregates to. ``num_train``, ``num_val`` and ``num_test`` are of
-    the first of ``num_splits`` splits.
+    the first of ``num_splits`` splits. ``edge_features``: features per edge, 0 for one number without a dimension.
     """
 
     name: str
@@ -68,6 +68,7 @@ class GraphStats:
     num_val: int = 0
     num_test: int = 0
     num_splits: int = 1
+    edge_features: int | None = None
 
     @property
     def sparse_features(self) -> bool:
@@ -79,6 +80,7 @@ class GraphStats:
         without = {"name"} if self.num_relations else {"name", "relation_edges", "relation_rows"}
         without |= set() if self.regression else {"regression"}
         without |= {"num_splits"} if self.num_splits == 1 else set()
+        without |= {"edge_features"} if self.edge_features is None else set()
         about = {key: value for key, value in self.to_dict().items() if key not in without}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         sizes = (self.num_nodes, self.num_edges, self.num_features, self.num_classes)

@@ -27,7 +27,8 @@ class ModelTraits:
     ``has_heads``: ``hidden`` is the width of ``heads`` heads together. ``first_layer``: why the first aggregation
     changes from step to step ("": it does not, and may be computed once). ``padding``: why a narrow member cannot be
     padded with zeros to the width of a wide one ("": it can, unless ``norm="layer"`` or it has blocks).
-    ``relational``: it reads the relations of edges, and is built for their number.
+    ``relational``: it reads the relations of edges, and is built for their number. ``weighted``: whether it reads
+    their weights; None: not known.
 
     The rest is for rules of thumb, per layer: ``operators`` by kind, forward and backward together (``spmm``,
     ``attention``, ``attention_v2``, ``matmul``, ``pointwise``), ``launches`` of kernels, ``linear_maps``,
@@ -42,6 +43,7 @@ class ModelTraits:
     first_layer: str = ""
     padding: str = ""
     relational: bool = False
+    weighted: bool | None = None
     operators: Mapping[str, int] = field(default_factory=lambda: {"spmm": 2, "matmul": 3, "pointwise": 2}, hash=False)
     launches: int = 8
     linear_maps: int = 1
@@ -54,15 +56,17 @@ _HEADS = {
     "settings": (*GNN_SETTINGS, "heads", "out_heads", "attention_dropout"),
     "shaping": ("heads", "out_heads"),
     "has_heads": True,
+    "weighted": False,
     "first_layer": "attention depends on the weights",
 }
 BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
     {
         traits.name: traits
         for traits in (
-            ModelTraits("gcn"),
+            ModelTraits("gcn", weighted=True),
             ModelTraits(
                 "sage",
+                weighted=False,
                 settings=(*GNN_SETTINGS, "aggregator"),
                 shaping=("aggregator",),
                 operators={"spmm": 2, "matmul": 5, "pointwise": 2},
@@ -71,6 +75,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
             ),
             ModelTraits(
                 "gin",
+                weighted=False,
                 operators={"spmm": 2, "matmul": 6, "pointwise": 4},
                 launches=14,
                 linear_maps=2,
@@ -96,6 +101,7 @@ BUILT_IN: Mapping[str, ModelTraits] = MappingProxyType(
             ),
             ModelTraits(
                 "rgcn",
+                weighted=False,
                 settings=(*GNN_SETTINGS, "bases", "blocks"),
                 shaping=("bases", "blocks"),
                 relational=True,

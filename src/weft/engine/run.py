@@ -28,6 +28,7 @@ from weft.engine.base.device import choose_device, environment
 from weft.engine.base.options import (
     check_batches,
     check_choices,
+    check_extend,
     check_handles,
     check_hardware,
     check_options,
@@ -70,6 +71,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    extend: bool = False,
     progress: bool | str = "auto",
     on_event: Listener | None = None,
     checkpoint_every: float = CHECKPOINT_SECONDS,
@@ -96,7 +98,8 @@ def run(
 
     ``device``: ``"auto"`` (the GPU if there is one), ``"cpu"``, ``"cuda"``. ``out``: a folder for
     checkpoints, ``result.json``, the weights and a report; nothing is written without it. A folder that holds a run is
-    refused, unless ``resume=True`` continues from its checkpoints or ``overwrite=True`` deletes it.
+    refused, unless ``resume=True`` continues from its checkpoints, ``extend=True`` adds members or epochs to it without
+    repeating what is there, or ``overwrite=True`` deletes it.
     ``progress``: show a live line or table (``"auto"``: on a terminal or in a notebook), or lines of text
     (``"plain"``). ``on_event`` is called with every
     :class:`Event`; an error of it is reported once. ``checkpoint_every``: seconds of training between checkpoints.
@@ -128,6 +131,8 @@ def run(
     report = work if isinstance(work, PlanReport) else None
     work = with_all_splits(_checked(work))
     check_options(out=out, resume=resume, overwrite=overwrite, on_event=on_event, checkpoint_every=checkpoint_every)
+    check_extend(extend, out=out, overwrite=overwrite, planned=report is not None, ranks=ranks)
+    resume = resume or extend
     check_choices(weave=weave, compile=compile)
     handle = check_handles(control, cancel) or Control()
     limit = None if budget is None else parse_bytes(budget)
@@ -153,7 +158,7 @@ def run(
         shown = [] if display is None else [stack.enter_context(display)]
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        folder = None if out is None else _folder(Path(out), work, resume or overwrite)
+        folder = None if out is None else _folder(Path(out), work, resume or overwrite, extend)
         if folder is not None:
             stack.callback(folder.close)
         stack.enter_context(process_state(Needs.of(tasks, target, limit), target))
@@ -200,8 +205,8 @@ def _lost_ranks_told(folder: RunFolder | None) -> Iterator[None]:
         raise RankLostError(f"{error}; {how or 'there is no checkpoint yet'}", error.rank) from None
 
 
-def _folder(path: Path, work: Task | Sweep, may_hold_run: bool) -> RunFolder:
-    folder = RunFolder(path) if isinstance(work, Task) else SweepFolder(path, work)
+def _folder(path: Path, work: Task | Sweep, may_hold_run: bool, extends: bool) -> RunFolder:
+    folder = RunFolder(path, extends) if isinstance(work, Task) else SweepFolder(path, work, extends)
     if not may_hold_run:
         folder.check_free()
     return folder

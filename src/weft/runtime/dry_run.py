@@ -213,8 +213,11 @@ def held_by(thing: Any, met: set[int] | None = None) -> Iterator[Tensor]:
         yield from held_by(thing.matrix, met)
     elif isinstance(thing, Adjacency) and id(thing) not in met:
         met.add(id(thing))
-        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale, thing.relation)
-        yield from held_by((*parts, thing._perm, thing._structure, tuple(thing._derived.values())), met)
+        parts = (thing.indptr, thing.indices, thing.weight, thing.row_scale, thing.col_scale)
+        yield from held_by(
+            (*parts, thing.relation, thing.edge_attr, thing._perm, thing._structure, tuple(thing._derived.values())),
+            met,
+        )
     elif isinstance(thing, (tuple, list)):
         for part in thing:
             yield from held_by(part, met)

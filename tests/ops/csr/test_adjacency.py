@@ -116,3 +116,25 @@ def test_a_worklist_covers_every_edge_once_in_bounded_pieces(adj, light, more):
     assert sorted(seen) == list(range(adj.num_edges))
     assert sorted(set(owner.tolist())) == list(range(adj.num_rows))
     assert work.hub_ptr.tolist() == [0, *torch.bincount(work.hub_of_partial, minlength=work.hub_row.numel()).cumsum(0)]
+
+
+def test_other_weights_are_not_symmetric_because_the_structure_is():
+    indptr, indices = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    weight = torch.tensor([2.0, 2.0])
+    adj = Adjacency(indptr, indices, weight=weight, symmetric=True)
+    other = adj.scaled(weight=torch.tensor([2.0, 5.0]))
+    assert not other.symmetric
+    assert other.transposed().weight.tolist() == [5.0, 2.0]
+    assert adj.scaled(weight=weight).symmetric
+    assert not adj.scaled().symmetric
+
+
+def test_a_row_without_edges_has_a_mean_of_zero():
+    indptr, indices = torch.tensor([0, 2, 2, 3], dtype=torch.int32), torch.tensor([0, 1, 2], dtype=torch.int32)
+    adj = Adjacency(indptr, indices)
+    assert adj.inverse_degrees().tolist() == [0.5, 1.0, 1.0]
+    assert adj.inverse_root_degrees().tolist() == pytest.approx([2**-0.5, 0.0, 1.0])
+    weighted = adj.scaled(weight=torch.tensor([1.0, -1.0, 4.0]))
+    assert weighted.inverse_root_degrees().tolist() == [0.0, 0.0, 0.5]
+    below = adj.scaled(weight=torch.tensor([1.0, -3.0, 4.0]))
+    assert below.inverse_root_degrees().isnan().tolist() == [True, False, False]  # as in PyG

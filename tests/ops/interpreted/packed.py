@@ -13,6 +13,7 @@ from weft.ops.csr.packed import PackedCSR, pack_csr, unpack_csr
 from weft.ops.csr.worklist import build_worklist
 
 LIGHT, CHUNK = 2, 4
+MARGIN = 4096  # numbers of NaN on either side of an input
 SIZES = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
@@ -37,7 +38,15 @@ def _with_work(adj: Adjacency) -> PackedCSR:
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    """Random numbers with NaN in memory before and behind them: a kernel that reads out of bounds shows it."""
+    return surrounded(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype))
+
+
+def surrounded(values: Tensor) -> Tensor:
+    """The same values inside of a larger buffer of NaN, at an aligned place."""
+    whole = torch.full((values.numel() + 2 * MARGIN,), torch.nan, dtype=values.dtype)
+    inside = whole[MARGIN : MARGIN + values.numel()].view(values.shape)
+    return inside.copy_(values)
 
 
 def assert_same(actual, expected, dtype: torch.dtype) -> None:

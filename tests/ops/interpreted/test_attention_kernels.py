@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.graphs_for_tests import empty
+from tests.graphs_for_tests import empty, from_pairs
 from tests.ops.interpreted.packed import assert_same, both_csr, numbers, small
 from weft.ops.attention import gat_backward_triton as attention_backward
 from weft.ops.attention import gat_forward_triton as attention_forward
@@ -22,6 +24,8 @@ from weft.ops.attention.gat_two_pass_triton import suits_one_pass
 from weft.ops.attention.gatv2 import attention_v2_backward_torch, attention_v2_forward_torch
 from weft.ops.attention.gatv2_triton import attention_v2_backward_triton, attention_v2_forward_triton
 from weft.ops.attention.mean_heads import mean_heads_torch, mean_heads_triton
+from weft.ops.csr.packed import pack_csr, unpack_csr
+from weft.ops.csr.worklist import build_worklist
 
 CASES = [  # leading dimensions, heads, width, dropout, type
     ((), 1, 1, False, torch.float32),
@@ -88,6 +92,31 @@ def test_attention(lead, heads, width, active, dtype, passes):
     assert_same(attention_row_gradient_triton(*rows), (stats, grad_a_dst), dtype)
     mine = attention_backward_triton(grad, x, a_src, stats, 0.2, rate, clock, 7, back)
     assert_same(mine, attention_backward_torch(grad, x, a_src, stats, 0.2, rate, clock, 7, csr), dtype)
+
+
+def light(adj):
+    """``adj`` packed with a lane per row, whatever its length."""
+    csr = unpack_csr(pack_csr(adj, rows=True, perm=True))
+    return replace(csr, work=build_worklist(csr.indptr, 64, 128))
+
+
+@pytest.mark.parametrize("degree", range(1, 8))
+def test_the_first_row_reaches_its_neighbours_alone(degree, passes):
+    """Lanes that are through with their edges have column 0 at hand: that must not be read, whatever it is times."""
+    rows = torch.arange(9).repeat_interleave(degree)
+    cols = 1 + (rows + torch.arange(degree).repeat(9)) % 8
+    adj = from_pairs(rows, cols, 9, 9)  # nothing from node 0
+    csr, back = light(adj), light(adj.transposed())
+    x, a_src, a_dst = numbers(9, 2, 16), numbers(9, 2, seed=1), numbers(9, 2, seed=2)
+    out, out_plus, alpha_plus, log_sum = attention_forward_torch(x, a_src, a_dst, 0.2, None, None, 7, csr)
+    x[0] = a_src[0] = torch.nan
+    mine, *_ = attention_forward_triton(x, a_src, a_dst, 0.2, None, None, 7, csr, True)
+    assert_same(mine, out, torch.float32)
+    grad = numbers(9, 2, 16, seed=3)
+    stats, _ = attention_row_gradient_torch(grad, out, out_plus, alpha_plus, a_dst, log_sum, 0.2)
+    true, *_ = attention_backward_torch(grad, x, a_src, stats, 0.2, None, None, 7, csr)
+    found, *_ = attention_backward_triton(grad, x, a_src, stats, 0.2, None, None, 7, back)
+    assert_same(found[1:], true[1:], torch.float32)
 
 
 @pytest.mark.parametrize("launch", [GatherLaunch(4, 1, 8), GatherLaunch(1, 4, 16, 2)], ids=str)

@@ -13,7 +13,7 @@ from weft.graph.generate import citation
 from weft.nn.normalisation import with_identity
 from weft.ops import Adjacency
 from weft.ops.csr.worklist import build_worklist, worklist, worklist_by_length
-from weft.ops.sparse.row_clusters import SEEDS, chain, clusters, order_rows, ordered_rows
+from weft.ops.sparse.row_clusters import BLOCK, SEEDS, _best_column, chain, clusters, order_rows, ordered_rows
 
 SQUARE = {name: make for name, make in GRAPHS.items() if name not in ("mixed", "wide offsets", "no rows")}
 
@@ -157,3 +157,20 @@ def test_ordered_rows_leave_the_matrix_as_it_was(directed):
     assert not torch.equal(worklist(ordered.gcn()).light_row, before)
     x = torch.randn(adj.num_cols, 5)
     assert torch.equal(ops.spmm(ordered.gcn(), x), ops.spmm(adj.gcn(), x))
+
+
+def test_of_equal_columns_the_first_is_taken():
+    """In one block and over several: the same clusters on every device, whatever is compared first."""
+    adj = from_pairs(torch.arange(3), torch.arange(3), 3, 3)
+    tie = torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]])
+    blocks = [torch.zeros(3, BLOCK) for _ in range(2)]
+    for block in blocks:
+        block[:, 3:5] = tie
+    assert _best_column(iter(blocks), adj).tolist() == [3, 3, 0]
+    later = [torch.zeros(3, BLOCK), blocks[1].clone()]
+    assert _best_column(iter(later), adj).tolist() == [BLOCK + 3, BLOCK + 3, 0]
+
+
+def test_of_equal_clusters_the_first_is_next_in_the_chain():
+    ring = [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]]
+    assert chain(ring) == [0, 1, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.programs import ARXIV, gcn_step
@@ -18,6 +20,18 @@ def test_shared_values_stay_and_the_others_grow():
     assert eight.tasks == 8
     for before, after in zip(one.values, eight.values, strict=True):
         assert after.bytes == before.bytes * (1 if before.kind in SHARED else 8)
+
+
+@pytest.mark.parametrize("kind", ["graph", "input", "constant"])
+def test_what_all_members_read_is_there_once(kind):
+    """A table of constants, and an operator that works on it alone, do not grow with the stack."""
+    one = gcn_step()
+    values = (replace(one.values[0], kind=kind, bytes=1000), replace(one.values[0], kind=kind, bytes=24))
+    alone = replace(one.operators[0], reads=(0,), writes=(1,), flops=7.0, stream_bytes=5.0)
+    program = replace(one, values=values, operators=(alone,), resident=(0,), carried=(), left=())
+    eight = stacked(program, 8)
+    assert [value.bytes for value in eight.values] == [1000, 24]
+    assert eight.operators == program.operators
 
 
 def test_work_grows_and_launches_do_not():

@@ -90,3 +90,10 @@ def test_tasks_that_share_a_step_are_measured_apart(metric, kind):
     both = torch.from_numpy(np.stack([first, second]))
     expected = torch.stack([metric(both[0], target), metric(both[1], target)])
     assert torch.equal(metric(both, target), expected)
+
+
+def test_macro_f1_of_many_labels_counts_those_that_never_occur():
+    """D7: they were left out of the mean; scikit-learn counts them as 0."""
+    logits = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0]])
+    target = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    assert f1_macro(logits, target).item() == pytest.approx(1 / 3)  # 1, 0 (predicted only), 0 (never)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.core.errors import SpecError
+from weft.runtime.user_modules.converting import Trials, try_conversion
 
 pyg = pytest.importorskip("torch_geometric.nn")
 EPOCHS = 5
@@ -180,3 +181,18 @@ def test_sampled_batches_are_left_to_pyg():
     results, notes = run(Weighted, mode="sampled", batch=8, fanout=(3, 3))
     assert results[0].status == "finished"
     assert not [note for note in notes if "convert" in note]
+
+
+def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():
+    class Large(nn.Module):
+        """Too large with PyG's layer."""
+
+        def __init__(self, i, o):
+            super().__init__()
+            self.conv = pyg.GCNConv(i, o)
+
+    def step(model):
+        raise torch.OutOfMemoryError("no more")
+
+    trials = Trials(copy=lambda model: model, step=step, apart=lambda mine, true: 0.0, near=1e-4)
+    assert "memory was not enough" in try_conversion(Large(3, 3), trials)

@@ -98,6 +98,22 @@ def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: b
     return ranks
 
 
+def check_extend(extend: Any, out: Any, overwrite: bool, planned: bool, ranks: Any) -> None:
+    """What does not go with extending the run in a folder."""
+    if not isinstance(extend, bool):
+        raise SpecError(f"extend={extend!r} must be True or False")
+    if not extend:
+        return
+    if out is None:
+        raise SpecError(f"{switch('extend')} needs {option('out')}, the folder of the run to extend")
+    if overwrite:
+        raise SpecError(f"{switch('extend')} and {switch('overwrite')}: give one of the two")
+    if planned:
+        raise SpecError(f"{switch('extend')}: a plan is run as it is; give the task or sweep itself")
+    if ranks != 1:
+        raise SpecError(f"{switch('extend')} trains on one rank, not on ranks={ranks}")
+
+
 def check_splits(tasks: Sequence[Task], ranks: int) -> None:
     """A :class:`SpecError` for one of several splits over ranks: shards have the graph's first alone."""
     for task in tasks:

@@ -109,14 +109,14 @@ class RunPlanner:
         return plan if found is None else replace(plan, cost=found.cost.to_dict(), weights=found.weights)
 
     def _followed(self, tasks: Sequence[Task]) -> tuple[list[Task], dict[str, str]]:
-        """The tasks whose steps can be dry-run; of the others, what went wrong."""
+        """The tasks whose steps can be dry-run; of the others, what went wrong, in the same words for equal tasks."""
         wrong: dict[str, str] = {}
         for task in tasks:
             if task.traits is None:
                 try:
                     self._estimator.alone(task)
                 except Exception as error:  # a model that cannot be estimated may still train
-                    wrong[task.label] = _in_words(error)
+                    wrong[task.label] = _in_words(error).removeprefix(f"task {task.label!r}: ")
         return [task for task in tasks if task.label not in wrong], wrong
 
     def _estimated(self, tasks: Sequence[Task], throughput: Throughput) -> list[Plan]:

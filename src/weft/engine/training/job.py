@@ -130,6 +130,7 @@ class Job:
             check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
+            self._tell_of_graphs()
             stack.enter_context(self._cap())
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
@@ -160,6 +161,13 @@ class Job:
 
     # ---- before training -----------------------------------------------------------------------------
 
+    def _tell_of_graphs(self) -> None:
+        """Note what reading the graphs left out or changed."""
+        found = [self._graphs.summary(task) for task in self._tasks.values()]
+        notes = [f"graph {graph.name!r}: {note}" for graph in found if isinstance(graph, Graph) for note in graph.notes]
+        for note in dict.fromkeys(notes):
+            self._events.note(note)
+
     def _tell_budget(self) -> None:
         """Say, before a run on a CPU, what a budget there is of: nothing stops a process that takes more."""
         most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
@@ -177,13 +185,20 @@ class Job:
 
     def _find_groups(self, saved: Groups | None) -> Groups:
         """Those of a former run, or new ones."""
-        return saved or [(str(position), plan) for position, plan in enumerate(self._plans(), 1)]
+        known = {name for _, plan in saved or () for name in plan.members}
+        missing = [task for name, task in self._tasks.items() if name not in known]
+        if saved and not missing:
+            return saved
+        first = 1 + max((_number(key) for key, _ in saved or ()), default=0)
+        if saved:
+            self._events.note(f"{len(known)} of {len(self._tasks)} members are there already")
+        return [*(saved or ()), *((str(place), plan) for place, plan in enumerate(self._plans(missing), first))]
 
-    def _plans(self) -> list[Plan]:
+    def _plans(self, missing: Sequence[Task]) -> list[Plan]:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = self._planner.with_modes(list(self._tasks.values()))
+        tasks = self._planner.with_modes(list(missing))
         self._planner.check(tasks)
         whole = [task for task in tasks if not task.sampled]
         throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
@@ -444,6 +459,12 @@ class Job:
         lost = [result for result in self._results.values() if result.model is None]
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
+
+
+def _number(key: str) -> int:
+    """The number that the key of a group begins with; halves have a letter behind it."""
+    digits = key[: len(key) - len(key.lstrip("0123456789"))]
+    return int(digits) if digits else 0
 
 
 def _planned_words(groups: Groups) -> str:

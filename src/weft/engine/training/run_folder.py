@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from weft.core.version import __version__
 from weft.core.wording import option, switch
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, folder_names
+from weft.engine.training.extending import former_members, lengthened
 from weft.engine.training.folder_lock import FolderLock
 from weft.graph.data.graph import Graph
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
@@ -51,10 +54,13 @@ def holds_run(path: Path) -> bool:
 
 
 class RunFolder:
-    """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound."""
+    """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``extends``: the run there may have had fewer epochs, or fewer members.
+    """
+
+    def __init__(self, path: Path, extends: bool = False) -> None:
+        self.path, self._extends = path, extends
         self._opened, self._lock = False, FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -90,7 +96,7 @@ class RunFolder:
         if holds_run(self.path):
             raise SpecError(
                 f"{option('out', self.path)}: holds a run already; go on with it ({switch('resume')}), "
-                f"delete it ({switch('overwrite')}), or choose another {option('out')}"
+                f"add to it ({switch('extend')}), delete it ({switch('overwrite')}), or choose another {option('out')}"
             )
 
     def close(self) -> None:
@@ -156,6 +162,8 @@ class RunFolder:
         """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
         place = self.place(key)
         checkpoint = read_checkpoint(place)
+        if checkpoint is not None and self._extends:
+            checkpoint = lengthened(checkpoint, tasks, place / FILE)
         if checkpoint is not None:
             saved = checkpoint.about.get("tasks", [])
             if len(saved) != len(tasks):
@@ -232,9 +240,10 @@ def _summary(graph: Graph) -> dict[str, Any]:
 class SweepFolder(RunFolder):
     """The folder of a sweep."""
 
-    def __init__(self, path: Path, sweep: Sweep) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, sweep: Sweep, extends: bool = False) -> None:
+        super().__init__(path, extends)
         self._sweep = sweep
+        self._former: list[Path] = []  # folders of members that have other names now
         names = [task.label for task in sweep]
         self._names = dict(zip(names, folder_names(names), strict=True))
 
@@ -253,6 +262,8 @@ class SweepFolder(RunFolder):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(f"{file}: damaged ({error}); remove it to start afresh") from None
         tasks = self._sweep.tasks()
+        if self._extends:
+            return self._renamed(saved, groups, former_members(saved, tasks, file))
         if len(saved) != len(tasks):
             raise SpecError(
                 f"{file}: has {len(saved)} tasks, but this sweep has {len(tasks)}; "
@@ -261,6 +272,20 @@ class SweepFolder(RunFolder):
         for one, task in zip(saved, tasks, strict=True):
             check_same_task(one, task.to_dict(), file)
         return groups
+
+    def _renamed(self, saved: Sequence[dict[str, Any]], groups: Groups, tasks: Sequence[Task]) -> Groups:
+        """The groups of a former run by the names that its members have now."""
+        before = [one.get("name") or one["model"] for one in saved]
+        now = dict(zip(before, (task.label for task in tasks), strict=True))
+        kept = set(self._names.values())
+        self._former = [self.path / "tasks" / name for name in folder_names(before) if name not in kept]
+        return [(key, replace(plan, members=tuple(now[name] for name in plan.members))) for key, plan in groups]
+
+    def open(self, afresh: bool) -> None:
+        """As :meth:`RunFolder.open`; members that have another name now are written under it."""
+        super().open(afresh)
+        for folder in self._former:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def save_groups(self, groups: Groups) -> None:
         """Write down who trains with whom, so that a later run finds their checkpoints."""

@@ -48,6 +48,7 @@ def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
         "x": getattr(data, "x", None),
         "y": getattr(data, "y", None),
         "edge_weight": weight,
+        "edge_attr": getattr(data, "edge_attr", None) if getattr(data, "edge_index", None) is not None else None,
         "relation": getattr(data, "edge_type", None),
         **masks,
     }
@@ -146,6 +147,8 @@ def to_pyg(graph: Graph) -> Any:
     data = Data(x=x, edge_index=graph.edge_index(), y=graph.y, num_nodes=graph.num_nodes)
     if graph.edge_weight is not None:
         data.edge_weight = graph.edge_weight
+    if graph.edge_attr is not None:
+        data.edge_attr = graph.edge_attr
     if graph.relation is not None:
         data.edge_type = graph.relation.long()
     for name in SPLITS:

@@ -20,26 +20,30 @@ def csr_from_edges(
     relation: Tensor | None = None,
     *,
     directed: bool = True,
+    attr: Tensor | None = None,
 ) -> tuple[Adjacency, Tensor | None]:
     """The adjacency of the edges ``src[e] -> dst[e]``, and their relations in its order.
 
-    ``src``, ``dst``, ``weight``, ``relation`` are ``[E]`` and already checked. ``directed=False`` joins every
-    pair both ways exactly once: see :func:`undirected`.
+    ``src``, ``dst``, ``weight``, ``relation`` are ``[E]``, ``attr`` is ``[E, ...]``, all already checked.
+    ``directed=False`` joins every pair both ways exactly once: see :func:`undirected`.
     """
     if not directed:
-        src, dst, weight, relation = undirected(src, dst, num_nodes, weight, relation)
+        src, dst, weight, relation, attr = undirected(src, dst, num_nodes, weight, relation, attr)
     keys = edge_keys(src, dst, num_nodes)
     del src, dst
-    keys, order = sort_keys(keys, need_order=weight is not None or relation is not None)
-    if order is not None:
-        weight = None if weight is None else weight[order]
-        relation = None if relation is None else relation[order]
+    keys, order = sort_keys(keys, need_order=any(values is not None for values in (weight, relation, attr)))
+    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
     indptr = row_offsets(keys, num_nodes, num_nodes)
     indices = keys.remainder_(num_nodes).to(torch.int32)
     del keys
     adj = Adjacency(indptr, indices, num_nodes, weight=weight, symmetric=not directed)
     adj.symmetric = adj.symmetric or is_symmetric(adj)
-    return adj, relation
+    return adj if attr is None else adj.attributed(attr), relation
+
+
+def in_order(values: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """Numbers per edge in another order; ``order=None`` keeps them as they are."""
+    return values if values is None or order is None else values[order]
 
 
 def edge_keys(src: Tensor, dst: Tensor, num_cols: int) -> Tensor:
@@ -63,12 +67,18 @@ def row_offsets(keys: Tensor, num_rows: int, num_cols: int) -> Tensor:
 
 
 def undirected(
-    src: Tensor, dst: Tensor, num_nodes: int, weight: Tensor | None, relation: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    src: Tensor,
+    dst: Tensor,
+    num_nodes: int,
+    weight: Tensor | None,
+    relation: Tensor | None,
+    attr: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Every joined pair once in each direction, self loops once.
 
     All given edges between the same two nodes (and of the same relation, if there are relations) become
-    one; its weight is the mean of theirs, so a list that already holds both directions keeps its weights.
+    one; its weight (and features) is the mean of theirs, so a list that already holds both directions keeps
+    its weights.
     """
     low, high = torch.minimum(src, dst), torch.maximum(src, dst)
     pairs = edge_keys(low, high, num_nodes)
@@ -77,23 +87,20 @@ def undirected(
         # Least significant key first; the second, stable sort keeps relations ascending within a pair.
         order = torch.sort(relation, stable=True).indices
         pairs, relation = pairs[order], relation[order]
-        weight = None if weight is None else weight[order]
-    pairs, order = sort_keys(pairs, need_order=weight is not None or relation is not None)
-    if order is not None:
-        weight = None if weight is None else weight[order]
-        relation = None if relation is None else relation[order]
-    pairs, weight, relation = _merge_equal(pairs, weight, relation)
+        weight, attr = in_order(weight, order), in_order(attr, order)
+    pairs, order = sort_keys(pairs, need_order=any(values is not None for values in (weight, relation, attr)))
+    weight, relation, attr = (in_order(values, order) for values in (weight, relation, attr))
+    pairs, weight, relation, attr = _merge_equal(pairs, weight, relation, attr)
     high, low = pairs // num_nodes, pairs % num_nodes
     back = (high != low).nonzero().squeeze(1)
     src, dst = torch.cat([low, high[back]]), torch.cat([high, low[back]])
-    weight = None if weight is None else torch.cat([weight, weight[back]])
-    relation = None if relation is None else torch.cat([relation, relation[back]])
-    return src, dst, weight, relation
+    both_ways = [None if values is None else torch.cat([values, values[back]]) for values in (weight, relation, attr)]
+    return src, dst, *both_ways
 
 
 def _merge_equal(
-    pairs: Tensor, weight: Tensor | None, relation: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    pairs: Tensor, weight: Tensor | None, relation: Tensor | None, attr: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Runs of equal (pair, relation) merged; weights averaged in float64, so that equal ones stay equal."""
     fresh = torch.ones_like(pairs, dtype=torch.bool)
     fresh[1:] = pairs[1:] != pairs[:-1]
@@ -101,11 +108,16 @@ def _merge_equal(
         fresh[1:] |= relation[1:] != relation[:-1]
     first = fresh.nonzero().squeeze(1)
     if first.numel() == pairs.numel():
-        return pairs, weight, relation
-    if weight is not None:
-        ends = torch.cat([first[1:], first.new_tensor([pairs.numel()])])
-        weight = torch.segment_reduce(weight.double(), "mean", lengths=ends - first).to(weight.dtype)
-    return pairs[first], weight, None if relation is None else relation[first]
+        return pairs, weight, relation, attr
+    lengths = torch.cat([first[1:], first.new_tensor([pairs.numel()])]) - first
+    weight, attr = (_means(values, lengths) for values in (weight, attr))
+    return pairs[first], weight, None if relation is None else relation[first], attr
+
+
+def _means(values: Tensor | None, lengths: Tensor) -> Tensor | None:
+    if values is None:
+        return None
+    return torch.segment_reduce(values.double(), "mean", lengths=lengths, axis=0).to(values.dtype)
 
 
 def is_symmetric(adj: Adjacency) -> bool:

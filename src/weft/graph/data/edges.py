@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
-from weft.graph.data.arrays import as_floats, as_ids, as_vector
+from weft.graph.data.arrays import as_floats, as_ids, as_tensor, as_vector
 from weft.graph.data.csr_from_edges import csr_from_edges, is_symmetric
 from weft.graph.data.validate import (
     MAX_NODES,
@@ -26,7 +26,7 @@ from weft.ops.csr.adjacency import Adjacency, offset_dtype
 
 
 def adjacency_from_edges(
-    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool
+    src: Any, dst: Any, num_nodes: int | None, weight: Any, relation: Any, directed: bool, attr: Any = None
 ) -> tuple[Adjacency, Tensor | None]:
     """The adjacency of edges ``src[e] -> dst[e]`` in any order, and their relations in its order."""
     src, dst = as_ids(src, "src"), as_ids(dst, "dst")
@@ -39,11 +39,24 @@ def adjacency_from_edges(
     check_range(src, num_nodes, "src")
     check_range(dst, num_nodes, "dst")
     weight, relation = edge_values(weight, relation, src)
-    return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed)
+    attr = edge_features(attr, src)
+    return csr_from_edges(src, dst.to(src.device), num_nodes, weight, relation, directed=directed, attr=attr)
+
+
+def merged_words(given: int, adj: Adjacency) -> str:
+    """What to say of parallel edges that ``directed=False`` merged; "" if every pair was given once, or both ways."""
+    loops = int((adj.rows() == adj.indices).sum())
+    pairs = (adj.num_edges + loops) // 2
+    if given in (pairs, 2 * pairs - loops):
+        return ""
+    return (
+        f"{given:,} given edges join {pairs:,} pairs of nodes: directed=False makes one edge each way of every pair, "
+        "with the mean of the weights; directed=True keeps parallel edges"
+    )
 
 
 def adjacency_from_csr(
-    indptr: Any, indices: Any, weight: Any, relation: Any, symmetric: bool | None
+    indptr: Any, indices: Any, weight: Any, relation: Any, symmetric: bool | None, attr: Any = None
 ) -> tuple[Adjacency, Tensor | None]:
     """The adjacency of CSR arrays, scanned but neither sorted nor, when they are int32, copied."""
     ids = as_ids(indices, "indices")
@@ -55,7 +68,20 @@ def adjacency_from_csr(
     weight, relation = edge_values(weight, relation, ids)
     adj = Adjacency(offsets.to(offset_dtype(ids.numel())), ids.to(torch.int32), weight=weight)
     adj.symmetric = is_symmetric(adj) if symmetric is None else symmetric
-    return adj, relation
+    attr = edge_features(attr, ids)
+    return adj if attr is None else adj.attributed(attr), relation
+
+
+def edge_features(attr: Any, ids: Tensor) -> Tensor | None:
+    """Features of edges ``[E]`` or ``[E, D]`` checked, on the device of the edges."""
+    if attr is None:
+        return None
+    attr = as_floats(as_tensor(attr, "edge_attr"), "edge_attr").to(ids.device)
+    if attr.dim() not in (1, 2):
+        raise GraphError(f"edge_attr has shape {list(attr.shape)}; features of edges are [edges] or [edges, features]")
+    check_rows(attr.shape[0], ids.numel(), "edge_attr", "edge")
+    check_finite(attr, "edge_attr")
+    return attr
 
 
 def edge_values(weight: Any, relation: Any, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:

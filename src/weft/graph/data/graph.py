@@ -16,7 +16,7 @@ from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
 from weft.graph.data import convert, validate
 from weft.graph.data import stats as summary
-from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges
+from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges, merged_words
 from weft.graph.data.labels import as_labels, check_num_classes, count_classes
 from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features
@@ -60,6 +60,7 @@ class Graph:
         self.test = none if test is None else test
         self._num_classes, self._num_relations, self._several = num_classes, num_relations, tuple(several)
         self._stats: GraphStats | None = None
+        self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
         self._check_shapes()
         if relation is not None and adj.relation is not relation:
@@ -95,6 +96,7 @@ class Graph:
         name: str = "graph",
         num_classes: int | None = None,
         num_relations: int | None = None,
+        edge_attr: Any = None,
     ) -> Graph:
         """A graph from edges ``src[e] -> dst[e]`` in any order: lists, numpy arrays or torch tensors.
 
@@ -108,14 +110,19 @@ class Graph:
         nodes (and of one relation) become one edge each way, weighted by the mean of theirs.
 
         ``relation`` numbers the kind of every edge, 0, 1, 2, ...; ``num_relations`` says how many kinds there are, if
-        the last of them have no edge.
+        the last of them have no edge. ``edge_attr [E, D]`` are features of the edges, for modules whose ``forward``
+        has a parameter of that name; merged edges have the mean of theirs.
         """
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
         if num_nodes is None:
-            num_nodes = next((fields[key].shape[0] for key in ("x", "y") if fields[key] is not None), None)
-        adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed)
+            counted = next((key for key in ("x", "y") if fields[key] is not None), None)
+            num_nodes = None if counted is None else fields[counted].shape[0]
+            validate.check_rows_for_ids(counted, num_nodes, src=src, dst=dst)
+        adj, relation = adjacency_from_edges(src, dst, num_nodes, edge_weight, relation, directed, edge_attr)
         counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
-        return cls._assemble(adj, fields, relation, name, **counts)
+        graph = cls._assemble(adj, fields, relation, name, **counts)
+        merged = "" if directed or relation is not None else merged_words(len(src), adj)
+        return graph.noted(merged) if merged else graph
 
     @classmethod
     def from_csr(
@@ -133,14 +140,15 @@ class Graph:
         name: str = "graph",
         num_classes: int | None = None,
         num_relations: int | None = None,
+        edge_attr: Any = None,
     ) -> Graph:
         """A graph from CSR by destination: ``indices[indptr[i]:indptr[i+1]]`` are the sources of node i.
 
-        Ids must ascend within a row; ``edge_weight`` and ``relation`` are in the same order. The arrays are
-        scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
+        Ids must ascend within a row; ``edge_weight``, ``relation`` and ``edge_attr`` are in the same order. The
+        arrays are scanned, never sorted or copied when they are int32. ``symmetric=None`` finds out whether the matrix
         equals its transpose (weights included), which takes a sort; say it if you know.
         """
-        adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric)
+        adj, relation = adjacency_from_csr(indptr, indices, edge_weight, relation, symmetric, edge_attr)
         fields = {"x": as_features(x), "y": as_labels(y), "train": train, "val": val, "test": test}
         counts = {"num_classes": num_classes, "num_relations": check_relations(relation, num_relations)}
         return cls._assemble(adj, fields, relation, name, **counts)
@@ -173,9 +181,9 @@ class Graph:
     def from_pyg(
         cls, data: Any, split: int | None = None, name: str = "graph", num_relations: int | None = None
     ) -> Graph:
-        """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_type and the masks.
+        """From a PyG ``Data``: x, y, edge_index (or adj_t), edge_weight, edge_attr, edge_type and the masks.
 
-        A one-column ``edge_attr`` is a weight if there is no ``edge_weight``; wider ones are left out.
+        A one-column ``edge_attr`` is also a weight if there is no ``edge_weight``.
         Masks with several columns are several splits; ``split`` takes one column alone. ``num_relations`` as for
         :meth:`from_edges`.
         """
@@ -247,6 +255,11 @@ class Graph:
         return self.adj.weight
 
     @property
+    def edge_attr(self) -> Tensor | None:
+        """Features of the edges ``[E]`` or ``[E, D]`` in CSR order."""
+        return self.adj.edge_attr
+
+    @property
     def device(self) -> torch.device:
         """Where the edges live."""
         return self.adj.device
@@ -270,7 +283,16 @@ class Graph:
         names = ("adj", "x", "y", *SPLITS, "relation", "name")
         several = changes.pop("several", () if set(changes) & set(SPLITS) else self._several)
         fields = {name: getattr(self, name) for name in names} | changes
-        return Graph(**fields, num_classes=self._num_classes, num_relations=self._num_relations, several=several)
+        counts = {"num_classes": self._num_classes, "num_relations": self._num_relations}
+        graph = Graph(**fields, **counts, several=several)
+        graph.notes = self.notes
+        return graph
+
+    def noted(self, note: str) -> Graph:
+        """The same graph with a remark on what was left out or changed on reading, which runs show."""
+        graph = self._changed()
+        graph.notes = (*self.notes, note)
+        return graph
 
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on another device."""

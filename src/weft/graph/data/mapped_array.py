@@ -96,8 +96,9 @@ def _check_header(path: Path, spec: ArraySpec) -> int:
     """Compare the file's own header with the spec; where the values start."""
     try:
         with path.open("rb") as file:
-            np.lib.format.read_magic(file)
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
             start = file.tell()
     except ValueError as error:
         raise GraphError(

@@ -40,7 +40,13 @@ def stats_of(graph: Graph) -> GraphStats:
         num_val=graph.val.numel(),
         num_test=graph.test.numel(),
         num_splits=graph.num_splits,
+        edge_features=_edge_features(graph),
     )
+
+
+def _edge_features(graph: Graph) -> int | None:
+    attr = graph.edge_attr
+    return None if attr is None else 0 if attr.dim() == 1 else attr.shape[1]
 
 
 def degree_histogram(degrees: Tensor) -> tuple[int, ...]:
@@ -69,6 +75,8 @@ def _edges(graph: Graph) -> str:
     kinds = ["symmetric" if graph.adj.symmetric else "directed"]
     if graph.adj.weight is not None:
         kinds.append("weighted")
+    if graph.edge_attr is not None:
+        kinds.append(f"{max(_edge_features(graph) or 0, 1)} edge features")
     if graph.relation is not None:
         kinds.append(f"{graph.num_relations} relations")
     return f"{graph.num_edges:,} edges ({', '.join(kinds)})"

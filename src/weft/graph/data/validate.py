@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.core.errors import GraphError
+from weft.graph.data.arrays import as_ids
 
 BLOCK = 2**24
 MAX_NODES = 2**31 - 1
+MOST_CLASSES = 2**16  # of a graph with fewer than half as many nodes
 
 
 def blocks(length: int, block: int = BLOCK) -> Iterator[slice]:
@@ -77,6 +80,18 @@ def check_rows(rows: int, expected: int, name: str, per: str) -> None:
         raise GraphError(f"{name} has {rows} rows but the graph has {expected} {per}s; give one row per {per}")
 
 
+def check_rows_for_ids(name: str | None, rows: int | None, **ends: Any) -> None:
+    """The array that says how many nodes there are has a row for every node that an edge names."""
+    for end, ids in ends.items() if name is not None else ():
+        given = as_ids(ids, end)
+        most = int(given.max()) if given.numel() else -1
+        if rows is not None and most >= rows:
+            raise GraphError(
+                f"{name} has {rows} rows, but {end}[{int(given.argmax())}] = {most} names a node beyond them; give one "
+                "row per node"
+            )
+
+
 def check_finite(values: Tensor, name: str) -> None:
     """No NaN, no infinity."""
     bad = first_where(values, lambda part: ~torch.isfinite(part))
@@ -104,6 +119,13 @@ def check_labels(y: Tensor) -> None:
     if bad is not None:
         raise GraphError(
             f"y[{bad}] = {y[bad].item()} is negative: classes are 0, 1, 2, ... and -1 marks a node without a label"
+        )
+    limit = max(MOST_CLASSES, 2 * y.numel())
+    bad = first_where(y, lambda part: part >= limit)
+    if bad is not None:
+        raise GraphError(
+            f"y[{bad}] = {y[bad].item()} would make {y[bad].item() + 1:,} classes for {y.numel():,} nodes; number the "
+            "classes 0, 1, 2, ..."
         )
 
 

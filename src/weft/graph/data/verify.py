@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.core.errors import GraphError
 from weft.graph.data import csr_from_edges as build
 from weft.graph.data import validate
-from weft.graph.data.edges import edge_values
+from weft.graph.data.edges import edge_features, edge_values
 from weft.graph.data.labels import as_labels
 from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features, check_csr
@@ -55,6 +55,7 @@ def verify(graph: Graph) -> None:
     validate.check_range(adj.indices, adj.num_rows, "indices")
     validate.check_ascending(adj.indptr, adj.indices)
     edge_values(adj.weight, graph.relation, adj.indices)
+    edge_features(adj.edge_attr, adj.indices)
     check_relations(graph.relation, graph.num_relations or None)
     if adj.symmetric and not build.is_symmetric(adj):
         raise GraphError(f"graph {graph.name!r} says it is symmetric but differs from its transpose; rebuild it")

@@ -35,9 +35,13 @@ def unnamed_columns(count: int, where: str) -> EdgeColumns:
 
 
 def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
-    """By usual names; when neither end is named as usual, the first two columns are the ends."""
+    """By usual names; when neither end is named as usual, the first two columns are the ends.
+
+    A first column without a name is the index that pandas writes, not an end.
+    """
     plain = [name.strip().strip("\"'").lower() for name in names]
-    if len(plain) < 2:
+    index = int(plain[0] == "" or plain[0].startswith("unnamed:"))
+    if len(plain) - index < 2:
         raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
     src, dst = _position(plain, SOURCES), _position(plain, TARGETS)
     if (src is None) != (dst is None):
@@ -46,7 +50,7 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
             f"{where}: among the columns {list(names)} only the {known} is recognised; name the other one "
             f"{lacking[0]!r}"
         )
-    ends = (0, 1) if src is None or dst is None else (src, dst)
+    ends = (index, index + 1) if src is None or dst is None else (src, dst)
     return EdgeColumns(*ends, _position(plain, WEIGHTS), _position(plain, RELATIONS))
 
 

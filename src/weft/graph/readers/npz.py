@@ -1,7 +1,8 @@
 """Read a graph from one numpy archive (.npz, no pickles).
 
 Keys: ``src``, ``dst`` (or ``edge_index [2, E]``); optional ``num_nodes``, ``edge_weight``, ``relation``,
-``num_relations``, ``y``, ``train``, ``val``, ``test``, and the features as ``x [N, F]`` or as CSR: ``x_indptr``,
+``num_relations``, ``edge_attr``, ``y``, ``train``, ``val``, ``test`` (ids or masks) or ``train_mask``, ``val_mask``,
+``test_mask`` (``[N]``, or ``[N, S]`` of several splits), and the features as ``x [N, F]`` or as CSR: ``x_indptr``,
 ``x_indices``, ``x_data``, ``x_shape``.
 """
 
@@ -18,9 +19,16 @@ import numpy as np
 from weft.core.errors import GraphError
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.graph.data.splits import SPLITS
 
 SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
-PLAIN_KEYS = ("x", "y", "train", "val", "test", "edge_weight", "relation")
+PLAIN_KEYS = ("x", "y", "train", "val", "test", "edge_weight", "edge_attr", "relation")
+KNOWN_KEYS = {
+    *("src", "dst", "edge_index", "num_nodes", "num_relations"),
+    *PLAIN_KEYS,
+    *SPARSE_KEYS,
+    *(f"{name}_mask" for name in SPLITS),
+}
 
 
 def read_npz(path: str | Path, directed: bool = True, name: str | None = None) -> Graph:
@@ -29,10 +37,23 @@ def read_npz(path: str | Path, directed: bool = True, name: str | None = None) -
     arrays = load_archive(path)
     src, dst = _edges(arrays, path)
     fields = {key: arrays[key] for key in PLAIN_KEYS if key in arrays}
+    fields |= {name: _mask(arrays, name, path) for name in SPLITS if f"{name}_mask" in arrays}
     if "x_indptr" in arrays:
         fields["x"] = _sparse_features(arrays, path)
     fields |= {key: int(arrays[key]) for key in ("num_nodes", "num_relations") if key in arrays}
-    return Graph.from_edges(src, dst, **fields, directed=directed, name=name or path.stem)
+    graph = Graph.from_edges(src, dst, **fields, directed=directed, name=name or path.stem)
+    unread = sorted(arrays.keys() - KNOWN_KEYS)
+    return graph.noted(f"{path.name}: not read: {', '.join(unread)}") if unread else graph
+
+
+def _mask(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+    """``train_mask``, ``[N]`` or ``[N, S]`` for several splits, of booleans or 0 and 1."""
+    mask = arrays[f"{name}_mask"]
+    if name in arrays:
+        raise GraphError(f"{path} has both {name!r} and '{name}_mask'; keep one of the two")
+    if mask.dtype != bool and not np.isin(mask, (0, 1)).all():
+        raise GraphError(f"{path}: {name}_mask holds other numbers than 0 and 1; save booleans")
+    return mask.astype(bool)
 
 
 def load_archive(path: Path) -> dict[str, np.ndarray]:

@@ -48,6 +48,7 @@ def read_ogb(
 
 def _text_fields(raw: Path) -> dict[str, Any]:
     edges = _table(_required(raw, "edge.csv.gz"), np.int64)
+    edges = edges.reshape(-1, 2) if not edges.size else edges
     declared = _table(_required(raw, "num-edge-list.csv.gz"), np.int64)
     if edges.shape != (int(declared.sum()), 2):
         raise GraphError(

@@ -1,7 +1,7 @@
 """Save a graph as a folder of arrays and open it memory-mapped: a 100 GB graph opens at once.
 
     <folder>/meta.json      format, version, sizes, flags, summary, dtype and shape of every array
-    <folder>/<array>.npy    little-endian, C order: indptr, indices, weight, relation, x (or x_indptr,
+    <folder>/<array>.npy    little-endian, C order: indptr, indices, weight, relation, edge_attr, x (or x_indptr,
                             x_indices, x_values), y, train, val, test (train_1, val_1, ... of further
                             splits); only those the graph has
 
@@ -106,7 +106,7 @@ def _put_in_place(draft: Path, target: Path) -> None:
 
 def _arrays_of(graph: Graph) -> dict[str, Tensor]:
     arrays = {"indptr": graph.adj.indptr, "indices": graph.adj.indices, "weight": graph.adj.weight}
-    arrays |= {"relation": graph.relation, "y": graph.y}
+    arrays |= {"relation": graph.relation, "y": graph.y, "edge_attr": graph.edge_attr}
     if isinstance(graph.x, SparseFeatures):
         matrix = graph.x.matrix
         arrays |= {"x_indptr": matrix.indptr, "x_indices": matrix.indices, "x_values": matrix.weight}
@@ -154,6 +154,7 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
     adj = Adjacency(arrays["indptr"], arrays["indices"], weight=arrays.get("weight"), symmetric=meta["symmetric"])
+    adj = adj.attributed(arrays["edge_attr"]) if "edge_attr" in arrays else adj
     x: Tensor | SparseFeatures | None = arrays.get("x")
     if "x_indptr" in arrays:
         matrix = (arrays["x_indptr"], arrays["x_indices"], meta["num_features"])

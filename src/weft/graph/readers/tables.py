@@ -17,12 +17,15 @@ from weft.core.errors import GraphError
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A text file, unpacked on the way; one that is damaged is one clear error."""
+    """A text file, unpacked on the way, without the mark (BOM) that some editors begin it with.
+
+    One that is damaged is one clear error.
+    """
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         # gzip's own opener, because it also closes the file beneath.
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
         raise GraphError(

@@ -28,6 +28,7 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
     """
     path = Path(path)
     arrays = read_edge_table(path)
+    _refuse_index(path, arrays)
     stem = Path(path.name.removesuffix(".gz")).stem
     return Graph.from_edges(**{"name": stem, **arrays, **fields})
 
@@ -89,6 +90,19 @@ def find_layout(path: Path) -> TextLayout:
     if len(first) > 1:
         _refuse_names(path, delimiter, *first[1])
     return TextLayout(comment, delimiter, len(head), number, named_columns(head, str(path)))
+
+
+def _refuse_index(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Three columns without names, of which the first counts the lines, are an index and two ends, not a weight."""
+    layout, ends = find_layout(path), arrays["src"]
+    if layout.skip or "edge_weight" not in arrays or len(ends) < 3:
+        return
+    weight, counting = arrays["edge_weight"], np.arange(len(ends))
+    if np.array_equal(ends, counting) and (weight >= 0).all() and (weight == np.floor(weight)).all():
+        raise GraphError(
+            f"{path}: the first of three columns counts the lines, as an index does that pandas writes; write it with "
+            "index=False, or name the columns in a first line: src, dst, weight"
+        )
 
 
 def _content(file: TextIO, comment: str) -> Iterator[tuple[int, str]]:

@@ -38,12 +38,14 @@ class Adjacency:
     sources). ``source_scale [M]`` is GCN's ``D^-1/2`` of every source there: a block does not know their degrees.
     ``first_edge``: where its edges begin among those of the matrix that it is some rows of.
     ``relation [E]`` int32 numbers the relation of every edge, below ``num_relations``; see :meth:`related`.
+    ``edge_attr [E, ...]``: features of the edges, for modules that take them; see :meth:`attributed`.
     """
 
     first_edge = 0
     spans_ranks = False  # whether other ranks hold the rest of its rows
     relation: Tensor | None = None
     num_relations = 0
+    edge_attr: Tensor | None = None
 
     def __init__(
         self,
@@ -123,7 +125,8 @@ class Adjacency:
         there = Adjacency(
             self.indptr.to(device), self.indices.to(device), self.num_cols, symmetric=self.symmetric, **moved
         )
-        return there if self.relation is None else there.related(self.relation.to(device), self.num_relations)
+        there = there if self.relation is None else there.related(self.relation.to(device), self.num_relations)
+        return there if self.edge_attr is None else there.attributed(self.edge_attr.to(device))
 
     def scaled(
         self,
@@ -152,6 +155,13 @@ class Adjacency:
         other = copy(self)
         other._structure, other._derived = self.structure, {}
         other.relation, other.num_relations = relation, num_relations
+        return other
+
+    def attributed(self, edge_attr: Tensor) -> Adjacency:
+        """The same matrix whose edges have these features ``[E, ...]``; forms derived from it do not keep them."""
+        other = copy(self)
+        other._structure, other._derived = self.structure, {}
+        other.edge_attr = edge_attr
         return other
 
     @property

@@ -64,7 +64,7 @@ def _ordered(adj: Adjacency) -> Adjacency:
     known = adj.structure._derived
     other._derived = {key: known[key] for key in ORDERLESS if key in known}
     other.nodes = {name: value for name, value in adj.nodes.items() if name != "clusters"}
-    other.relation, other.num_relations = adj.relation, adj.num_relations
+    other.relation, other.num_relations, other.edge_attr = adj.relation, adj.num_relations, adj.edge_attr
     order_rows(other)
     return other
 

@@ -81,6 +81,11 @@ class Batch:
         relation = self._only_block().relation
         return None if relation is None else relation.long()
 
+    @property
+    def edge_attr(self) -> Tensor | None:
+        """Features of the edges ``[E]`` or ``[E, D]``, in the same order."""
+        return self._only_block().edge_attr
+
     def _own_block(self) -> Adjacency:
         adj = self._only_block()
         if adj.spans_ranks:

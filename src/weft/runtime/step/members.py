@@ -52,6 +52,7 @@ from weft.runtime.user_modules.call_style import check_call
 from weft.runtime.user_modules.compiled import as_written, was_compiled
 from weft.runtime.user_modules.converting import Conversion, Trials, convert, convertible, try_conversion, try_sparse
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.error_place import in_one_line, place_of
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
@@ -88,6 +89,7 @@ class Members:
         self.alone_seconds: float | None = None  # of one training step of a user's module alone, once it was tried
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
+        check_edges(self._task, self._model, self._graph)
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
         converted = self._converts and inputs.device.type == "meta" and bool(convertible(self._model).layers)
@@ -107,7 +109,7 @@ class Members:
         self._initial = self._stacked(models, paddings, wide)
         self.forward = self._forward(self._model, alone=len(tasks) == 1)
         self.slots = [MemberSlot(*parts) for parts in zip(tasks, paddings, rates, strict=True)]
-        self.notes += _empty_relations(self._task, self._graph)
+        self.notes += _empty_relations(self._task, self._graph) + unread_edges(self._task, self._model, self._graph)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -210,7 +212,7 @@ class Members:
     def _check_users(self, models: list[nn.Module]) -> None:
         """Refuse what cannot be trained as written; :class:`CannotStack` for what cannot be stacked."""
         task, adj = self._task, self._graph.adj
-        had = {"edge_weight": adj.weight, "edge_type": adj.relation}
+        had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
         check_call(task, models[0], tuple(name for name, value in had.items() if value is not None))
         for name, parameter in models[0].named_parameters():
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.complex64):

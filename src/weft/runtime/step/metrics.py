@@ -54,10 +54,15 @@ def f1_micro(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def f1_macro(logits: Tensor, target: Tensor) -> Tensor:
-    """The mean F1 of the classes that occur, in truth or in prediction ``[...]``."""
+    """The mean F1 of the classes that occur, in truth or in prediction; of many labels, of all of them ``[...]``.
+
+    A label that neither occurs nor is predicted counts as 0, as in scikit-learn's ``f1_score(average="macro")``.
+    """
     hits, misses = (count.double() for count in _counts(logits, target))
     support = 2 * hits + misses
     score = 2 * hits / support.clamp(min=1)
+    if target.dim() == 2:
+        return score.mean(-1).float()
     return (score.sum(-1) / (support > 0).sum(-1).clamp(min=1)).float()
 
 

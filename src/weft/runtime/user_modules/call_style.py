@@ -1,6 +1,6 @@
 """How a user's module is called, by the names of the parameters of its ``forward``.
 
-- ``"features"``: ``forward(x)``; ``"edges"``: PyG's ``forward(x, edge_index)``, with ``edge_weight`` and ``edge_type``;
+- ``"features"``: ``forward(x)``; ``"edges"``: PyG's ``forward(x, edge_index)``, with :data:`OF_EDGES`;
 - ``"transposed"``: PyG's ``forward(x, adj_t)``; ``"data"``: PyG's ``forward(data)``;
 - ``"adjacency"``: Weft's ``forward(x, adj)``, whatever the second one is called.
 """
@@ -15,11 +15,11 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 
 EDGES, TRANSPOSED = "edge_index", "adj_t"
-OF_EDGES = ("edge_weight", "edge_type")  # what a graph may have one of per edge
+OF_EDGES = ("edge_weight", "edge_type", "edge_attr")  # what a graph may have one of per edge
 OF_ADJACENCY = ("first", "layer")
 GIVEN = {
     "features": "x",
-    "edges": "x, edge_index, edge_weight and edge_type",
+    "edges": "x, edge_index, edge_weight, edge_type and edge_attr",
     "transposed": "x and adj_t",
     "data": "data",
     "adjacency": "x and the adjacency",
@@ -57,8 +57,6 @@ def check_call(task: Task, model: nn.Module, per_edge: tuple[str, ...]) -> None:
 def _why(name: str, style: str) -> str:
     if style == "edges" and name in OF_EDGES:
         return "the edges of this graph have none; give the graph one, or the parameter a default"
-    if style == "edges" and name == "edge_attr":
-        return "edges have one number at most, edge_weight; take that instead, or give the parameter a default"
     return f"it is called with {GIVEN[style]}; give the parameter a default"
 
 

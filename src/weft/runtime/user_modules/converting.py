@@ -64,7 +64,10 @@ def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
     swaps = convertible(model)
     if not swaps.layers:
         return _why_not({name: why for name, why in swaps.kept.items() if why.split(":")[0] in TEMPLATES})
-    before, true = _timed(trials, trials.copy(model))
+    measured = _as_written(model, trials)
+    if measured is None:
+        return "not converted: the memory was not enough to compare with PyG's layers"
+    before, true = measured
     try:
         swaps = _really_used(model, swaps, trials)
         if not swaps.layers:
@@ -79,6 +82,17 @@ def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
         off = f"by {apart:.0e} of the largest"
         return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
     return Conversion(swaps, apart, before, after)
+
+
+def _as_written(model: nn.Module, trials: Trials) -> tuple[float, Numbers] | None:
+    """Seconds and numbers with PyG's layers; None if these do not fit into memory, where Weft's still may."""
+    try:
+        measured = _timed(trials, trials.copy(model))
+    except torch.OutOfMemoryError:
+        measured = None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # what PyG's layers took is not needed again; only now no frame holds it
+    return measured
 
 
 def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trials) -> Conversion:

@@ -1,0 +1,109 @@
+"""Layers of PyG in users' modules, kept and converted: an epoch with its evaluation, and the difference in numbers.
+
+    python -m benchmarks.suites.converted [--device cuda] [--graphs shape:arxiv,squirrel.npz] [--out converted.json]
+
+*Kept* is ``weft.run(..., convert=False)``, *converted* the same without it: one task of ``--epochs`` epochs each, in
+alternation ``--runs`` times. ``ms`` is the least of the seconds per epoch that a run reports, which leaves planning,
+trials and compilation out; ``note`` is what the run says of the conversion itself. ``apart`` is the largest relative
+difference of the training losses. Graphs are names for ``weft.load``, or files.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+import weft
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from weft.graph.data.graph import Graph
+
+Maker = Callable[[int, int], nn.Module]
+SIDES = {"kept": False, "converted": True}
+
+
+def model_of_pyg(kind: str, **options: Any) -> Maker:
+    """A model of ``torch_geometric.nn.models`` with three layers of 64 and jumping knowledge: not one of Weft's own."""
+
+    def make(in_features: int, out_features: int) -> nn.Module:
+        from torch_geometric.nn import models
+
+        return getattr(models, kind)(in_features, 64, 3, out_channels=out_features, jk="cat", **options)
+
+    make.__name__ = f"{kind}-jk"
+    return make
+
+
+MODULES = {
+    "gcn-jk": model_of_pyg("GCN"),
+    "sage-jk": model_of_pyg("GraphSAGE"),
+    "gin-jk": model_of_pyg("GIN"),
+    "gat-jk": model_of_pyg("GAT", heads=4),
+}
+
+
+def train(module: str, graph: Graph, side: str, args: Namespace) -> tuple[float, list[float], list[str]]:
+    """Seconds per epoch, training losses, and notes of one run."""
+    notes: list[str] = []
+
+    def listen(event: Any) -> None:
+        if event.kind == "note":
+            notes.append(event.data["message"])
+
+    task = weft.Task(graph=graph, model=MODULES[module], epochs=args.epochs, convert=SIDES[side])
+    result = weft.run(task, device=args.device, progress=False, on_event=listen, compile=False)
+    return float(result.metrics["seconds_per_epoch"]), result.history["loss"], notes
+
+
+def measure(module: str, graph: Graph, args: Namespace) -> dict[str, Any]:
+    """Both sides of one module on one graph."""
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    losses: dict[str, list[float]] = {}
+    notes: list[str] = []
+    for _ in range(args.runs):
+        for side in SIDES:
+            taken, losses[side], told = train(module, graph, side, args)
+            seconds[side].append(taken)
+            notes = told if side == "converted" else notes
+    best = {side: 1e3 * min(found) for side, found in seconds.items()}
+    pairs = zip(losses["kept"], losses["converted"], strict=True)
+    return {
+        **{f"{side}_ms": round(value, 3) for side, value in best.items()},
+        "times": round(best["kept"] / best["converted"], 2),
+        "apart": max(abs(one - other) / abs(one) for one, other in pairs),
+        "note": next((note for note in notes if "convert" in note), ""),
+    }
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.add_argument("--graphs", type=listed, default=["shape:cora", "shape:pubmed", "shape:arxiv"])
+    parser.add_argument("--modules", type=listed, default=list(MODULES))
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=2)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every module on every graph and print both sides."""
+    args = arguments()
+    recorder = Recorder("converted", args)
+    for name in args.graphs:
+        load = weft.open if name.endswith(".npz") else weft.load
+        graph = recorder.prepare(name, lambda n=name, load=load: load(n))
+        for module in args.modules if graph is not None else ():
+            recorder.cell({"graph": name, "module": module}, lambda m=module, g=graph: measure(m, g, args))
+    recorder.save()
+    columns = ("kept_ms", "converted_ms", "times", "apart")
+    rows = []
+    for cell in recorder.cells:
+        found = find(recorder.cells, graph=cell["graph"], module=cell["module"]) or {}
+        rows.append([cell["graph"], cell["module"], *(found.get(column) for column in columns)])
+    print_table(["graph", "module", *columns], rows)
+
+
+if __name__ == "__main__":
+    main()

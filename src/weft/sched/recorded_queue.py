@@ -1,0 +1,57 @@
+"""A recorded queue: tasks with their measured seconds, the device, and how tasks on it slow each other down; JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from weft.core.errors import SpecError
+from weft.sched.interference import Interference
+from weft.sched.queue_state import DeviceState, QueuedTask
+from weft.sched.simulator import Conditions
+
+
+@dataclass(frozen=True)
+class RecordedQueue:
+    """What the simulator needs to run a queue again under any policy."""
+
+    tasks: tuple[QueuedTask, ...]
+    device: DeviceState
+    interference: Interference = field(default_factory=Interference)
+
+    @property
+    def conditions(self) -> Conditions:
+        """The simulator's conditions."""
+        return Conditions(self.interference)
+
+    def on(self, budget: int | None, workers: int | None) -> RecordedQueue:
+        """The same on a device with another budget or other workers."""
+        given = {"budget_bytes": budget, "workers": workers}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return replace(self, device=replace(self.device, **changes))
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        tasks = [task.to_dict() for task in self.tasks]
+        about = {"device": self.device.to_dict(), "interference": asdict(self.interference)}
+        return json.dumps({"tasks": tasks, **about}, allow_nan=False, indent=1)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RecordedQueue:
+        """The inverse of :meth:`to_json`, after parsing."""
+        tasks = tuple(QueuedTask.from_dict(task) for task in data["tasks"])
+        return cls(tasks, DeviceState.from_dict(data["device"]), Interference(**data.get("interference", {})))
+
+
+def read_recorded(path: Path) -> RecordedQueue:
+    """The queue of a file; one sentence for a file that is none."""
+    try:
+        return RecordedQueue.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise SpecError(f"{path}: is not a recorded queue ({told}); it has tasks, a device and interference") from None
