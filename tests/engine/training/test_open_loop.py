@@ -292,5 +292,5 @@ def test_layers_of_pyg_are_converted_whatever_the_model_returns():
 
     graph = tiny_graph(sparse=True)
     task = weft.Task(graph=graph, model=Several, epochs=4, objective=two, metric=two_right)
-    converted, kept = weft.run(task, **QUICK), weft.run(task, convert=False, **QUICK)
+    converted, kept = weft.run(task, **QUICK), weft.run(task.with_values(convert=False), **QUICK)
     assert converted.history["loss"] == pytest.approx(kept.history["loss"], rel=1e-4)
