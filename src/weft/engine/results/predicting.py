@@ -24,7 +24,6 @@ from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.graph.data.validate import check_range
 from weft.graph.data.verify import check_ids
-from weft.runtime.inference.infer import infer_logits
 from weft.runtime.user_modules.copying import copy_module
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ def predicted_logits(
     result: Result, graph: Any, nodes: Any, device: str | torch.device | None, layerwise: bool | None
 ) -> Tensor:
     """What the model returns for ``nodes [M]``, ``[M, C]`` float32 on the CPU; see :meth:`Result.predict`."""
+    from weft.runtime.inference.infer import infer_logits  # samplers, which a run without batches does not need
+
     if result.model is None:
         raise SpecError(f"task {result.name!r}: has no model to predict with; it {result.status}: {result.message}")
     found = graph_for(result, graph)

@@ -429,6 +429,7 @@ class Members:
 
     def _trial(self, state: State, row: int, loss: Loss) -> Trial:
         model = self._trials[row]
+        _set_reduce(model, self.source.reduce)  # before it is copied: it is not the model's doing
         untouched = copy_module(model)[0] if row == 0 else None
         forward, own = self._alone_with(model, state, row)
         batch = self.source.example()
