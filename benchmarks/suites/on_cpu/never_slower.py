@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.suites.on_cpu.never_slower [--out never_slower.json]
 
-Sides: ``sweep`` is one ``weft.run`` of all tasks, ``turn`` a ``weft.run`` per task, ``loop`` a plain loop of torch over
-the tasks. All evaluate after every epoch. Times are CPU seconds of the whole call on one thread, planning and trials
-included, which a busy machine changes less than what a clock says: the least of ``--runs`` in alternation. Epochs are
-chosen such that the loop takes ``--seconds``, between 20 and 200.
+Sides: ``sweep`` is the group that ``weft.run`` builds for all tasks, stacked, or side by side where a stack is slower;
+``turn`` as many epochs of one task alone in Weft; ``loop`` as many of a plain loop of torch. An epoch trains and
+evaluates on all sides. Times are CPU milliseconds of an epoch of all tasks on one thread, which a busy
+machine changes less than what a clock says: the least of ``--runs``, in alternation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from benchmarks.baselines.epochs import dense_features
 from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from weft.core.plan import Plan
 from weft.graph.data.graph import Graph
+from weft.runtime.group import GroupRun
 from weft.runtime.step.inputs import takes_edges
 
 GRAPHS = ("shape:cora", "shape:pubmed", "shape:proteins")
@@ -34,7 +36,6 @@ MODULES = {
     "random-1": lambda: random_module(1),
 }
 SIDES = ("sweep", "turn", "loop")
-FEWEST, MOST = 20, 200
 
 
 def tasks_of(module: str, graph: Graph, tasks: int, epochs: int) -> list[weft.Task]:
@@ -43,18 +44,20 @@ def tasks_of(module: str, graph: Graph, tasks: int, epochs: int) -> list[weft.Ta
     return [weft.Task(graph=graph, model=model, seed=seed, epochs=epochs, name=f"{seed}") for seed in range(tasks)]
 
 
-def train_loop(task: weft.Task, graph: Graph, inputs: Sequence[Any]) -> float:
-    """A plain loop of torch; the best validation accuracy."""
+def loop_epoch(task: weft.Task, graph: Graph, inputs: Sequence[Any]) -> Callable[[], Any]:
+    """An epoch of a plain loop of torch."""
     torch.manual_seed(task.seed)
     model = task.model(graph.num_features, graph.num_classes)
-    optimizer, best = torch.optim.Adam(model.parameters(), lr=task.lr), 0.0
-    for _ in range(task.epochs):
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.lr)
+
+    def epoch() -> None:
         model.train()
         optimizer.zero_grad()
         F.cross_entropy(model(*inputs)[graph.train], graph.y[graph.train]).backward()
         optimizer.step()
-        best = max(best, evaluate(model, graph, inputs))
-    return best
+        evaluate(model, graph, inputs)
+
+    return epoch
 
 
 @torch.no_grad()
@@ -75,55 +78,42 @@ def inputs_of(module: str, graph: Graph, x: Tensor) -> tuple[Any, Any]:
     return x, graph.edge_index() if takes_edges(model) else graph.adj
 
 
-def sides(tasks: Sequence[weft.Task], graph: Graph, inputs: Sequence[Any]) -> dict[str, Callable[[], Any]]:
-    """What every side does, whole."""
-    return {
-        "sweep": lambda: run_noting(list(tasks)),
-        "turn": lambda: [weft.run(task, device="cpu", progress=False) for task in tasks],
-        "loop": lambda: [train_loop(task, graph, inputs) for task in tasks],
-    }
+def group_of(tasks: Sequence[weft.Task], graph: Graph) -> GroupRun:
+    """The group that a run builds: slow stacks are taken apart."""
+    plan = Plan(tuple(task.label for task in tasks), join="stacked" if len(tasks) > 1 else "solo", device="cpu")
+    group = GroupRun(tasks, graph, plan, torch.device("cpu"), measure=True)
+    group.prepare()
+    return group
 
 
-def run_noting(tasks: list[weft.Task]) -> list[str]:
-    """Train a sweep; what it said of its stacks."""
-    notes: list[str] = []
-
-    def listen(event: Any) -> None:
-        if event.kind == "note":
-            notes.append(event.data["message"])
-
-    weft.run(tasks, device="cpu", progress=False, on_event=listen)
-    return notes
-
-
-def cpu_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of this process, and what ``work`` gave."""
+def cpu_ms(work: Callable[[], Any]) -> float:
+    """CPU milliseconds of this process."""
     begin = time.process_time()
-    found = work()
-    return time.process_time() - begin, found
+    work()
+    return 1e3 * (time.process_time() - begin)
+
+
+def times(count: int, work: Callable[[], Any]) -> Callable[[], Any]:
+    """``work``, so many times."""
+    return lambda: [work() for _ in range(count)]
 
 
 def measure(module: str, graph: Graph, x: Tensor, args: Namespace) -> dict[str, Any]:
-    """The least CPU seconds of every side, and what the sweep said of its stack."""
-    inputs = inputs_of(module, graph, x)
-    few = tasks_of(module, graph, args.tasks, 3)
-    warm = {side: cpu_seconds(work)[0] for side, work in sides(few, graph, inputs).items()}
-    epochs = int(min(max(3 * args.seconds / warm["loop"], FEWEST), MOST))
-    taken: dict[str, list[float]] = {side: [] for side in SIDES}
-    notes: list[str] = []
-    for _ in range(args.runs):
-        for side, work in sides(tasks_of(module, graph, args.tasks, epochs), graph, inputs).items():
-            seconds, found = cpu_seconds(work)
-            taken[side].append(seconds)
-            if side == "sweep":
-                notes = found
-    best = {side: min(seconds) for side, seconds in taken.items()}
+    """The least CPU milliseconds of an epoch on every side, and the stacks that the sweep has."""
+    tasks = tasks_of(module, graph, args.tasks, args.tasks * (args.runs + 2))
+    together, alone = group_of(tasks, graph), group_of(tasks[:1], graph)
+    epoch = loop_epoch(tasks[0], graph, inputs_of(module, graph, x))
+    works = {"sweep": together.step, "turn": times(args.tasks, alone.step), "loop": times(args.tasks, epoch)}
+    taken: dict[str, list[float]] = {side: [] for side in works}
+    for _ in range(args.runs + 1):
+        for side, work in works.items():
+            taken[side].append(cpu_ms(work))
+    least = {side: min(found[1:]) for side, found in taken.items()}
     return {
-        "epochs": epochs,
-        **{f"{side}_cpu_seconds": round(seconds, 3) for side, seconds in best.items()},
-        "turn_over_sweep": round(best["turn"] / best["sweep"], 3),
-        "loop_over_sweep": round(best["loop"] / best["sweep"], 3),
-        "notes": notes,
+        **{f"{side}_ms": round(ms, 2) for side, ms in least.items()},
+        "stacks": len(together.stacks),
+        "turn_over_sweep": round(least["turn"] / least["sweep"], 3),
+        "loop_over_sweep": round(least["loop"] / least["sweep"], 3),
     }
 
 
@@ -150,8 +140,7 @@ def arguments() -> Namespace:
     parser.add_argument("--graphs", type=listed, default=list(GRAPHS))
     parser.add_argument("--modules", type=listed, default=list(MODULES))
     parser.add_argument("--tasks", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--runs", type=int, default=6)
     return parser.parse_args()
 
 

@@ -57,8 +57,8 @@ class Plan:
     ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.
     ``threads``: how many a CPU run may use, None for as many as torch has. ``cost``:
     the estimate for the group as plain data (:meth:`weft.core.cost.Cost.to_dict`), empty if none was made;
-    ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, and on a GPU
-    ``peak_bytes`` and ``reserved_bytes``. ``why`` has one sentence per decision.
+    ``measured``: what it then took: ``epoch_seconds`` with all members present, over how many ``epochs``, on a GPU
+    ``peak_bytes`` and ``reserved_bytes``, on a CPU ``process_bytes``. ``why`` has one sentence per decision.
 
     ``division``: which batches the host prepares and which the device (None: one side all of them), and ``phases``
     the phase times that it was chosen by, as plain data (:meth:`weft.core.division.PhaseTimes.to_dict`). ``mode``:

@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft.core.program import Operator, Program, Value
-from weft.engine.base.process_memory import base_bytes, peak_bytes, resident_bytes, watch_peak
-from weft.planner.cost.process_memory import BESIDE, HEAP, MAPPED, process_bytes
+from weft.engine.base.process_memory import base_bytes, give_back_heap, peak_bytes, resident_bytes, watch_peak
+from weft.planner.cost.process_memory import BESIDE, KINDS, process_bytes
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(resident_bytes() is None, reason="the system does not say")
@@ -35,9 +35,22 @@ def test_small_blocks_leave_holes_and_large_ones_do_not():
         values = (Value(MIB, "weight"), Value(size, "activation"))
         return Program(values, (Operator("one", "forward", (0,), (1,)),), (0,))
 
-    assert process_bytes(program(10 * MIB)) == BESIDE + MIB + int(HEAP * 10 * MIB)
-    assert process_bytes(program(2 * MAPPED)) == BESIDE + MIB + 2 * MAPPED
-    assert process_bytes(program(MIB), program(9 * MIB)) == BESIDE + MIB + int(HEAP * 9 * MIB)
+    small, middle, mapped = (times for *_, times in KINDS)
+    assert middle > small > mapped
+    assert process_bytes(program(10 * MIB)) == BESIDE + MIB + int(small * 10 * MIB)
+    assert process_bytes(program(20 * MIB)) == BESIDE + MIB + int(middle * 20 * MIB)
+    assert process_bytes(program(64 * MIB)) == BESIDE + MIB + int(mapped * 64 * MIB)
+    assert process_bytes(program(MIB), program(9 * MIB)) == BESIDE + MIB + int(small * 9 * MIB)
+
+
+def test_freed_memory_is_given_back():
+    parts = [np.ones(MIB // 2, dtype=np.uint8) for _ in range(200)]
+    kept = parts[::50]
+    before = resident_bytes()
+    del parts
+    give_back_heap()
+    assert len(kept) == 4
+    assert resident_bytes() <= before
 
 
 CHILD = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.operator_names import Names
 from weft.core.plan import Plan
+from weft.nn import BatchNorm, GCNConv
 from weft.runtime import stack_check
 from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.stacked_rows import StackedRows
@@ -136,3 +139,45 @@ def test_a_stack_of_weft_own_models_is_not_timed():
     tasks = [weft.Task(graph=graph, model="gcn", hidden=4, seed=s, epochs=3, name=str(s)) for s in range(2)]
     run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
     assert stack_check.slower_than_alone(run.stacks[0]) is None
+
+
+class Normed(nn.Module):
+    """A module over Weft's layers and norms."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.norm, self.second = GCNConv(inputs, 8), BatchNorm(8), GCNConv(8, outputs)
+
+    def forward(self, x, adj):
+        return self.second(torch.relu(self.norm(self.first(x, adj))), adj)
+
+
+def test_modules_over_weft_norms_are_one_stack():
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model=Normed, seed=s, epochs=3, name=str(s)) for s in range(2)]
+    run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
+    assert len(run.stacks) == 1, run.notes
+
+
+FIRST_OF_PYG = """
+import torch, weft
+from torch_geometric.nn import GCN
+from tests.graphs_for_tests import tiny_graph
+from weft.core.plan import Plan
+from weft.nn import BatchNorm, GCNConv
+from weft.runtime.group import GroupRun
+
+def model(inputs, outputs):
+    return GCN(inputs, 8, 2, outputs)
+
+graph = tiny_graph()
+tasks = [weft.Task(graph=graph, model=model, seed=s, epochs=3, name=str(s)) for s in range(2)]
+run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
+assert len(run.stacks) == 1, run.notes
+"""
+
+
+def test_the_first_modules_of_pyg_in_a_process_are_one_stack():
+    pytest.importorskip("torch_geometric")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_OF_PYG], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

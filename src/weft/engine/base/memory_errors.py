@@ -10,6 +10,7 @@ import torch
 
 from weft.core.errors import OutOfMemoryError, WeftError
 from weft.engine.base.device import device_name
+from weft.engine.base.process_memory import give_back_heap
 
 
 @contextmanager
@@ -34,9 +35,11 @@ def is_memory_error(error: Exception) -> bool:
 
 def give_back_memory(device: torch.device) -> None:
     """Let go of what a group held, so that the next one finds it."""
+    gc.collect()
     if device.type == "cuda":
-        gc.collect()
         torch.cuda.empty_cache()
+    else:
+        give_back_heap()
 
 
 def _message(names: Sequence[str], device: torch.device) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -20,6 +22,12 @@ def base_bytes() -> int:
     """What a training on a CPU finds taken when it begins: Python, torch, Weft, and kernels that are yet to load."""
     now = resident_bytes() or PROCESS
     return now + (0 if "numba" in sys.modules else KERNELS)
+
+
+def give_back_heap() -> None:
+    """Give memory that was freed back to the system, as glibc does not by itself; elsewhere nothing happens."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def watch_peak() -> bool:

@@ -149,7 +149,8 @@ class Job:
                     self._graphs.let_go(self._tasks[name] for _, plan in waiting for name in plan.members)
                     if self._pool is not None:
                         move_out(self._pool)
-                    give_back_memory(self._device)  # only now does nothing hold the group any more
+                    if waiting or self._device.type == "cuda":
+                        give_back_memory(self._device)  # only now does nothing hold the group any more
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]

@@ -1,17 +1,23 @@
 """Predict what a process on a CPU takes beyond itself: tensors, and what the system's allocator holds for them.
 
 glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap that grows with
-holes: over 14 trainings (gcn, sage, gin, gat, gatv2; 1 to 8 tasks; cora, pubmed, facebook and arxiv) a heap took about
-twice what was alive in it, and a process some 30 MiB for threads, buffers and code that is loaded on the way.
+holes, since a freed block does not serve an aligned request of the same size (glibc before 2.38): over 20 trainings
+(`benchmarks/suites/on_cpu/memory.py`) a heap took two to three times what was alive in it, and a process some 20 MiB
+for threads, buffers and code that is loaded on the way. To map every block would cost as much time again: pages that
+the system gives are cleared first.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
+from math import inf
+
 from weft.core.program import Operator, Program
 
-MAPPED = 32 << 20  # bytes from which on a block is mapped by itself: the most that glibc's threshold grows to
-HEAP = 2.1  # bytes of the heap per byte alive in it
-BESIDE = 32 << 20
+MIB = 1 << 20
+# Bytes of a block from which on, and up to which, the process takes so many bytes per byte alive.
+KINDS = ((0, 16 * MIB, 2.1), (16 * MIB, 32 * MIB, 2.9), (32 * MIB, inf, 1.2))
+BESIDE = 24 * MIB
 ATTENTION = "graph_attention_packed"  # the CPU kernels' own arrays: rows taken apart, a coefficient per edge and head
 ROW_COPIES, HEADS = 2, 8
 
@@ -23,26 +29,20 @@ def process_bytes(program: Program, preparation: Program | None = None) -> int:
 
 
 def _most(program: Program) -> int:
-    heap, mapped = (_running(program, large) for large in (False, True))
-    resident = program.resident_bytes
+    alive = [[times * part for part in _running(program, least, most)] for least, most, times in KINDS]
     inside = [op.workspace + _inside(op, program) for op in program.operators]
-    found = [resident + m + int(HEAP * h) + i for h, m, i in zip(heap, mapped, inside, strict=True)]
-    return max(found, default=resident)
+    return program.resident_bytes + int(max(map(sum, zip(inside, *alive, strict=True)), default=0))
 
 
-def _running(program: Program, large: bool) -> list[int]:
-    """Bytes alive at every operator that the step allocates, in blocks of one kind."""
+def _running(program: Program, least: float, most: float) -> list[int]:
+    """Bytes alive at every operator that the step allocates, in blocks of ``least`` to ``most`` bytes."""
     change = [0] * (len(program.operators) + 1)
     for number, (first, last) in program.lifetimes().items():
         size = program.values[number].bytes
-        if (size >= MAPPED) == large:
+        if least <= size < most:
             change[first] += size
             change[last + 1] -= size
-    total, found = 0, []
-    for step in change[:-1]:
-        total += step
-        found.append(total)
-    return found
+    return list(accumulate(change[:-1]))
 
 
 def _inside(op: Operator, program: Program) -> int:

@@ -86,7 +86,7 @@ class Members:
         self.hidden_state: str | None = None  # why a captured step would not be what the module does
         self.plain_output = True  # the model returns one tensor
         self.without_gradient: tuple[str, ...] = ()
-        self.alone_seconds: float | None = None  # of one training step of a user's module alone, once it was tried
+        self.alone_seconds: float | None = None  # of a step and evaluation of one alone, in stacks on a CPU
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
         check_edges(self._task, self._model, self._graph)
@@ -375,9 +375,11 @@ class Members:
             trials.append(self._trial(state, row, loss_of([row])))
             if row == 0:
                 self._learn(trials[0], state.members)
-        self.alone_seconds = min(trial.seconds for trial in trials)  # a busy machine makes single ones slower
         if state.members > 1:
             self._compare(trials, *self._together(state, loss_of(range(state.members))))
+            if state.flat.device.type == "cpu":
+                trials += [self._trial(state, 1, loss_of([1])) for _ in range(2)]  # now with memory at hand
+                self.alone_seconds = min(trial.seconds for trial in trials)  # single ones are slower on a busy machine
 
     def _try_conversion(self, state: State, loss: Loss) -> None:
         """Convert the layers of PyG in all modules if that changes no number of the first member's step."""

@@ -39,7 +39,7 @@ class Trial:
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
-    module's own weights; ``seconds``: of the last training call.
+    module's own weights; ``seconds``: of the last training call and the one in evaluation mode.
     """
 
     loss: Tensor
@@ -60,9 +60,17 @@ def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial
         losses, grad = forward.gradients(state.flat, batch, loss, torch.ones(1, device=state.flat.device))
         seconds = step_seconds() - begin
     state.restore(before)
+    logits, more = _evaluated(forward, state, batch)
+    return Trial(losses, grad[0], logits, None, (), (), seconds=seconds + more)
+
+
+def _evaluated(forward: Forward, state: State, batch: Batch) -> tuple[Tensor, float]:
+    """Logits ``[N, C]`` in evaluation mode, and the seconds that they took."""
     with torch.no_grad(), same_draws(state.flat.device):
-        logits = as_one(of_member(forward(state.flat, training=False, batch=batch), 0))
-    return Trial(losses, grad[0], logits, None, (), (), seconds=seconds)
+        begin = step_seconds()
+        found = forward(state.flat, training=False, batch=batch)
+        seconds = step_seconds() - begin
+    return as_one(of_member(found, 0)), seconds
 
 
 def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
@@ -87,11 +95,10 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         second, again = train()
         seconds = step_seconds() - begin
     state.restore(before)
-    with torch.no_grad(), same_draws(state.flat.device):
-        logits = as_one(of_member(forward(state.flat, training=False, batch=batch), 0))
+    logits, more = _evaluated(forward, state, batch)
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
-    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds)
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:

@@ -21,6 +21,7 @@ REGISTERED = (
     *("_parameters", "_buffers", "_modules", "training", "_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
 )
+OF_ITS_CLASS = "torch_geometric.inspector"  # PyG's notes on the methods of a class, filled in by its first module
 PLAIN = (bool, int, float, complex, str, bytes, type, range, slice, torch.dtype, torch.device)
 
 
@@ -29,7 +30,7 @@ def attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for prefix, module in model.named_modules():
         if CLOCK not in module._buffers:
             for key, value in vars(module).items():
-                if key not in REGISTERED:
+                if key not in REGISTERED and type(value).__module__ != OF_ITS_CLASS:
                     yield f"{prefix}.{key}" if prefix else key, value
 
 

@@ -1,0 +1,38 @@
+"""Suites on a CPU: every side of a sweep's epochs is timed, and ratios of memory are summed up."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.suites.on_cpu import memory, never_slower, whole_process
+from weft.graph.generate import citation
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def test_every_side_of_a_sweep_is_timed():
+    graph = citation(80, 400, 10, 3, seed=2, name="tiny")
+    found = never_slower.measure("own-layernorm-gcn", graph, graph.x, Namespace(tasks=2, runs=1))
+    assert found["stacks"] in (1, 2)
+    for side in never_slower.SIDES:
+        assert found[f"{side}_ms"] > 0
+    assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=0.02)
+    cells = [{"graph": "tiny", "module": "a", "status": "ok", **found}]
+    assert never_slower.worst(cells)["turn_over_sweep"] == found["turn_over_sweep"]
+    assert never_slower.table(cells) == [["a", found["turn_over_sweep"], found["loop_over_sweep"]]]
+
+
+def test_memory_is_summed_up():
+    assert len(memory.CASES) == 20
+    found = memory.summary([{"taken_over_predicted": 1.2}, {"taken_over_predicted": 0.9}, {"status": "failed"}])
+    assert found == {"runs": 2, "least": 0.9, "most": 1.2, "above_1.10": 1}
+    assert memory.summary([]) == {}
+
+
+def test_both_scripts_train(tmp_path):
+    pytest.importorskip("torch_geometric")
+    path = whole_process.graph_file(tmp_path)
+    for side in whole_process.SCRIPTS:
+        assert 0.0 < whole_process.run_script(side, path, 2, tmp_path)["accuracy"] <= 1.0
