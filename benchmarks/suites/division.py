@@ -110,7 +110,8 @@ def shape_graph(shape: str, device: torch.device, args: Namespace) -> Graph:
     graph = _made(shape, device, args)
     count = min(args.batches * args.seeds, graph.num_nodes // 2)
     random = torch.Generator().manual_seed(7)
-    chosen = torch.randint(graph.num_nodes, (count * 2,), generator=random).unique()[:count]  # no permutation of 10^8
+    drawn = torch.randint(graph.num_nodes, (count * 2,), generator=random).unique()  # no permutation of 10^8 nodes
+    chosen = drawn[torch.randperm(drawn.numel(), generator=random)[:count]].sort().values
     changed: dict[str, Any] = {"train": chosen.to(graph.train.device)}
     if shape == "uk" and not args.quick:
         changed["x"] = torch.randn(graph.num_nodes, 256, device=graph.device)

@@ -30,6 +30,19 @@ def test_less_memory_moves_things_away():
     assert tight.overlap
 
 
+def test_a_stack_is_evaluated_by_layers_rather_than_cut():
+    """A whole evaluation of one task fits, of four it does not: layer by layer all of them share every batch."""
+    tasks = [weft.Task(**PRODUCTS, lr=lr, name=f"{lr}", eval_every=20) for lr in (0.1, 0.2, 0.3, 0.4)]
+    alone = weft.plan(tasks[0], machine="h200", budget="16GiB")
+    together = weft.plan(tasks, machine="h200", budget="16GiB")
+    assert alone.plans[0].places.evaluation == "whole"
+    assert [len(plan.members) for plan in together.plans] == [4]
+    assert together.plans[0].places.evaluation == "layers"
+    assert together.groups[0].cost.epoch_seconds < 4 * alone.groups[0].cost.epoch_seconds
+    often = weft.plan([task.with_values(eval_every=1) for task in tasks], machine="h200", budget="16GiB")
+    assert often.plans[0].places.evaluation == "whole"  # chunks of nodes every epoch would take longer
+
+
 def test_caches_and_queues_are_counted():
     report = planned(budget="16GiB", cache="500MB", cache_policy="presampling")
     group = report.groups[0]

@@ -8,7 +8,7 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
-from tests.runtime.loop.test_plain_torch import focal, regression_graph
+from tests.runtime.loop.test_plain_torch import focal, regression_graph, two, two_right
 
 QUICK = {"device": "cpu", "progress": False}
 FUNCTIONS = """
@@ -276,3 +276,21 @@ def test_balanced_weights_of_every_split():
         alone = weft.run(quick(graph.split(number), epochs=3, class_weights="balanced", dropout=0.0), **QUICK)
         assert member.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-5)
         assert member.history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-5)
+
+
+def test_layers_of_pyg_are_converted_whatever_the_model_returns():
+    pyg = pytest.importorskip("torch_geometric.nn")
+
+    class Several(torch.nn.Module):
+        def __init__(self, in_features, out_features):
+            super().__init__()
+            self.first, self.second = pyg.GCNConv(in_features, 8), pyg.GCNConv(8, out_features)
+
+        def forward(self, x, edge_index):
+            hidden = self.first(x, edge_index).relu()
+            return {"logits": self.second(hidden, edge_index), "hidden": hidden}
+
+    graph = tiny_graph(sparse=True)
+    task = weft.Task(graph=graph, model=Several, epochs=4, objective=two, metric=two_right)
+    converted, kept = weft.run(task, **QUICK), weft.run(task.with_values(convert=False), **QUICK)
+    assert converted.history["loss"] == pytest.approx(kept.history["loss"], rel=1e-4)

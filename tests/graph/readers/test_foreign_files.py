@@ -71,3 +71,24 @@ def test_ids_out_of_range_in_a_saved_graph_are_found_before_training(tmp_path):
         result = weft.run(weft.Task(graph=graph, hidden=4, epochs=1), progress=False, device="cpu")
         with pytest.raises(GraphError, match="out of range"):
             result.predict(tmp_path / "graph")
+
+
+def test_columns_and_files_that_are_not_read_are_named(tmp_path):
+    (tmp_path / "edges.csv").write_text(",src,dst,year\n0,5,6,1999\n1,6,4,2000\n")
+    assert weft.open(tmp_path / "edges.csv").notes == ("edges.csv: columns not read: year",)
+    (tmp_path / "plain.csv").write_text("src,dst,weight\n5,6,1\n")
+    assert weft.open(tmp_path / "plain.csv").notes == ()
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    files = {"edge": "0,1\n", "num-edge-list": "1\n", "num-node-list": "2\n", "node_year": "1\n2\n"}
+    for name, text in files.items():
+        (raw / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    assert weft.open(tmp_path).notes == (f"{tmp_path.name}: not read: node_year.csv.gz",)
+
+
+def test_what_is_not_read_of_pyg_data_is_named():
+    data = pytest.importorskip("torch_geometric.data").Data(
+        x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), pos=torch.zeros(2, 3)
+    )
+    assert weft.Graph.from_pyg(data).notes == ("not read of the PyG data: pos",)
+    assert weft.Graph.from_pyg(tiny_graph().to_pyg()).notes == ()

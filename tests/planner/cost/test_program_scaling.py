@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planner.programs import ARXIV, gcn_step
+from weft.core.program import Operator, Program, Value
 from weft.planner.cost.memory import memory
 from weft.planner.cost.program_scaling import SHARED, one_after_another, stacked
 from weft.planner.cost.roofline import seconds
@@ -65,3 +66,10 @@ def test_stacks_one_after_another_share_the_graph_and_reuse_the_rest():
 
 def test_one_alone_is_itself():
     assert one_after_another([gcn_step()]) == gcn_step()
+
+
+def test_members_of_a_stack_share_their_batches():
+    values = tuple(Value(100, kind) for kind in ("batch", "queue", "sampling", "activation"))
+    op = Operator("weft.spmm", "forward", (0,), (3,), gather_bytes=10.0)
+    eight = stacked(Program(values, (op,), (0, 1, 2)), 8)
+    assert [value.bytes for value in eight.values] == [100, 100, 100, 800]

@@ -34,12 +34,6 @@ def check_split(task: Task, stats: GraphStats) -> None:
         raise SpecError(f"task {task.label!r}: split={task.split}, but graph {stats.name!r} has {several}")
 
 
-def refuse_all_splits(task: Task, where: str) -> None:
-    """A clear error for ``split="all"``, where nothing makes a sweep of a task."""
-    if task.split == ALL_SPLITS:
-        raise SpecError(f"task {task.label!r}: split='all' is for weft.run; {where} needs numbers: split=range(10)")
-
-
 def _written_out(sweep: Sweep, numbers: tuple[int, ...]) -> Sweep:
     def settled(settings: Any) -> dict[str, Any]:
         return {key: numbers if key == "split" and value == ALL_SPLITS else value for key, value in settings.items()}

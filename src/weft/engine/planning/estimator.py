@@ -134,7 +134,8 @@ class Estimator:
         key = ("alike", self._key(task), tasks)
         if key not in self._estimates:
             steps, plan = self.steps(task, min(tasks, 2)), self.plan(task)
-            steps = replace(steps, step=stacked(steps.step, tasks))
+            if tasks > 2:  # what is done before is that of two
+                steps = replace(steps, step=stacked(steps.step, tasks), preparation=None)
             self._estimates[key] = self._estimate(steps, [task], plan)
         return self._estimates[key]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from weft.core.compatibility import group_key
 from weft.core.errors import SpecError
@@ -11,7 +13,7 @@ from weft.core.plan import PlanOptions
 from weft.core.task import Task
 from weft.core.units import parse_bytes, show_bytes
 from weft.engine.planning.estimator import NONE, Estimator
-from weft.planner.sampling.places import candidates, check_options
+from weft.planner.sampling.places import CHUNKS, candidates, check_options
 
 
 def place_options(
@@ -48,9 +50,46 @@ def with_places(tasks: Sequence[Task], estimator: Estimator, room: int, options:
             f"{name}={getattr(options, name)!r} would have no effect: task {tasks[0].label!r} trains on the whole "
             "graph, which lies on the device; mode='sampled' reads it batch by batch"
         )
-    first = {group_key(task, estimator.stats(task).multilabel): task for task in tasks if task.sampled}
-    for task in first.values():
-        place_one(task, estimator, room, options)
+    sharing: dict[Hashable, list[Task]] = {}
+    for task in tasks:
+        if task.sampled:
+            sharing.setdefault(group_key(task, estimator.stats(task).multilabel), []).append(task)
+    for alike in sharing.values():
+        if place_one(alike[0], estimator, room, options):
+            evaluate_by_layers(alike[0], len(alike), estimator, room - (options.cache or 0))
+
+
+def evaluate_by_layers(task: Task, count: int, estimator: Estimator, room: int) -> None:
+    """Evaluate ``count`` tasks like ``task`` layer by layer if more of them then share every batch, and that is faster.
+
+    An evaluation on the whole graph may take many times what training does, for every task of a stack.
+    """
+    placed = estimator.placement(task)
+    if count < 2 or placed.evaluation != "whole" or task.traits is None or estimator.machine.device != "cuda":
+        return
+    best = _seconds_in_stacks(task, count, estimator, room)
+    for edges in CHUNKS:
+        if best.size == count:
+            break
+        other = replace(placed, evaluation="layers", chunk_edges=edges)
+        estimator.place(task, other)
+        found = _seconds_in_stacks(task, count, estimator, room)
+        if found.seconds < best.seconds:
+            best, placed = found, other
+    estimator.place(task, placed)
+
+
+class _Stacks(NamedTuple):
+    size: int
+    seconds: float
+
+
+def _seconds_in_stacks(task: Task, count: int, estimator: Estimator, room: int) -> _Stacks:
+    """Seconds of an epoch of ``count`` tasks in stacks as large as fit."""
+    sizes = sorted({count, *(1 << power for power in range(count.bit_length()))}, reverse=True)
+    fitting = (size for size in sizes if size <= count and estimator.alike(task, size).cost.total_bytes <= room)
+    size = next(fitting, 1)
+    return _Stacks(size, estimator.alike(task, size).cost.epoch_seconds * -(-count // size))
 
 
 def place_one(task: Task, estimator: Estimator, room: int, options: PlanOptions = NONE) -> bool:

@@ -40,7 +40,7 @@ class Steps:
     """
 
     step: Program
-    preparation: Program
+    preparation: Program | None
     parameters: tuple[int, ...]
     weights: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()

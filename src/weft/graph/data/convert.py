@@ -54,6 +54,18 @@ def pyg_fields(data: Any, split: int | None) -> dict[str, Any]:
     }
 
 
+PYG_READ = {
+    *("x", "y", "edge_index", "adj_t", "edge_weight", "edge_attr", "edge_type", "num_nodes"),
+    *(f"{name}_mask" for name in SPLITS),
+}
+
+
+def pyg_unread(data: Any) -> list[str]:
+    """What a PyG ``Data`` has besides."""
+    keys = getattr(data, "keys", ())
+    return sorted(set(keys() if callable(keys) else keys) - PYG_READ)
+
+
 def _pyg_edges(data: Any) -> tuple[Any, Any, Any]:
     edges = getattr(data, "edge_index", None)
     if edges is not None:

@@ -187,7 +187,9 @@ class Graph:
         Masks with several columns are several splits; ``split`` takes one column alone. ``num_relations`` as for
         :meth:`from_edges`.
         """
-        return cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
+        graph = cls.from_edges(**convert.pyg_fields(data, split), name=name, num_relations=num_relations)
+        unread = convert.pyg_unread(data)
+        return graph.noted(f"not read of the PyG data: {', '.join(unread)}") if unread else graph
 
     @classmethod
     def from_dgl(

@@ -22,6 +22,17 @@ class EdgeColumns:
     weight: int | None = None
     relation: int | None = None
 
+    def unread(self, names: Sequence[str]) -> list[str]:
+        """The names of the other columns, the index of pandas aside."""
+        read = (self.src, self.dst, self.weight, self.relation)
+        return [name.strip() for place, name in enumerate(names) if place not in read and not is_index(place, name)]
+
+
+def is_index(place: int, name: str) -> bool:
+    """Whether a column is the index that pandas writes: the first one, without a name."""
+    plain = name.strip().strip("\"'").lower()
+    return place == 0 and (plain == "" or plain.startswith("unnamed:"))
+
 
 def unnamed_columns(count: int, where: str) -> EdgeColumns:
     """Without names: source, destination and, third, the weight."""
@@ -40,7 +51,7 @@ def named_columns(names: Sequence[str], where: str) -> EdgeColumns:
     A first column without a name is the index that pandas writes, not an end.
     """
     plain = [name.strip().strip("\"'").lower() for name in names]
-    index = int(plain[0] == "" or plain[0].startswith("unnamed:"))
+    index = int(is_index(0, names[0]))
     if len(plain) - index < 2:
         raise GraphError(f"{where} has the single column {names[0]!r}; an edge needs two: source and destination")
     src, dst = _position(plain, SOURCES), _position(plain, TARGETS)

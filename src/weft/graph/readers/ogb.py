@@ -4,7 +4,7 @@
     raw/data.npz (edge_index, node_feat, num_nodes_list), node-label.npz           the binary layout
     split/<scheme>/train.csv.gz, valid.csv.gz, test.csv.gz
 
-Node years, species and edge features are left out: a graph has no place for them.
+Node years, species and edge features are not read; the graph's notes name their files.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from weft.graph.readers.npz import load_archive
 from weft.graph.readers.tables import load_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
+READ = {
+    *("edge.csv.gz", "num-edge-list.csv.gz", "num-node-list.csv.gz", "node-feat.csv.gz", "node-label.csv.gz"),
+    *("data.npz", "node-label.npz"),
+}
 # OGB stores these with one direction of every edge and adds the other when it loads them.
 ONE_WAY = ("products", "proteins")
 
@@ -43,7 +47,9 @@ def read_ogb(
         directed = not any(word in path.name for word in ONE_WAY)
     fields = _binary_fields(raw) if (raw / "data.npz").exists() else _text_fields(raw)
     splits = _splits(path / "split", split)
-    return Graph.from_edges(**fields, **splits, directed=directed, name=name or path.name)
+    graph = Graph.from_edges(**fields, **splits, directed=directed, name=name or path.name)
+    unread = sorted(file.name for file in raw.iterdir() if file.name not in READ)
+    return graph.noted(f"{path.name}: not read: {', '.join(unread)}") if unread else graph
 
 
 def _text_fields(raw: Path) -> dict[str, Any]:

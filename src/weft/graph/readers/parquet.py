@@ -35,7 +35,9 @@ def read_parquet(path: str | Path, **fields: Any) -> Graph:
                 f"{path}: column {column!r} holds {arrays[key].dtype} values, for example {sample}; "
                 f"node ids must be integers"
             )
-    return Graph.from_edges(**{"name": path.stem, **arrays, **fields})
+    graph = Graph.from_edges(**{"name": path.stem, **arrays, **fields})
+    unread = columns.unread(names)
+    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
 
 
 def _load(path: Path) -> tuple[list[str], Any]:

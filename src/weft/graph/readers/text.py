@@ -27,10 +27,13 @@ def read_text(path: str | Path, **fields: Any) -> Graph:
     synonyms), the ends being the first two otherwise; without, a third column is the weight.
     """
     path = Path(path)
-    arrays = read_edge_table(path)
-    _refuse_index(path, arrays)
+    layout = find_layout(path)
+    arrays = read_edge_table(path, layout)
+    _refuse_index(path, layout, arrays)
     stem = Path(path.name.removesuffix(".gz")).stem
-    return Graph.from_edges(**{"name": stem, **arrays, **fields})
+    graph = Graph.from_edges(**{"name": stem, **arrays, **fields})
+    unread = layout.columns.unread(layout.names)
+    return graph.noted(f"{path.name}: columns not read: {', '.join(unread)}") if unread else graph
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class TextLayout:
     width: int
     skip: int
     columns: EdgeColumns
+    names: tuple[str, ...] = ()
 
     def wanted(self) -> dict[str, tuple[int, type]]:
         """Position and type of every column that is read."""
@@ -54,9 +58,8 @@ class TextLayout:
         return {key: (position, kind) for key, (position, kind) in named.items() if position is not None}
 
 
-def read_edge_table(path: Path) -> dict[str, np.ndarray]:
+def read_edge_table(path: Path, layout: TextLayout) -> dict[str, np.ndarray]:
     """``src``, ``dst`` and, where the file has them, ``edge_weight`` and ``relation``, each ``[E]``."""
-    layout = find_layout(path)
     wanted = layout.wanted()
     try:
         table = load_table(
@@ -89,12 +92,12 @@ def find_layout(path: Path) -> TextLayout:
         return TextLayout(comment, delimiter, len(head), 0, unnamed_columns(len(head), str(path)))
     if len(first) > 1:
         _refuse_names(path, delimiter, *first[1])
-    return TextLayout(comment, delimiter, len(head), number, named_columns(head, str(path)))
+    return TextLayout(comment, delimiter, len(head), number, named_columns(head, str(path)), tuple(head))
 
 
-def _refuse_index(path: Path, arrays: dict[str, np.ndarray]) -> None:
+def _refuse_index(path: Path, layout: TextLayout, arrays: dict[str, np.ndarray]) -> None:
     """Three columns without names, of which the first counts the lines, are an index and two ends, not a weight."""
-    layout, ends = find_layout(path), arrays["src"]
+    ends = arrays["src"]
     if layout.skip or "edge_weight" not in arrays or len(ends) < 3:
         return
     weight, counting = arrays["edge_weight"], np.arange(len(ends))

@@ -15,6 +15,7 @@ from fractions import Fraction
 from weft.core.program import Operator, Program, Value
 
 SHARED = ("graph", "input", "constant")
+SHARED_BY_STACK = (*SHARED, "batch", "queue", "sampling")  # members of a stack train on the same batches
 
 
 def stacked(program: Program, tasks: int) -> Program:
@@ -22,7 +23,7 @@ def stacked(program: Program, tasks: int) -> Program:
     if tasks == program.tasks:
         return program
     times = Fraction(tasks, program.tasks)
-    values = tuple(value if value.kind in SHARED else _scaled(value, times) for value in program.values)
+    values = tuple(value if value.kind in SHARED_BY_STACK else _scaled(value, times) for value in program.values)
     operators = tuple(_many(op, program, times) for op in program.operators)
     return replace(program, values=values, operators=operators, tasks=tasks)
 
@@ -38,7 +39,7 @@ def _size(size: int, times: Fraction) -> int:
 def _many(op: Operator, program: Program, times: Fraction) -> Operator:
     """The operator for more tasks; one that touches shared things alone (work done once) stays as it is."""
     touched = (*op.reads, *op.writes)
-    if touched and all(program.values[i].kind in SHARED for i in touched):
+    if touched and all(program.values[i].kind in SHARED_BY_STACK for i in touched):
         return op
     return replace(
         op,

@@ -414,7 +414,8 @@ class Members:
             losses, grad = forward.gradients(own.flat, batch, loss, torch.ones(1, device=own.flat.device))
         own.restore(before)
         with torch.no_grad(), same_draws(self._inputs.device):
-            return losses, grad[0], forward(own.flat, training=False, batch=batch)[0]
+            output = forward(own.flat, training=False, batch=batch)
+        return losses, grad[0], as_one(of_member(output, 0))
 
     def _apart(self, mine: tuple[Tensor, Tensor, Tensor], true: tuple[Tensor, Tensor, Tensor]) -> float:
         pairs = zip(self.layout.views(mine[1]), self.layout.views(true[1]), strict=True)
@@ -430,7 +431,7 @@ class Members:
 
     def _trial(self, state: State, row: int, loss: Loss) -> Trial:
         model = self._trials[row]
-        _set_reduce(model, self.source.reduce)  # before the copy, which would seem to have changed
+        _set_reduce(model, self.source.reduce)  # before it is copied: it is not the model's doing
         untouched = copy_module(model)[0] if row == 0 else None
         forward, own = self._alone_with(model, state, row)
         batch = self.source.example()
@@ -499,7 +500,7 @@ class Members:
         """What a copy of the first member's module returns in evaluation mode."""
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
         with torch.no_grad():
-            return bind(self.model_of(self.slots[0], state.flat[0], buffers, state))(batch)
+            return bind(self._copy_of(self.slots[0], state.flat[0], buffers, state))(batch)
 
     def _cannot_copy(self, why: str) -> SpecError:
         task = self._task

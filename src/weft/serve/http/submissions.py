@@ -17,9 +17,8 @@ from weft.core.errors import InputError, WeftError
 from weft.core.models import BUILT_IN
 from weft.core.settings.field_rule import is_reference
 from weft.core.sweep import Sweep, varies
-from weft.core.task import OWN_FUNCTIONS, Task
+from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
-from weft.engine.base.all_splits import refuse_all_splits
 from weft.serve.http.inference_requests import Find, inference_source, inference_spec
 from weft.serve.http.json_limits import BadRequestError
 from weft.serve.options import ServeOptions
@@ -166,11 +165,13 @@ def _settings(task: Any) -> dict[str, Any]:
     if name is not None and (not isinstance(name, str) or len(name) > LONGEST_TEXT):
         raise BadRequestError(f"name must be a text of at most {LONGEST_TEXT} characters")
     try:
-        refuse_all_splits(Task.from_dict(found), "a server")
+        checked = Task.from_dict(found)
     except WeftError as error:
         raise BadRequestError(str(error)) from None
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         raise BadRequestError(f"the task cannot be read ({type(error).__name__}: {str(error)[:120]})") from None
+    if checked.split == ALL_SPLITS:
+        raise BadRequestError("split='all' is for weft.run; send a task per split, with its number")
     return found
 
 
