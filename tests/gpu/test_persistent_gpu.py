@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.weave.interpreted.test_persistent_step import AS_ON_A_GPU, small_graph  # noqa: F401
+from tests.weave.interpreted.test_persistent_step import small_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.group import GroupRun
 from weft.weave.persistent.step import PersistentStep
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 REPLAYS = 40
 
 
