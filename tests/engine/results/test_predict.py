@@ -169,3 +169,11 @@ def test_predicting_leaves_the_model_and_torch_as_they_were():
     assert result.model.training
     assert all(torch.equal(before[k], v) for k, v in result.model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_classes_with_an_objective_of_ones_own():
+    graph = tiny_graph()
+    result = run(graph, model="gcn", objective=lambda out, y, rows: nn.functional.cross_entropy(out[rows], y[rows]))
+    assert accuracy(result, graph, "val") == pytest.approx(result.metrics["val_accuracy"])
+    with pytest.raises(SpecError, match="has no probabilities"):
+        result.predict_proba()

@@ -51,9 +51,12 @@ def predicted_logits(
 
 
 def classes_of(result: Result, logits: Tensor) -> Tensor:
-    """Class numbers ``[M]``, 0/1 ``[M, C]`` if a node may have several labels, else what the model returns."""
+    """Class numbers ``[M]``, 0/1 ``[M, C]`` if a node may have several labels, else what the model returns.
+
+    With an objective of the user's own the metric tells: one of Weft's for classes takes the largest number as well.
+    """
     kind = _objective(result)
-    if kind == "multiclass":
+    if kind == "multiclass" or (result.task.has_own("objective") and result.metrics.get("metric") == "accuracy"):
         return logits.argmax(1)
     return (logits > 0).long() if kind == "multilabel" else logits
 
