@@ -90,3 +90,10 @@ def test_help_names_the_command(weft):
     code, out, _ = weft("queue", "--help")
     assert code == 0
     assert "simulate" in out
+
+
+def test_without_a_command_it_lists_the_tasks_of_a_server(weft, monkeypatch):
+    monkeypatch.setenv("WEFT_SERVER", "http://127.0.0.1:9")
+    code, _, err = weft("queue")
+    assert code == 1
+    assert "http://127.0.0.1:9" in err

@@ -49,6 +49,13 @@ app.add_typer(data, name="data")
 app.add_typer(queue, name="queue")
 
 
+@queue.callback(invoke_without_command=True)
+def _queue(context: typer.Context) -> None:
+    """The queue of a server: without a command, its tasks."""
+    if context.invoked_subcommand is None:
+        list_tasks()
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"weft {__version__}")

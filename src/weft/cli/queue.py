@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Tasks that share a device: list those of a server, or simulate policies.",
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 BUDGET = "26GiB"
