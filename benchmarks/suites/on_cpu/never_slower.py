@@ -25,6 +25,7 @@ from benchmarks.baselines.modules import OPAQUE, opaque_module, random_module
 from benchmarks.baselines.users_modules import NAMES, users_module
 from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
 from weft.core.plan import Plan
+from weft.engine.base.process_memory import keep_heap
 from weft.graph.data.graph import Graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.inputs import takes_edges
@@ -81,6 +82,7 @@ def inputs_of(module: str, graph: Graph, x: Tensor) -> tuple[Any, Any]:
 def group_of(tasks: Sequence[weft.Task], graph: Graph) -> GroupRun:
     """The group that a run builds: slow stacks are taken apart."""
     plan = Plan(tuple(task.label for task in tasks), join="stacked" if len(tasks) > 1 else "solo", device="cpu")
+    keep_heap()  # as a run does
     group = GroupRun(tasks, graph, plan, torch.device("cpu"), measure=True)
     group.prepare()
     return group

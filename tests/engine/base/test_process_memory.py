@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -102,3 +103,23 @@ def test_a_plan_for_a_cpu_says_it():
     report = weft.plan(weft.Task(graph="demo"), machine="cpu")
     assert "resident, Python, torch and kernels included" in str(report)
     assert "resident" not in str(weft.plan(weft.Task(graph="demo"), machine="h200"))
+
+
+def test_freed_memory_is_kept_for_the_next_step_unless_the_user_said_how():
+    code = (
+        "import ctypes, sys, types\n"
+        "from weft.engine.base import process_memory as memory\n"
+        "calls = []\n"
+        "library = types.SimpleNamespace(mallopt=lambda *given: calls.append(given))\n"
+        "memory.ctypes = types.SimpleNamespace(CDLL=lambda name: library)\n"
+        "memory.keep_heap(); memory.keep_heap(); print(calls)"
+    )
+
+    def calls(**more):
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | more
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert calls() == "[(-1, 2147483647), (-3, 33554432)]"
+    assert calls(MALLOC_TRIM_THRESHOLD_="1000000") == "[]"
+    assert calls(GLIBC_TUNABLES="glibc.malloc.trim_threshold=1") == "[]"

@@ -11,7 +11,7 @@ import torch
 from weft.core.machine import Machine
 from weft.engine.base.graph_store import GraphStore
 from weft.engine.base.host import host_bytes
-from weft.engine.base.process_memory import give_back_heap, peak_bytes, watch_peak
+from weft.engine.base.process_memory import give_back_heap, keep_heap, peak_bytes, watch_peak
 from weft.planner.grouping.limits import USABLE
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -95,11 +95,12 @@ def set_memory_fraction(share: float, device: torch.device) -> None:
 
 
 def watch_memory(device: torch.device) -> None:
-    """Forget the peaks of what ran before; on a CPU, also give back what it has freed."""
+    """Forget the peaks of what ran before; on a CPU, also give back what it has freed, and keep what is freed next."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
         give_back_heap()
+        keep_heap()
         watch_peak()
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"  # of the resident set, as Linux takes it
 KERNELS = 125 << 20  # of numba with its kernels, which the first step on a CPU loads
 PROCESS = 260 << 20  # of Python with torch and Weft, where the system does not say
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # the names that glibc's mallopt has for them
+TRIM_BYTES, MMAP_BYTES = (1 << 31) - 1, 32 << 20  # the largest numbers that it takes
+OWN_WORDS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
 def resident_bytes() -> int | None:
@@ -22,6 +27,21 @@ def base_bytes() -> int:
     """What a training on a CPU finds taken when it begins: Python, torch, Weft, and kernels that are yet to load."""
     now = resident_bytes() or PROCESS
     return now + (0 if "numba" in sys.modules else KERNELS)
+
+
+@cache
+def keep_heap() -> None:
+    """From now on glibc keeps what is freed for the next step, instead of giving pages back that it then asks for.
+
+    A step of four stacked GINs took 95 ms instead of 159 on a CPU. Where the user has said how glibc should do it,
+    nothing happens; nor elsewhere. It holds for the process: glibc does not say what it did before.
+    """
+    if any(name in os.environ for name in OWN_WORDS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(TRIM_THRESHOLD, TRIM_BYTES)
+        mallopt(MMAP_THRESHOLD, MMAP_BYTES)
 
 
 def give_back_heap() -> None:

@@ -28,6 +28,7 @@ from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memor
 from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.base.process_memory import give_back_heap
 from weft.engine.memory.device_pool import DevicePool
 from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
@@ -151,6 +152,8 @@ class Job:
                         move_out(self._pool)
                     if waiting or self._device.type == "cuda":
                         give_back_memory(self._device)  # only now does nothing hold the group any more
+        if self._device.type == "cpu":
+            give_back_heap()
         self._save_lost()
         if all(result.status == "failed" for result in self._results.values()):
             raise self._errors[0]

@@ -1,8 +1,9 @@
 """Predict what a process on a CPU takes beyond itself: tensors, and what the system's allocator holds for them.
 
-glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap that grows with
+glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap, which a run keeps
+(:func:`weft.engine.base.process_memory.keep_heap`), and which grows with
 holes, since a freed block does not serve an aligned request of the same size (glibc before 2.38): over 20 trainings
-(`benchmarks/suites/on_cpu/memory.py`) a heap took two to three times what was alive in it, and a process some 20 MiB
+(`benchmarks/suites/on_cpu/memory.py`) a heap took two to four times what was alive in it, and a process some 20 MiB
 for threads, buffers and code that is loaded on the way. To map every block would cost as much time again: pages that
 the system gives are cleared first.
 """
@@ -16,7 +17,7 @@ from weft.core.program import Operator, Program
 
 MIB = 1 << 20
 # Bytes of a block from which on, and up to which, the process takes so many bytes per byte alive.
-KINDS = ((0, 16 * MIB, 2.1), (16 * MIB, 32 * MIB, 2.9), (32 * MIB, inf, 1.2))
+KINDS = ((0, 16 * MIB, 2.1), (16 * MIB, 32 * MIB, 3.4), (32 * MIB, inf, 1.2))
 BESIDE = 24 * MIB
 ATTENTION = "graph_attention_packed"  # the CPU kernels' own arrays: rows taken apart, a coefficient per edge and head
 ROW_COPIES, HEADS = 2, 8
