@@ -294,3 +294,11 @@ def test_layers_of_pyg_are_converted_whatever_the_model_returns():
     task = weft.Task(graph=graph, model=Several, epochs=4, objective=two, metric=two_right)
     converted, kept = weft.run(task, **QUICK), weft.run(task.with_values(convert=False), **QUICK)
     assert converted.history["loss"] == pytest.approx(kept.history["loss"], rel=1e-4)
+
+
+def test_an_objective_that_gives_nan_is_named_beside_the_rate():
+    def undefined(out, y, rows):
+        return out.sum() * float("nan")
+
+    with pytest.raises(weft.WeftError, match=r"look at objective undefined, or try a lower lr"):
+        weft.run(weft.Task(graph="demo", model="gcn", epochs=2, objective=undefined), progress=False, device="cpu")

@@ -33,8 +33,8 @@ def base_bytes() -> int:
 def keep_heap() -> None:
     """From now on glibc keeps what is freed for the next step, instead of giving pages back that it then asks for.
 
-    A step of four stacked GINs took 95 ms instead of 159 on a CPU. Where the user has said how glibc should do it,
-    nothing happens; nor elsewhere. It holds for the process: glibc does not say what it did before.
+    An epoch of four GINs of PyG on the pubmed shape took 338 ms instead of 499. Where the user has said how
+    glibc should do it, nothing happens; nor elsewhere. It holds for the process: glibc does not say what it did before.
     """
     if any(name in os.environ for name in OWN_WORDS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return

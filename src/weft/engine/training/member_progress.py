@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weft.core.compatibility import function_name
 from weft.core.decision import RUNNING, Update
 from weft.core.task import Task
 
@@ -101,9 +102,10 @@ class MemberProgress:
         kept = "no epoch was usable"
         if self.best_epoch >= 0:
             kept = f"the best weights so far (epoch {self.best_epoch + 1}) are kept"
+        own = f"look at objective {function_name(self.task.objective)}, or " if self.task.has_own("objective") else ""
         return (
             f"task {self.name!r}: {column} became {value} at epoch {epoch + 1} of {self.task.epochs}; "
-            f"{kept}; try a lower lr than {self.task.lr:g}"
+            f"{kept}; {own}try a lower lr than {self.task.lr:g}"
         )
 
     # ---- reporting -----------------------------------------------------------------------------------
