@@ -82,7 +82,7 @@ def check_choices(**choices: Any) -> None:
 def check_ranks(
     ranks: Any, weave: bool | None, compile: bool | None, planned: bool, order: str = "given", peers: str = "auto"
 ) -> int:
-    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them, ``peers``: memory."""
+    """The number of ranks, checked against what ranks cannot do; ``order`` of the nodes, ``peers``: their memory."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
     if order != "given" and ranks == 1:
