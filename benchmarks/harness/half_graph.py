@@ -14,7 +14,8 @@ from weft.dist.shard_csr import shard_csr
 from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
+from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
 from weft.planner.kernel_tuner import KernelShape
 from weft.planner.partition import split_by_edges
 

@@ -3,7 +3,7 @@
 One GPU stands for rank 0 of two. The rows of rank 1 lie in pinned host memory, read over PCIe by the kernel itself: a
 slower link than NVLink, and one that every machine with a GPU has. ``--link device`` keeps them on the device instead.
 
-Per shape and width: the schedules of the kernel (``weft.ops.sparse.sharded_spmm_triton``) against fetching first and
+Per shape and width: the schedules of the kernel (``weft.ops.sharded.sharded_spmm``) against fetching first and
 aggregating then with Weft's plain SpMM, by the faster of two fetches: one copy of all remote rows, or a gather of those
 that are needed. ``fetch_first`` is the pipelined schedule's own kernels one after another: no interleaving. Then rows
 left whole against rows in pieces, forward passes of a GCN (2 layers of 16) and a GIN (5 of 64), how long a partition
@@ -32,7 +32,8 @@ from benchmarks.harness.timing import time_until
 from weft.dist.partition_arrays import count_remote, own_rows, split_edges
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sparse.sharded_spmm_triton import PER_EDGE, SCHEDULES, ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import PER_EDGE, SCHEDULES
 from weft.planner.kernel_tuner import KernelConfig, search_for
 from weft.planner.partition import split_by_edges
 

@@ -10,7 +10,7 @@ from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
 from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning, load_tuned
 from weft.engine.training.launch_search import search_launch, shape_of
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges
 

@@ -7,13 +7,8 @@ import torch
 
 from weft.dist.shard_csr import shard_csr
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sparse.sharded_spmm_triton import (
-    SCHEDULES,
-    ShardedLaunch,
-    address_table,
-    sharded_spmm_torch,
-    sharded_spmm_triton,
-)
+from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
+from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
 
 pytestmark = [
     pytest.mark.gpu,

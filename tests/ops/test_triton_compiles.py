@@ -294,7 +294,8 @@ def test_loss_and_optimizer(launches):
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_csr import shard_csr
-    from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
+    from weft.ops.sharded.shard import ShardedLaunch, address_table
+    from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)

@@ -32,7 +32,8 @@ from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
+from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
 
 # Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
 CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4

@@ -15,7 +15,7 @@ import torch
 
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardedAdjacency
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.kernel_tuner import CrossIterationSearch, KernelConfig, KernelShape, Multiprocessors, search_for
 
 WARM, TIMED = 2, 3  # aggregations with every launch: the first compile the kernel and build its pieces
