@@ -309,11 +309,12 @@ class Job:
 
     def _divide(self, group: GroupRun) -> Adapter | None:
         """Choose who prepares the batches of ``group``, where both sides can."""
-        if divided_source(group) is None:
+        source = divided_source(group)
+        if source is None:
             return None
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(self._options.hardware, "name", "gpu")
-        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        key = phases_key(group.tasks, group.plan.places, digest, trainer, source.division.buckets)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
             self._replace(group.plan, plan)
