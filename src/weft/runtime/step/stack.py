@@ -1,7 +1,7 @@
 """Stack: train tasks whose steps differ only in numbers as one step with a leading dimension.
 
 Members may differ in seed, rates, decay, schedule, epochs, patience, dropout, label smoothing, initial weights, and
-in width, which is padded with zeros (see :mod:`weft.runtime.step.zero_padding`).
+in width, which is padded with zeros (see :mod:`weft.runtime.step.members.zero_padding`).
 
 A step never reads a number back to the host: rates come from a table by the step's own counter, dropout from
 clocks, and the best weights and the end of training are found by comparisons on the device. So the same code
@@ -32,13 +32,13 @@ from weft.runtime.loop.initial_extras import initial_extras
 from weft.runtime.loop.outputs import logits_and_extra, with_member
 from weft.runtime.loop.plateau import RATE, Plateau
 from weft.runtime.loop.trial import check_ranks, try_measures
-from weft.runtime.step.best_and_history import Bookkeeper
-from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import CannotStack, Members
+from weft.runtime.step.members.members import CannotStack, Members
 from weft.runtime.step.objectives import Objective, check_metric, objective_of_stack
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
+from weft.runtime.step.outcome.best_and_history import Bookkeeper
+from weft.runtime.step.outcome.evaluation import Evaluation
 from weft.runtime.step.state import State
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from weft.flow.batch import MiniBatch, Subgraph
+from weft.flow.sampling.batch import MiniBatch, Subgraph
 from weft.graph.data.graph import Graph
 
 INDEX_BYTES = 4  # of one neighbour in the topology cache

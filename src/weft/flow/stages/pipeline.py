@@ -20,10 +20,10 @@ from functools import partial
 from typing import Any
 
 from weft.core.errors import InputError, TrainingError
-from weft.flow.channel import Channel, Closed
-from weft.flow.pace import Pace
-from weft.flow.streams import arrived
-from weft.flow.workers import Workers
+from weft.flow.stages.channel import Channel, Closed
+from weft.flow.stages.pace import Pace
+from weft.flow.stages.streams import arrived
+from weft.flow.stages.workers import Workers
 
 JOIN_SECONDS = 5.0  # for a stage that is still at work when the pipeline is closed
 

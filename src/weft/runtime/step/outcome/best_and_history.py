@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.core.settings.loop_settings import BOUNDED, LOWER
 from weft.core.task import Task
 from weft.ops.launch.backend import on_gpu, use_triton
-from weft.runtime.step.best_and_history_triton import note_triton, record_triton
+from weft.runtime.step.outcome.best_and_history_triton import note_triton, record_triton
 from weft.runtime.step.state import State
 
 FLOAT_MAX = torch.finfo(torch.float32).max

@@ -16,9 +16,9 @@ from weft.runtime.batches.member_splits import OnSplit
 from weft.runtime.batches.source import SPLITS, Source
 from weft.runtime.loop.functions import OwnMeasure
 from weft.runtime.loop.outputs import first_tensor, kind_of, logits_and_extra
-from weft.runtime.step.evaluation_triton import Scores
-from weft.runtime.step.metrics import METRICS, accuracy, correct
 from weft.runtime.step.objectives import Objective
+from weft.runtime.step.outcome.evaluation_triton import Scores
+from weft.runtime.step.outcome.metrics import METRICS, accuracy, correct
 
 
 class Evaluation:

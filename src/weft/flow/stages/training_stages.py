@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.device import exact_device
-from weft.flow.feature_store import FeatureStore
-from weft.flow.pipeline import Stage
-from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedBatch
-from weft.flow.streams import on_stream
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.sampler import NeighbourSampler
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.pipeline import Stage
+from weft.flow.stages.streams import on_stream
 
 
 def training_stages(

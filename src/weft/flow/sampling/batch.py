@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.flow.block import Block
+from weft.flow.sampling.block import Block
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import InputError
 from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
-from weft.flow.cache_policy import cache_budget
+from weft.flow.features.cache_policy import cache_budget
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 

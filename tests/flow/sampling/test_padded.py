@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from weft import nn, ops
-from weft.flow.padded import PaddedAdjacency
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.sampling.padded import PaddedAdjacency
+from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.generate import citation
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.settings.fanout import most_picks, resolve
-from weft.flow.batch import MiniBatch, Subgraph
-from weft.flow.block import Block
 from weft.flow.device import exact_device
-from weft.flow.hops import CpuHops, Fanout, Hop, HopSampler, TorchHops, TritonHops
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.block import Block
+from weft.flow.sampling.hops import CpuHops, Fanout, Hop, HopSampler, TorchHops, TritonHops
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import DeviceHop

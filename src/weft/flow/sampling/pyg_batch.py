@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
-from weft.flow.batch import Subgraph
+from weft.flow.sampling.batch import Subgraph
 
 
 def from_pyg(batch: Any) -> Subgraph:

@@ -33,9 +33,7 @@ from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.buffers import RATE, BufferSlots, detach_clock, drawing_modules, take_buffers
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import Inputs, bind, check_logits, layers_of, takes_blocks, takes_edges
-from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
-from weft.runtime.step.state import State
-from weft.runtime.step.trial import (
+from weft.runtime.step.members.trial import (
     EQUAL,
     NEAR,
     Trial,
@@ -45,7 +43,9 @@ from weft.runtime.step.trial import (
     try_again,
     try_alone,
 )
-from weft.runtime.step.zero_padding import Padding, widths_of
+from weft.runtime.step.members.zero_padding import Padding, widths_of
+from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
+from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import unequal
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.call_style import check_call
