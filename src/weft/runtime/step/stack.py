@@ -34,7 +34,10 @@ from weft.runtime.loop.plateau import RATE, Plateau
 from weft.runtime.loop.trial import check_ranks, try_measures
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members.members import CannotStack, Members
+from weft.runtime.step.members.copies import evaluated_by_copy
+from weft.runtime.step.members.members import Members
+from weft.runtime.step.members.slot import CannotStack
+from weft.runtime.step.members.trying import TryOut
 from weft.runtime.step.objectives import Objective, check_metric, objective_of_stack
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
 from weft.runtime.step.outcome.best_and_history import Bookkeeper
@@ -70,7 +73,7 @@ class Stack:
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
-        self.members.try_out(self.state, self._loss_of)
+        TryOut(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
         self._try_functions()
@@ -140,7 +143,7 @@ class Stack:
         """What the model returns in training and in evaluation; a module that keeps something is called as a copy."""
         batch = self.source.example()
         if self.members.hidden_state is not None:
-            output = with_member(self.members.evaluated_by_copy(self.state, batch))
+            output = with_member(evaluated_by_copy(self.members, self.state, batch))
             return output, output
         before = self.state.snapshot()
         output = self.forward(self.state.flat, training=True, batch=batch)
