@@ -17,8 +17,8 @@ from weft.engine.base.cancel import Cancel
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.run import run
 from weft.engine.training.decisions import Driver
-from weft.engine.training.job import GroupRun
 from weft.planner.pruning import MedianPruner
+from weft.runtime.group import GroupRun
 
 
 class TestMembers:

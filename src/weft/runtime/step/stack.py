@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +40,7 @@ from weft.runtime.step.objectives import Objective, check_metric, objective_of_s
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
 from weft.runtime.step.outcome.best_and_history import Bookkeeper
 from weft.runtime.step.outcome.evaluation import Evaluation
+from weft.runtime.step.stack_loss import StackLoss
 from weft.runtime.step.state import State
 
 
@@ -91,9 +90,8 @@ class Stack:
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
-        self.objective = objective_of_stack(self.tasks, self.graph, self.device)
-        self._objectives = self._objectives_of(self.tasks, self._splits)
-        for evaluation, objective in zip(self._evaluations, self._objectives or [self.objective], strict=True):
+        self._loss = self._make_loss(self.tasks, self._splits)
+        for evaluation, objective in zip(self._evaluations, self._loss.objectives, strict=True):
             evaluation.objective = objective
         self._optimizer = self._make_optimizer(state)
         splits = self._evaluations[0].splits
@@ -160,6 +158,11 @@ class Stack:
             return torch.cat([losses[:, None], self._evaluated(evaluated)], 1)
 
     @property
+    def objective(self) -> Objective:
+        """Of all members."""
+        return self._loss.objective
+
+    @property
     def tasks(self) -> tuple[Task, ...]:
         """The tasks of the members, row by row."""
         return self.members.tasks
@@ -183,53 +186,13 @@ class Stack:
         """Differentiate and evaluate by the functions of this class, until they are replaced by compiled ones."""
         self.differentiate, self.infer = self.gradients, self.logits
 
-    def _loss(self, logits: Any, batch: Batch) -> Tensor:
-        """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
-        if self._splits.parts:
-            return self._loss_by_split(self._splits, self._objectives, logits, batch)
-        return self._loss_by(self.objective, logits, batch)
-
     def _loss_of(self, rows: Sequence[int]) -> Loss:
         """The loss of some members alone."""
         tasks = [self.tasks[row] for row in rows]
-        splits = StackSplits(tasks, self.graph, self.device)
-        if splits.parts:
-            return partial(self._loss_by_split, splits, self._objectives_of(tasks, splits))
-        return partial(self._loss_by, objective_of_stack(tasks, self.graph, self.device))
+        return self._make_loss(tasks, StackSplits(tasks, self.graph, self.device))
 
-    def _objectives_of(self, tasks: Sequence[Task], splits: StackSplits) -> list[Objective]:
-        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
-        return [objective_of_stack(some, self.graph, self.device, train) for some, train in own]
-
-    def _loss_by_split(self, splits: StackSplits, objectives: Sequence[Objective], output: Any, batch: Batch) -> Tensor:
-        """The mean loss ``[T]``, each over the training rows of its member's split."""
-        return splits.compute(
-            output,
-            lambda number, own: self._loss_by(
-                objectives[number], own, replace(batch, rows=splits.parts[number].split.train)
-            ),
-        )
-
-    def _loss_by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
-        if objective.own:
-            return objective.loss(output, batch.y, batch.rows)
-        logits, extra = logits_and_extra(output, self.tasks[0].label)
-        losses = self._loss_of_logits(objective, logits, batch)
-        return losses if extra is None else losses + self._checked_extra(extra)
-
-    def _checked_extra(self, extra: Tensor) -> Tensor:
-        if self.source.reduce.ranks > 1:
-            raise SpecError(
-                f"task {self.tasks[0].label!r}: the model returns a loss of its own, which {self.source.reduce.ranks} "
-                "ranks cannot share; train it on one rank"
-            )
-        return extra
-
-    def _loss_of_logits(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
-        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
-            return logits.index_select(-2, batch.rows).sum((-2, -1))
-        losses = objective.loss(logits, batch.y, batch.rows)
-        return losses if self.source.reduce.ranks == 1 else losses * batch.share
+    def _make_loss(self, tasks: Sequence[Task], splits: StackSplits) -> StackLoss:
+        return StackLoss(tasks, splits, self.graph, self.device, self.source.reduce.ranks)
 
     # ---- one epoch -----------------------------------------------------------------------------------
 
