@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.grid.combinations import Written, members_of, overrides
-from weft.core.grid.values import (
+from weft.core.settings.field_rule import Rule
+from weft.core.settings.grid.combinations import Written, members_of, overrides
+from weft.core.settings.grid.values import (
     ABSENT,
     as_plain,
     distinct,
@@ -22,7 +23,6 @@ from weft.core.grid.values import (
     setting_of,
     with_args_apart,
 )
-from weft.core.settings.field_rule import Rule
 from weft.core.settings.value_names import ARGS, Labels
 from weft.core.task import Task, reject_unknown
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.grid.values import read_value, varies
+from weft.core.settings.grid.values import read_value, varies
 from weft.core.settings.search_space import Choice
 from weft.core.suggest import did_you_mean
 from weft.core.sweep import Sweep

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from weft.core.grid.values import REPEATS, setting_of
+from weft.core.settings.grid.values import REPEATS, setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import Labels
 from weft.engine.results.result import Result

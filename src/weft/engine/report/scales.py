@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from weft.core.grid.values import with_args_apart
+from weft.core.settings.grid.values import with_args_apart
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.search_space import Range
 from weft.engine.report.charts import Scale

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from weft.core.grid.values import REPEATS, setting_of
+from weft.core.settings.grid.values import REPEATS, setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, Labels, identity
 

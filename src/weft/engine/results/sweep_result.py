@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from weft.core.errors import SpecError
 from weft.core.files import write_json
-from weft.core.grid.values import setting_of
 from weft.core.plan import Plan
+from weft.core.settings.grid.values import setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, identity
 from weft.core.sweep import Sweep

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import InputError, WeftError
-from weft.core.grid.values import varies
 from weft.core.models import BUILT_IN
 from weft.core.settings.field_rule import is_reference
+from weft.core.settings.grid.values import varies
 from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes

@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft.core.errors import SpecError
-from weft.engine.training import dividing
+from weft.engine.training.groups import dividing
 from weft.flow.division.thread_accelerator import ThreadAccelerator
 
 pytestmark = pytest.mark.timeout(120)

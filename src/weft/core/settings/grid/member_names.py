@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.core.grid.values import ABSENT, distinct, seed_last, varies, with_args_apart
+from weft.core.settings.grid.values import ABSENT, distinct, seed_last, varies, with_args_apart
 from weft.core.settings.value_names import Labels, describe
 
 Combination = tuple[int, dict[str, Any]]  # the entry of ``tasks`` that it belongs to, and its settings

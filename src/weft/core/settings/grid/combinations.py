@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from weft.core.errors import SpecError
-from weft.core.grid.member_names import Combination, member_names
-from weft.core.grid.values import distinct, frozen, is_grid, joined_args, seed_last, with_args_apart
+from weft.core.settings.grid.member_names import Combination, member_names
+from weft.core.settings.grid.values import distinct, frozen, is_grid, joined_args, seed_last, with_args_apart
 from weft.core.settings.search_space import Choice, Range
 from weft.core.settings.value_names import identity
 from weft.core.task import LOOP_SETTINGS, OPTIMIZER_SETTINGS, Task, model_settings, reject_unknown, rules
