@@ -9,7 +9,7 @@ from tests.flow.graphs import random_graph
 from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
 from weft.flow.division.layouts import PaddedLayout
 from weft.flow.division.padded_batches import PaddedHost, layout_of, layouts_of, padded_item
-from weft.flow.hops import TritonHops
+from weft.flow.sampling.hops import TritonHops
 from weft.ops.sampling.draws import make_clock
 
 CPU = torch.device("cpu")
