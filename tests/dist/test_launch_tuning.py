@@ -43,7 +43,8 @@ def test_ranks_search_together_and_keep_what_they_found():
     assert "found before" in second
     kept = load_tuned(MACHINE).find(f"{MACHINE}, 2 ranks", shape)
     assert kept is not None
-    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb)
+    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb, kept.streamed)
+    assert sum(config.streamed for config, _ in trials) == 1, "tiles in place of pieces are tried once"
 
 
 def shape_of_tiny(ranks: Ranks):

@@ -24,11 +24,14 @@ class ShardedLaunch:
     """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own.
 
     ``ps = 0`` leaves rows whole, to compare with; only the schedules that stage all remote rows first can do that.
+    ``streamed``: not in pieces, but by tiles of remote rows (:mod:`weft.ops.sharded.streamed_spmm`); the others are
+    then of no matter.
     """
 
     ps: int = 16
     dist: int = 2
     warps: int = 4
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         for name, least, most in (("ps", 0, 32), ("dist", 1, 16), ("warps", 1, 16)):
