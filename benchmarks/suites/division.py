@@ -25,6 +25,7 @@ on this CPU, where a thread with given phase times stands in for the GPU.
 
 from __future__ import annotations
 
+import gc
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -82,6 +83,7 @@ class Suite:
         if all(find(self.recorder.cells, **key) for key in keys):
             self.recorder.say(f"{label}: done before")
             return
+        gc.collect()  # the case before: two at once may not fit
         case = self.recorder.prepare(label, make)
         for key in keys if case is not None else ():
             self.recorder.cell(key, partial(self._cell, case, key), free=False)
@@ -141,7 +143,7 @@ class Suite:
             self._cells(keys, f"{shape} {model} within {budget:g} GiB", make)
             return
         for key in keys:
-            self.recorder.cell(key, partial(self._on_device, key, place))
+            self.recorder.cell(key, partial(self._on_device, key, place), free=False)
 
     def _on_device(self, key: Key, place: Placement) -> dict[str, Any]:
         """Of a plan that has everything on the GPU, so that Weft's way is the GPU's; the host as measured elsewhere."""
