@@ -177,10 +177,20 @@ def test_convert_is_refused_where_nothing_reads_it():
         run("gcn", convert=False)
 
 
-def test_sampled_batches_are_left_to_pyg():
-    results, notes = run(Weighted, mode="sampled", batch=8, fanout=(3, 3))
-    assert results[0].status == "finished"
-    assert not [note for note in notes if "convert" in note]
+@pytest.mark.parametrize("model", [Jumping, Weighted, OtherEdges])
+def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
+    about = {"graph": small(weight=True), "seeds": (0, 1), "mode": "sampled", "batch": 8, "fanout": (3, 3)}
+    (mine, notes), (plain, others) = run(model, **about), run(model, **about, convert=False)
+    assert [note for note in notes if note.startswith("converted: 1 GCNConv")]
+    assert not [note for note in others if "convert" in note]
+    for one, other in zip(mine, plain, strict=True):
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
+        assert one.history["val_loss"] == pytest.approx(other.history["val_loss"], rel=1e-4)
+
+
+def test_layers_that_give_other_numbers_on_a_sampled_batch_are_kept():
+    notes = run(Changing, mode="sampled", batch=8, fanout=(3,))[1]
+    assert any("not converted: 1 GCNConv of PyG give other numbers" in note for note in notes)
 
 
 def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():

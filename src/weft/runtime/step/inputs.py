@@ -144,7 +144,7 @@ class Inputs:
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)
-        self._sources: dict[tuple[int, int, bool, bool], Source] = {}
+        self._sources: dict[tuple[Any, ...], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
@@ -161,11 +161,19 @@ class Inputs:
             self._features[key] = place_features(x, self._place, self.device) if isinstance(x, Tensor) else x
         return self._features[key]
 
-    def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False, padding: bool = False) -> Source:
+    def source(
+        self,
+        x: Features,
+        first: Tensor | None = None,
+        subgraph: bool = False,
+        padding: bool = False,
+        of_edges: tuple[str, ...] = (),
+    ) -> Source:
         """The source of batches with the features ``x``; stacks with equal inputs share it, and so its batches."""
-        key = (id(x), id(first), subgraph, padding)
+        key = (id(x), id(first), subgraph, padding, of_edges)
         if key not in self._sources:
-            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding, self.device))
+            request = SourceRequest(self.graph, x, first, subgraph, padding, self.device, of_edges)
+            self._sources[key] = self._make_source(request)
         return self._sources[key]
 
     def release(self, x: Features) -> None:

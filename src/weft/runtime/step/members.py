@@ -52,7 +52,7 @@ from weft.runtime.user_modules.call_style import check_call
 from weft.runtime.user_modules.compiled import as_written, was_compiled
 from weft.runtime.user_modules.converting import Conversion, Trials, convert, convertible, try_conversion, try_sparse
 from weft.runtime.user_modules.copying import copy_module
-from weft.runtime.user_modules.edge_use import check_edges, unread_edges
+from weft.runtime.user_modules.edge_use import check_edges, given_of_edges, unread_edges
 from weft.runtime.user_modules.error_place import in_one_line, place_of
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
@@ -89,7 +89,7 @@ class Members:
         self.alone_seconds: float | None = None  # of a step and evaluation of one alone, in stacks on a CPU
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
-        check_edges(self._task, self._model, self._graph)
+        check_edges(self._task, self._graph)
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
         converted = self._converts and inputs.device.type == "meta" and bool(convertible(self._model).layers)
@@ -135,7 +135,7 @@ class Members:
     @property
     def _converts(self) -> bool:
         """Whether the layers of PyG in a user's module may compute with Weft's operators."""
-        return self._is_users and self._task.convert and not self._task.sampled
+        return self._is_users and self._task.convert
 
     @property
     def _sparse(self) -> bool:
@@ -248,7 +248,7 @@ class Members:
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), _model_errors(task, self._graph.name):
-            bind(model.eval())(self._inputs.source(self._features(dense), subgraph=not takes_blocks(model)).example())
+            bind(model.eval())(self._source_for(model, self._features(dense)).example())
 
     def _features(self, dense: bool) -> Features:
         return self._inputs.features(self._task.feature_norm, DTYPES[self._task.precision], dense)
@@ -320,7 +320,13 @@ class Members:
             first = self._inputs.first(self._model, x, aggregation_key(task))
         over_rows = any(isinstance(module, BatchNorm) for module in self._model.modules())
         padding = task.traits is not None and not over_rows
-        return self._inputs.source(x, first, subgraph=not takes_blocks(self._model), padding=padding)
+        return self._source_for(self._model, x, first, padding)
+
+    def _source_for(
+        self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False
+    ) -> Source:
+        of_edges = given_of_edges(self._task, model, self._graph.adj)
+        return self._inputs.source(x, first, not takes_blocks(model), padding, of_edges)
 
     def try_out(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
         """Call the model before training, so that errors show; a user's one also as a plain loop would call it."""
@@ -383,7 +389,7 @@ class Members:
 
     def _try_conversion(self, state: State, loss: Loss) -> None:
         """Convert the layers of PyG in all modules if that changes no number of the first member's step."""
-        if not self._converts or not self.source.constant or self.source.reduce.ranks > 1:
+        if not self._converts or self.source.reduce.ranks > 1:
             return
         trials = self._trials_on(self.source, state, loss)
         found = try_conversion(self._trials[0], trials)
@@ -392,7 +398,7 @@ class Members:
         self.notes += [] if found is None else [found]
 
     def _convert(self, found: Conversion, trials: Trials, state: State, loss: Loss) -> Conversion:
-        if self._sparse and takes_edges(self._model):
+        if self._sparse and takes_edges(self._model) and self.source.constant:
             dense, source = self.source.example().x, self._source(dense=False)
             found = try_sparse(self._trials[0], found, trials, self._trials_on(source, state, loss))
             if found.sparse:
