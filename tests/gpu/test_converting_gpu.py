@@ -19,7 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_a_converted_run_is_the_run_without(model, seeds):
     graph, found = cases.small(weight=True), []
-    for convert in (True, False):
+    for convert in (None, False):
         shared = {"graph": graph, "model": model, "epochs": cases.EPOCHS, "convert": convert}
         tasks = [weft.Task(seed=seed, name=f"s{seed}", **shared) for seed in seeds]
         found.append(weft.run(tasks, device="cuda", progress=False))

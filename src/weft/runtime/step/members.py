@@ -92,10 +92,7 @@ class Members:
         check_edges(self._task, self._graph)
         if self._is_users:
             self._check_users(models)  # before one of them is set up to run for all
-        converted = self._converts and inputs.device.type == "meta" and bool(convertible(self._model).layers)
-        if converted:  # there is nothing to compare: as a run would, if it is equal
-            self.notes.append(f"{convertible(self._model).counted()} of PyG to be converted, if that changes no number")
-            convert(self._model, convertible(self._model))
+        converted = self._converts and inputs.device.type == "meta" and self._convert_unseen()
         rates = self._take_rates(models)
         self._trials = self._copies_to_try(models, widest)
         _set_stacked(self._model, len(tasks) > 1)
@@ -135,7 +132,15 @@ class Members:
     @property
     def _converts(self) -> bool:
         """Whether the layers of PyG in a user's module may compute with Weft's operators."""
-        return self._is_users and self._task.convert
+        return self._is_users and self._task.convert is not False
+
+    def _convert_unseen(self) -> bool:
+        """Convert in a dry run, which has nothing to compare, what a run converts if it is equal."""
+        found = convertible(self._model, asked=self._task.convert is True)
+        if found.layers:
+            self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number")
+            convert(self._model, found)
+        return bool(found.layers)
 
     @property
     def _sparse(self) -> bool:
@@ -392,7 +397,7 @@ class Members:
         if not self._converts or self.source.reduce.ranks > 1:
             return
         trials = self._trials_on(self.source, state, loss)
-        found = try_conversion(self._trials[0], trials)
+        found = try_conversion(self._trials[0], trials, asked=self._task.convert is True)
         if isinstance(found, Conversion):
             found = self._convert(found, trials, state, loss).note()
         self.notes += [] if found is None else [found]
