@@ -86,6 +86,7 @@ class Members:
         self.hidden_state: str | None = None  # why a captured step would not be what the module does
         self.plain_output = True  # the model returns one tensor
         self.without_gradient: tuple[str, ...] = ()
+        self.writes = False  # whether a user's module changes its own weights in a step
         self.alone_seconds: float | None = None  # of a step and evaluation of one alone, in stacks on a CPU
         self._changing: tuple[str, ...] = ()
         self._rebuilds = False  # a copy would not follow its own weights: build the module anew instead
@@ -461,7 +462,7 @@ class Members:
                 f"{self._task.model_name} cannot be one of several: it changes its own weights when called"
             )
         self.hidden_state, self._changing = trial.hidden_state, trial.attributes
-        self.without_gradient = trial.without_gradient
+        self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 

@@ -21,6 +21,7 @@ from weft.runtime.batches.source import Batch
 from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
+from weft.runtime.step.backward import backward
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
@@ -38,8 +39,8 @@ class Trial:
     """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
-    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
-    module's own weights; ``seconds``: of the last training call and the one in evaluation mode.
+    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
+    its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in evaluation mode.
     """
 
     loss: Tensor
@@ -122,6 +123,8 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
     forward.around = writes = WeightWrites(forward.model)
     try:
         losses = loss(forward(leaf, training=True, batch=batch), batch)
+        with writes:
+            backward(losses, torch.ones_like(losses), [leaf, *own])
     except RuntimeError:  # autograd may object first, in words about views
         if not writes.seen:
             raise
@@ -132,8 +135,10 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
             f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
             "and 'tf32' on one rank can train that"
         )
-    found = torch.autograd.grad(losses.sum(), [leaf, *own], allow_unused=True)
-    if any(grad is not None for grad in found[1:]):
+    found = [parameter.grad is not None for parameter in own]
+    for parameter in own:
+        parameter.grad = None
+    if any(found):
         raise SpecError(
             f"model {type(forward.model).__name__} reads a parameter other than as an attribute of its module (from a "
             "list or a closure); only precision='fp32' and 'tf32' on one rank can train that"
