@@ -285,6 +285,70 @@ def test_who_asks_hears_of_every_layer_that_is_kept():
     assert any("not converted: it has no layers of PyG" in note for note in run(Plain, convert=True)[1])
 
 
+class Touches(nn.Module):
+    """Reaches the memory of its edges in a way that torch does not count; a subclass changes them there."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(i, 8), pyg.GCNConv(8, o)
+
+    def touch(self, edge_index):
+        return edge_index.data
+
+    def forward(self, x, edge_index):
+        x = torch.relu(self.first(x, edge_index))
+        self.touch(edge_index)
+        return self.second(x, edge_index)
+
+
+class TouchesByNumpy(Touches):
+    def touch(self, edge_index):
+        return edge_index.numpy()
+
+
+class Turns(Touches):
+    """Every call turns the edges of the next one around."""
+
+    def touch(self, edge_index):
+        memory = super().touch(edge_index)
+        memory[:] = memory.flip(0)
+
+
+class TurnsByNumpy(TouchesByNumpy):
+    def touch(self, edge_index):
+        memory = super().touch(edge_index)
+        memory[:] = memory[::-1].copy()
+
+
+class TurnsCounted(Touches):
+    def touch(self, edge_index):
+        edge_index.copy_(edge_index.flip(0))
+
+
+class TurnsCopy(Touches):
+    """Its second layer has the edges turned around, through the memory of a tensor of its own."""
+
+    def forward(self, x, edge_index):
+        own = edge_index.clone()
+        x = torch.relu(self.first(x, own))
+        own.data[:] = own.flip(0)
+        return self.second(x, own)
+
+
+@pytest.mark.parametrize("model", [Touches, TouchesByNumpy, TurnsCopy])
+def test_edges_whose_memory_is_reached_are_left_to_pyg(model):
+    (mine, notes), (plain, _) = run(model), run(model, convert=False)
+    assert mine[0].history["loss"] == pytest.approx(plain[0].history["loss"], rel=1e-5)
+    assert any("called with other edges than the graph's" in note for note in notes)
+
+
+@pytest.mark.parametrize("model", [Turns, TurnsByNumpy, TurnsCounted])
+@pytest.mark.parametrize("convert", [None, False])
+def test_a_module_that_changes_what_it_is_given_is_refused(model, convert):
+    with pytest.raises(SpecError, match=r"changes edge_index in place, .* edge_index = edge_index.clone\(\)"):
+        run(model, convert=convert)
+
+
 def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():
     class Large(nn.Module):
         """Too large with PyG's layer."""

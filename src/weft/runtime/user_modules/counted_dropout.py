@@ -15,6 +15,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.overrides import TorchFunctionMode
 
 from weft.nn.pyg.call_mask import next_mask
+from weft.nn.pyg.edges import forget, is_bypass
 from weft.ops.dense.bias_act_dropout import dropout
 from weft.ops.dense.dropout_rows import dropout_rows
 from weft.ops.reduce import ONE_RANK, Reduce
@@ -39,6 +40,8 @@ class CountedDropout(TorchFunctionMode):
                 return self._drop(x, p)
         if func is next_mask and self._serves(args[0]):
             return args[1], self._clock, self._next_site()
+        if is_bypass(func):
+            forget(args[0])  # its edges may change unseen
         return func(*args, **(kwargs or {}))
 
     def _serves(self, x: Any) -> bool:
