@@ -148,7 +148,8 @@ class SourceRequest:
 
     ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
     batches may have rows that stand for no node; not where a norm is over all rows. ``device``: where it trains (None:
-    where the graph is). ``of_edges``: what the model is given per edge, of ``edge_weight``, ``edge_type``, ``edge_attr``.
+    where the graph is). ``of_edges``: what the model is given per edge: some of ``edge_weight``, ``edge_type`` and
+    ``edge_attr``.
     """
 
     graph: Graph

@@ -328,9 +328,7 @@ class Members:
         padding = task.traits is not None and not over_rows
         return self._source_for(self._model, x, first, padding)
 
-    def _source_for(
-        self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False
-    ) -> Source:
+    def _source_for(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
         of_edges = given_of_edges(self._task, model, self._graph.adj)
         return self._inputs.source(x, first, not takes_blocks(model), padding, of_edges)
 

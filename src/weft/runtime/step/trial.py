@@ -43,7 +43,8 @@ class Trial:
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
-    its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in evaluation mode.
+    its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in
+    evaluation mode.
     """
 
     loss: Tensor

@@ -1,7 +1,8 @@
 """Convert the layers of PyG in a user's module before training, if the converted module gives the same numbers.
 
 Attention that drops coefficients draws other masks when it is converted, so only who asks for it (``convert=True``)
-gets it; it is then compared with its dropout off. The decision rests on the numbers alone and never on the measured times: the same run converts the same layers again.
+gets it; it is then compared with its dropout off. The decision rests on the numbers alone and never on the measured
+times: the same run converts the same layers again.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class Conversion:
 
     def note(self) -> str:
         """One sentence for the user."""
+        masks = OTHER_MASKS if self.drawing else ""
         others = f"; kept: {_reasons(self.swaps.kept)}" if self.swaps.kept else ""
         return (
             f"converted: {self.swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them): equal "
-            f"to {self.apart:.0e} forward and gradient{OTHER_MASKS if self.drawing else ''}, {_ms(self.after)} per step "
-            f"and evaluation instead of {_ms(self.before)}{', features stay sparse' if self.sparse else ''}{others}"
+            f"to {self.apart:.0e} forward and gradient{masks}, {_ms(self.after)} per step and evaluation instead of "
+            f"{_ms(self.before)}{', features stay sparse' if self.sparse else ''}{others}"
         )
 
 
@@ -99,7 +101,7 @@ def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conv
 def _still(model: nn.Module, drops: Collection[str]) -> nn.Module:
     """``model``, whose layers ``drops`` drop nothing."""
     for name in drops:
-        setattr(model.get_submodule(name), "dropout", 0.0)
+        model.get_submodule(name).dropout = 0.0
     return model
 
 

@@ -16,7 +16,7 @@ DATA = (Tensor.data.__get__, Tensor.data.__set__)
 
 
 class WeightWrites(TorchFunctionMode):
-    """Around a call, or a backward pass, :attr:`seen` becomes true if it writes to a weight of ``model`` or touches its ``.data``."""
+    """Around a call or a backward pass, :attr:`seen` becomes true if it writes to a weight or touches its ``.data``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
