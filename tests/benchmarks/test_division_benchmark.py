@@ -60,8 +60,8 @@ def test_the_figure_has_a_panel_per_group_and_a_line_per_side():
             "shape": "uk",
             "model": model,
             "side": side,
-            "workers": workers,
-            "ms_per_batch": 10.0 * workers,
+            "workers": count,
+            "ms_per_batch": 10.0 * count,
         }
         for model in ("sage", "gat")
         for side in division.SIDES
