@@ -98,7 +98,7 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     elif x is not None:
         x = x[order]
     y = None if graph.y is None else graph.y[order]
-    about = {"name": graph.name, "num_classes": graph.num_classes}
+    about = {"name": graph.name, "num_classes": graph.num_classes, "numbers": graph.regression}
     return Graph(reordered(graph.adj, order), x, y, **splits, **about)
 
 

@@ -375,7 +375,8 @@ class Members:
         else:
             own = not isinstance(logits, Tensor) and task.traits is None
             logits = logits_and_extra(logits, task.label)[0] if own else logits
-            check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes)
+            per = "number to predict" if self._graph.regression else "class"
+            check_logits(task.label, self._model, logits, batch.y.shape[0], self._graph.num_classes, per)
         return as_one(logits)
 
     def _try_alone(self, state: State, loss_of: Callable[[Sequence[int]], Loss]) -> None:
