@@ -29,7 +29,8 @@ def as_labels(y: Any) -> Tensor | None:
         labels = labels.squeeze(1)
     if labels.dim() not in (1, 2):
         raise GraphError(
-            f"y has shape {list(labels.shape)}; give class numbers [N], a 0/1 matrix [N, C] or numbers to predict [N, D]"
+            f"y has shape {list(labels.shape)}; give class numbers [N], a 0/1 matrix [N, C] or numbers to predict "
+            "[N, D]"
         )
     labels = labels.to(torch.float32) if labels.dim() == 2 else _class_numbers(labels)
     check_labels(labels)
@@ -60,7 +61,8 @@ def _targets(labels: Tensor) -> Tensor:
     bad = first_where(labels, torch.isinf)
     if bad is not None:
         raise GraphError(
-            f"y{position_in(labels.shape, bad)} is {labels.reshape(-1)[bad].item()}: numbers to predict are finite, NaN marks a node without one"
+            f"y{position_in(labels.shape, bad)} is {labels.reshape(-1)[bad].item()}: numbers to predict are finite, NaN "
+            "marks a node without one"
         )
     return labels
 

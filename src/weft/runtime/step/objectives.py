@@ -124,7 +124,10 @@ def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
     """What the labels of a graph are, in words, and the objectives for them."""
     if graph.regression:
         several = graph.num_classes > 1
-        return f"{graph.num_classes} numbers to predict per node" if several else "a number to predict per node", REGRESSIONS
+        return (
+            f"{graph.num_classes} numbers to predict per node" if several else "a number to predict per node",
+            REGRESSIONS,
+        )
     if graph.multilabel:
         return "many labels per node", ("multilabel",)
     return "one class per node", ("multiclass",)
