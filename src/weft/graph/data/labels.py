@@ -61,8 +61,8 @@ def _targets(labels: Tensor) -> Tensor:
     bad = first_where(labels, torch.isinf)
     if bad is not None:
         raise GraphError(
-            f"y{position_in(labels.shape, bad)} is {labels.reshape(-1)[bad].item()}: numbers to predict are finite, NaN "
-            "marks a node without one"
+            f"y{position_in(labels.shape, bad)} is {labels.reshape(-1)[bad].item()}: numbers to predict are finite, "
+            "NaN marks a node without one"
         )
     return labels
 
