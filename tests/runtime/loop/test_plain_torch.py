@@ -14,7 +14,7 @@ from tests.stacks import start
 from weft.core.settings.callback import Callback
 from weft.core.task import Task
 from weft.graph import Graph
-from weft.runtime.step.metrics import mae, mse, r2
+from weft.runtime.step.outcome.metrics import mae, mse, r2
 
 LR = {"lr": 0.05}
 
