@@ -38,7 +38,7 @@ class Members:
 
     What trying them shows (:class:`weft.runtime.step.members.trying.TryOut`): ``hidden_state``, why a captured step
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
-    parameters that the loss does not depend on; ``writes``, whether the module changes its own weights; ``rebuilds``,
+    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; ``alone_seconds``, of a
     step and evaluation of one alone, in stacks on a CPU.
     """
@@ -50,8 +50,9 @@ class Members:
         models = [self.builder.build_whole(task) for task in tasks]
         self.model = models[widest]  # the one that runs for all of them
         self.hidden_state: str | None = None
-        self.plain_output, self.rebuilds, self.writes = True, False, False
+        self.plain_output, self.rebuilds = True, False
         self.without_gradient: tuple[str, ...] = ()
+        self.writes = False
         self.alone_seconds: float | None = None
         self._changing: tuple[str, ...] = ()
         check_edges(self.task, inputs.graph)

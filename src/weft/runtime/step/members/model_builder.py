@@ -72,7 +72,7 @@ class ModelBuilder:
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), model_errors(task, self.graph.name):
-            bind(model.eval())(self._source(model, self._features(dense)).example())
+            bind(model.eval())(self._source_for(model, self._features(dense)).example())
 
     def build_again(self, model: nn.Module) -> nn.Module:
         """The module of the widest task again: built anew, or a copy of the object that the task was given."""
@@ -117,9 +117,9 @@ class ModelBuilder:
             first = self.inputs.first(model, x, aggregation_key(task))
         over_rows = any(isinstance(module, BatchNorm) for module in model.modules())
         padding = task.traits is not None and not over_rows
-        return self._source(model, x, first, padding)
+        return self._source_for(model, x, first, padding)
 
-    def _source(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
+    def _source_for(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
         of_edges = given_of_edges(self.task, model, self.graph.adj)
         return self.inputs.source(x, first, not takes_blocks(model), padding, of_edges)
 
