@@ -123,7 +123,8 @@ def _check(task: Task, graph: Graph) -> None:
 def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
     """What the labels of a graph are, in words, and the objectives for them."""
     if graph.regression:
-        return "a number to predict per node", REGRESSIONS
+        numbers = "a number" if graph.num_classes == 1 else f"{graph.num_classes} numbers"
+        return f"{numbers} to predict per node", REGRESSIONS
     if graph.multilabel:
         return "many labels per node", ("multilabel",)
     return "one class per node", ("multiclass",)
