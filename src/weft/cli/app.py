@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.cache import cache
 from weft.cli.data import app as data
 from weft.cli.plan import plan
 from weft.cli.predict import predict
@@ -31,6 +32,7 @@ app.command()(plan)
 app.command()(predict)
 app.command()(probe)
 app.command()(warm)
+app.command()(cache)
 app.command()(serve)
 for command in (submit, watch, cancel, pause, resume, logs, fetch):
     app.command()(command)

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 HOME_VARIABLE = "WEFT_HOME"
+STEPS = "steps"  # captured by dry runs
 PROBE, CALIBRATION, THROUGHPUT = "probe.json", "calibration.json", "throughput.json"
 
 
