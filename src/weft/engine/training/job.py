@@ -38,12 +38,13 @@ from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
+from weft.engine.probing.machine_load import Look
 from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.free_threads import FreeThreads, Look
+from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.group_queue import TRIED, GroupQueue
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.member_progress import MemberProgress
