@@ -58,7 +58,7 @@ def _claim(folder: Path) -> bool:
 
 
 def _spawn(folder: Path) -> bool:
-    """Through a shell that ends at once, so that no child of this process is left; the disk of ``folder`` is measured."""
+    """Through a shell that ends at once: this process has no child to wait for. It measures the disk of ``folder``."""
     command = ["/bin/sh", "-c", '"$0" -m "$1" </dev/null >/dev/null 2>&1 &', sys.executable, CHILD]
     paths = [str(Path(__file__).parents[3]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     places = {HOME_VARIABLE: str(home().absolute()), "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))}
