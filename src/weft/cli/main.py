@@ -18,8 +18,9 @@ def main() -> None:
     """Run the command line and exit with its code."""
     try:
         with shell_words():
-            if not answer_at_once(sys.argv[1:]):
-                _run_command()
+            if answer_at_once(sys.argv[1:]):
+                sys.exit(0)
+            _run_command()
     except WeftError as error:
         _fail(f"weft: error: {error}", error.exit_code)
     except KeyboardInterrupt:
