@@ -156,13 +156,13 @@ def run(
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:
+        folder = None if out is None else _folder(Path(out), work, resume or overwrite, extend)
+        if folder is not None:
+            stack.callback(folder.close)
         display = display_for(progress, several=isinstance(work, Sweep))
         shown = [] if display is None else [stack.enter_context(display)]
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        folder = None if out is None else _folder(Path(out), work, resume or overwrite, extend)
-        if folder is not None:
-            stack.callback(folder.close)
         stack.enter_context(process_state(Needs.of(tasks, target, limit), target))
         emit = _broadcast(shown, folder, resume, on_event)
         make_job: MakeJob = Job
