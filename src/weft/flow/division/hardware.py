@@ -16,8 +16,8 @@ from weft.core.division import Registry, built_in
 from weft.flow.division.exact_batches import ExactDevice, ExactHost
 from weft.flow.division.padded_batches import PaddedDevice, PaddedHost
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostSide, clock_of
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 
 
@@ -40,6 +40,7 @@ class Parts:
         graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
         degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
         about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        about["edge_attr"] = self.sampler.edge_attr
         return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
 
     def host_features(self) -> Tensor:

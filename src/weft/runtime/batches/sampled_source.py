@@ -18,15 +18,15 @@ from weft.core.placement import EVALUATION_EDGES, Placement
 from weft.core.plan import Plan
 from weft.core.settings.fanout import Hop, most_picks
 from weft.core.task import Task
-from weft.flow.batch import MiniBatch, Subgraph
-from weft.flow.cache_policy import CacheChoice
 from weft.flow.device import exact_device
-from weft.flow.feature_store import FeatureStore
-from weft.flow.padded import PaddedAdjacency
-from weft.flow.pipeline import Pipeline
-from weft.flow.sampler import NeighbourSampler, is_plain, resolved
-from weft.flow.seeds import SeedBatch, SeedOrder
-from weft.flow.training_stages import training_stages
+from weft.flow.features.cache_policy import CacheChoice
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.padded import PaddedAdjacency
+from weft.flow.sampling.sampler import NeighbourSampler, is_plain, resolved
+from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+from weft.flow.stages.pipeline import Pipeline
+from weft.flow.stages.training_stages import training_stages
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency
@@ -99,6 +99,7 @@ class Sampled:
         self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
+        self._edge_attr = request.subgraph and "edge_attr" in request.of_edges
         held = self._choose_cache(request.subgraph)
         self._sampler = self._make_sampler(request.subgraph, held.topology)
         self.store = FeatureStore(self._x, self._device, cached=held.features)
@@ -116,6 +117,7 @@ class Sampled:
     def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
         degrees = "sampled" if subgraph or self._apart else "full"
         about = {"seed": self._sampling.seed, "threads": 1, "subgraph": subgraph, "degrees": degrees}
+        about["edge_attr"] = self._edge_attr
         return NeighbourSampler(
             self._graph, self._fanouts, device=self._sampling_device(subgraph), cached=cached, **about
         )

@@ -1,0 +1,199 @@
+"""Trial: call a user's module before the first epoch as a plain loop of torch would, and see how it behaves.
+
+The calls go to a copy, so that the first epoch finds the module and all generators as they were. What a stack, a
+CUDA graph or a compiled step gives is then compared with it: users' modules train as written, or not that way.
+
+Shapes: P parameters, N nodes, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.runtime.batches.source import Batch
+from weft.runtime.device.threads import step_seconds
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.outputs import as_one, of_member
+from weft.runtime.step.backward import backward
+from weft.runtime.step.forward import Forward, LeafForward, Loss
+from weft.runtime.step.inputs import given_tensors
+from weft.runtime.step.parameters import Layout
+from weft.runtime.step.state import State
+from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.input_writes import InputWrites
+from weft.runtime.user_modules.weight_writes import WeightWrites
+
+NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
+EQUAL = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer by other operators
+REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
+LEAST, TINY = 1e-3, 1e-30
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
+
+    ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
+    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
+    its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in
+    evaluation mode.
+    """
+
+    loss: Tensor
+    grad: Tensor
+    logits: Tensor
+    hidden_state: str | None
+    attributes: tuple[str, ...]
+    without_gradient: tuple[str, ...]
+    writes: bool = False
+    seconds: float = 0.0
+
+
+def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial:
+    """One training call and one in evaluation mode of another member, whose module behaves as the first one's."""
+    before = state.snapshot()
+    with same_draws(state.flat.device):
+        begin = step_seconds()
+        losses, grad = forward.gradients(state.flat, batch, loss, torch.ones(1, device=state.flat.device))
+        seconds = step_seconds() - begin
+    state.restore(before)
+    logits, more = _evaluated(forward, state, batch)
+    return Trial(losses, grad[0], logits, None, (), (), seconds=seconds + more)
+
+
+def _evaluated(forward: Forward, state: State, batch: Batch) -> tuple[Tensor, float]:
+    """Logits ``[N, C]`` in evaluation mode, and the seconds that they took."""
+    with torch.no_grad(), same_draws(state.flat.device):
+        begin = step_seconds()
+        found = forward(state.flat, training=False, batch=batch)
+        seconds = step_seconds() - begin
+    return as_one(of_member(found, 0)), seconds
+
+
+def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
+    """Two training calls and one in evaluation mode of ``forward``, whose model is a copy of ``untouched``.
+
+    ``state``: of this member alone, attached to ``forward``; it is used up.
+    """
+    before = state.snapshot()
+    slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(forward.model)
+    inputs = InputWrites(given_tensors(forward.model, batch))
+
+    def train() -> tuple[Tensor, Tensor]:
+        state.restore(before)
+        return forward.gradients(state.flat, batch, loss, slopes)
+
+    with same_draws(state.flat.device) as moved:
+        forward.around = _Both(writes, inputs)
+        first, grad = train()
+        forward.around, drawn = nullcontext(), moved()
+    _check_inputs(forward.model, inputs.changed())
+    attributes = tuple(changed(untouched, forward.model))
+    with same_draws(state.flat.device):
+        begin = step_seconds()
+        second, again = train()
+        seconds = step_seconds() - begin
+    state.restore(before)
+    logits, more = _evaluated(forward, state, batch)
+    without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
+    hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
+
+
+class _Both(AbstractContextManager[None]):
+    """Two that watch, one inside of the other; may be entered again."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._outer.__exit__(*error)
+
+
+def _check_inputs(model: nn.Module, changed: Sequence[str]) -> None:
+    if changed:
+        name = changed[0]
+        raise SpecError(
+            f"model {type(model).__name__} changes {name} in place, which every call is given again; let it change a "
+            f"copy: {name} = {name}.clone()"
+        )
+
+
+def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
+    if attributes:
+        return f"it changes {attributes[0]!r} from call to call, which is no buffer"
+    if drawn:
+        return "it draws from Python's or NumPy's generator"
+    if any(not apart(again, first) <= REPEATED for first, again in twice):
+        return "it gives other numbers when it is called again"
+    return None
+
+
+def check_used_through_modules(forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
+    """A :class:`SpecError` if the model reads a parameter other than through the module that it belongs to.
+
+    Where weights are cast (bf16) or gradients are sent to other ranks, the module is given other tensors than its own
+    parameters.
+    """
+    own = [p for p in forward.model.parameters() if p.requires_grad and p.is_leaf]
+    leaf = state.flat.detach().requires_grad_()
+    forward.around = writes = WeightWrites(forward.model)
+    try:
+        losses = loss(forward(leaf, training=True, batch=batch), batch)
+        with writes:
+            backward(losses, torch.ones_like(losses), [leaf, *own])
+    except RuntimeError:  # autograd may object first, in words about views
+        if not writes.seen:
+            raise
+    finally:
+        forward.around = nullcontext()
+    if writes.seen:
+        raise SpecError(
+            f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
+            "and 'tf32' on one rank can train that"
+        )
+    found = [parameter.grad is not None for parameter in own]
+    for parameter in own:
+        parameter.grad = None
+    if any(found):
+        raise SpecError(
+            f"model {type(forward.model).__name__} reads a parameter other than as an attribute of its module (from a "
+            "list or a closure); only precision='fp32' and 'tf32' on one rank can train that"
+        )
+
+
+def compare(trial: Trial, losses: Tensor, grad: Tensor, logits: Tensor, layout: Layout, near: float) -> bool:
+    """Whether one member of a stack has the loss, the gradient of every parameter and the logits of its trial."""
+    pairs = zip(layout.views(grad), layout.views(trial.grad), strict=True)
+    parts = [apart(mine, true, trial.grad) for mine, true in pairs]
+    worst = [apart(losses, trial.loss), apart(logits.float(), trial.logits.float()), *parts]
+    return max(worst) <= near
+
+
+def apart(mine: Tensor, true: Tensor, whole: Tensor | None = None) -> float:
+    """The largest difference relative to the largest of ``true``, or to a thousandth of the ``whole`` it is part of.
+
+    It is infinite unless the same numbers are finite.
+    """
+    finite = true.isfinite()
+    if not bool((mine.isfinite() == finite).all()):
+        return inf
+    largest = max(_largest(true), LEAST * _largest(true if whole is None else whole), TINY)
+    return _largest((mine - true).where(finite, torch.zeros((), dtype=true.dtype, device=true.device))) / largest
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().nan_to_num(0.0, 0.0, 0.0).max()) if values.numel() else 0.0
