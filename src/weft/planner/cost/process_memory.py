@@ -1,7 +1,7 @@
 """Predict what a process on a CPU takes beyond itself: tensors, and what the system's allocator holds for them.
 
 glibc maps blocks above 32 MiB and gives them back when they are freed. Smaller ones come from a heap, which a run keeps
-(:func:`weft.engine.base.process_memory.keep_heap`) at its largest, beside whatever is mapped later, and which grows with
+(:func:`weft.engine.base.process_memory.keep_heap`) at its largest, beside what is mapped later, and which grows with
 holes, since a freed block does not serve an aligned request of the same size (glibc before 2.38): over 20 trainings
 (`benchmarks/suites/on_cpu/memory.py`) a heap took two to four times what was alive in it, and a process some 20 MiB
 for threads, buffers and code that is loaded on the way. To map every block would cost as much time again: pages that
