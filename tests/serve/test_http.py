@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import weft
 from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
-from weft.cli.main import app as cli
+from weft.cli.app import app as cli
 from weft.core.errors import InputError
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import problems

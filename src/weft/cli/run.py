@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.lazy.names import gc_paused
@@ -241,7 +242,7 @@ def _read(
 ) -> Task | Sweep | PlanReport:
     """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
     if spec.suffix != ".json":
-        return read_spec(spec, changes)
+        return spec_of(spec, changes)
     from weft.engine.planning.plan_file import read_plan
 
     asked = [f"--set {change}" for change in changes]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +27,19 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.base.process_memory import give_back_heap
+from weft.engine.forms.keep_forms import kept_forms
 from weft.engine.memory.device_pool import DevicePool
 from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
+from weft.engine.probing.machine_load import Look
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.free_threads import FreeThreads, Look
+from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
 from weft.engine.training.groups.group_sources import GroupSources
 from weft.engine.training.groups.member_results import MemberResults
@@ -97,6 +99,7 @@ class Job:
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._resuming, self._begun = False, 0
+        self._told_of_forms = False
         self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
@@ -223,11 +226,12 @@ class Job:
         """Train one group; what has to be tried instead, where it failed."""
         tasks = [self._tasks[name] for name in plan.members]
         checkpoint = self._checkpoint(key, tasks)
-        with group_state(tasks[0], plan.threads, self._device):
+        with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
+                    stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
@@ -245,6 +249,15 @@ class Job:
             except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
         return []
+
+    @contextmanager
+    def _forms_of(self, graph: Graph) -> Iterator[None]:
+        """Remember the forms of ``graph`` inside; say once what could not be."""
+        with kept_forms(graph) as keeper:
+            yield
+        if keeper is not None and keeper.problem and not self._told_of_forms:
+            self._told_of_forms = True
+            self._events.note(keeper.problem)
 
     def _warm(self, tasks: list[Task], plan: Plan) -> None:
         """Compile the kernels that the group lacks, before the first of them is launched."""
