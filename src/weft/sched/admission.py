@@ -35,11 +35,6 @@ def free_bytes(device: DeviceState, running: Iterable[RunningGroup]) -> int:
     return device.task_bytes - sum(group.bytes for group in running if group.device == device.name)
 
 
-def is_safe(device: DeviceState, running: Iterable[RunningGroup], extra: int) -> bool:
-    """Whether ``extra`` bytes fit on ``device`` beside what runs there."""
-    return extra <= free_bytes(device, running)
-
-
 def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THRESHOLD) -> dict[str, str]:
     """The queued tasks that fit on no device even alone, and those that depend on them, with the reason.
 

@@ -8,7 +8,6 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import InputError
 from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
-from weft.flow.features.cache_policy import cache_budget
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 
@@ -102,12 +101,6 @@ def test_policies_keep_within_their_budget(name, budget):
         assert choice.features.numel() > 10
     store = FeatureStore(graph.x, cached=choice.features)
     assert torch.equal(store.read(IDS), graph.x[IDS.long()])
-
-
-def test_the_cache_takes_what_training_leaves():
-    assert cache_budget(1000, [300, 500, 200]) == 400
-    assert cache_budget(1000, [300], reserve=0.5) == 200
-    assert cache_budget(1000, [2000]) == 0
 
 
 def test_degree_prefers_frequent_neighbours():

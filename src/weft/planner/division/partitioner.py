@@ -168,9 +168,3 @@ class _Search:
         chosen = min(near, key=lambda one: (one.division.divided, one.division.overlap, one.division.host_buffer))
         tried = sorted(((one, run.seconds_per_batch) for one, run in self._found.items()), key=lambda pair: pair[1])
         return Partition(chosen.division, chosen, tuple(tried))
-
-
-def with_share(division: Division, share: float, limits: Limits) -> Division:
-    """The same workers and hardware with another share for the device: for searches over the ratio."""
-    found = overlap_for(share, limits, division.trainer, division.workers)
-    return replace(found, takes_over=division.takes_over)
