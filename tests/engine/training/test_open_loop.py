@@ -184,7 +184,7 @@ REFUSED = {
     "no factor": ({"schedule": lambda epoch: -1}, r"schedule <lambda>\(0\) is -1; expected a factor"),
     "a plateau of torch": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)},
-        "gave ReduceLROnPlateau, not a scheduler of epochs alone",
+        "gave ReduceLROnPlateau, not a scheduler that needs the epoch alone",
     ),
     "momentum by schedule": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)},

@@ -168,7 +168,7 @@ class Job:
         most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
         if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
             self._events.note(
-                f"the budget of {show_bytes(self._options.budget)} is of what the training adds; the process will take "
+                f"the budget of {show_bytes(self._options.budget)} covers what training adds; the process will take "
                 f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
             )
 

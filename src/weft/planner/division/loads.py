@@ -1,4 +1,4 @@
-"""Seconds that a batch occupies each resource, by the share of batches that what trains prepares itself.
+"""Seconds that a batch occupies each resource, by the share of batches that the trainer prepares itself.
 
 With a share s of the batches on the device's route, a resource is busy for ``host + s * (device - host)`` seconds per
 batch; the busiest one bounds the throughput of every schedule. Minimising that bound over s is MorphGL's Equation 6:

@@ -1,4 +1,4 @@
-"""Partitioner: the share of batches that what trains prepares itself: Equation 6 in closed form, then feedback.
+"""Partitioner: the share of batches that the trainer prepares itself: Equation 6 in closed form, then feedback.
 
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
