@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "no optimizer": ({"optimizer": lambda ps: 3}, "gave int; expected a torch.optim.Optimizer"),
     "no such parameter": ({"param_groups": {"conv1.*": {"lr": 1}}}, "is the group of no parameter of gcn; they are"),
-    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may have lr and weight_decay"),
+    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may set lr and weight_decay"),
     "weights": ({"class_weights": [1, 2]}, "2 numbers for 3 classes"),
     "weights of a function": ({"class_weights": [1, 2, 3], "objective": focal}, "class_weights.* would have no effect"),
     "numbers of classes": ({"objective": "mse"}, "objective='mse' does not suit graph .* one class per node"),
