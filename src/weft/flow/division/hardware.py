@@ -40,6 +40,7 @@ class Parts:
         graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
         degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
         about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        about["edge_attr"] = self.sampler.edge_attr
         return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
 
     def host_features(self) -> Tensor:
