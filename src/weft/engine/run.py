@@ -44,7 +44,8 @@ from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.training.decisions import CHECKPOINT_SECONDS, DriverOptions
 from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, TaskEvents
-from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.job import Job
+from weft.engine.training.job_options import JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
 from weft.engine.training.running_report import RunningReport
