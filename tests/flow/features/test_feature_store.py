@@ -8,6 +8,7 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import InputError
 from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
+from weft.flow.features.cache_policy import count_reads
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 
@@ -115,6 +116,20 @@ def test_presampling_prefers_what_batches_read():
     chosen = ByPresampling(made).choose(random_graph(), 24, 240).features
     assert set(chosen.tolist()) <= set(torch.cat([b.input_nodes for b in made]).tolist())
     assert set(range(10)) == set(chosen.tolist())  # the seeds are in every batch
+
+
+def test_what_no_batch_reads_is_not_kept():
+    made = batches()
+    read = set(torch.cat([b.input_nodes for b in made]).tolist())
+    assert len(read) < NODES
+    assert set(ByPresampling(made).choose(random_graph(), 24, 10**9).features.tolist()) == read
+
+
+def test_lists_are_read_of_the_nodes_that_a_hop_samples_for():
+    made = batches()
+    features, lists = count_reads(made, NODES)
+    assert features.sum() == sum(batch.input_nodes.numel() for batch in made)
+    assert lists.sum() == sum(block.num_dst for batch in made for block in batch.blocks)
 
 
 def test_benefit_density_divides_one_budget():
