@@ -43,10 +43,10 @@ Compile = Annotated[
 PLACES = "gpu, host (pinned), cached (host, the most used also on the GPU) or disk (a saved graph's files)."
 Features = Annotated[
     str | None,
-    typer.Option(help=f"Of sampled training, where features lie: {PLACES}", show_default="the first that fits"),
+    typer.Option(help=f"Sampled training: where features are kept: {PLACES}", show_default="the first that fits"),
 ]
 Topology = Annotated[
-    str | None, typer.Option(help="Where the edges lie, in the same words.", show_default="the first that fits")
+    str | None, typer.Option(help="Where edges are kept; the same choices.", show_default="the first that fits")
 ]
 Cache = Annotated[
     str | None,
@@ -117,7 +117,7 @@ def run(
     compile: Compile = None,
     gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
+        int | None, typer.Option(help="Split the graph over this many processes on --device.", show_default="1")
     ] = None,
     features: Features = None,
     topology: Topology = None,
