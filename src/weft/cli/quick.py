@@ -23,10 +23,7 @@ def answer_at_once(words: Sequence[str]) -> bool:
 
         print_graphs(json=len(words) > 2)
         return True
-    elsewhere = any(
-        word in ("-h", "--help") or word.startswith("--on") for word in words
-    )  # a cluster has its own graphs
-    if len(words) > 1 and words[0] in ("run", "plan") and not elsewhere:
+    if len(words) > 1 and words[0] in ("run", "plan") and not any(map(_is_left, words)):
         _check_spec(words[1], _overrides(words[2:]))
     return False
 

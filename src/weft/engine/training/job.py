@@ -17,7 +17,6 @@ from weft.core.graph_stats import GraphStats
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.core.units import show_bytes
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
@@ -42,6 +41,7 @@ from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
 from weft.engine.training.groups.group_sources import GroupSources
 from weft.engine.training.groups.member_results import MemberResults
+from weft.engine.training.groups.remarks import planned_words, remarks_on_budget, remarks_on_graphs
 from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.engine.training.job_options import JobOptions
 from weft.engine.training.process_state import group_state
@@ -100,25 +100,43 @@ class Job:
     def train(self, resume: bool) -> list[Result]:
         """Train everything; the results in the order of the tasks. Raises the error if not one task could begin."""
         saved = self._folder.saved_groups() if resume and self._folder else None
-        report = self._options.report
-        if saved and report is not None:
-            check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         self._resuming = saved is not None
         if resume and saved is None and self._folder:
             self._events.note("no checkpoint to resume from; starting afresh")
+        self._prepare(saved)
+        self._train_groups()
+        if self._device.type == "cpu":
+            give_back_heap()
+        self._save_lost()
+        if self._results.all_failed:
+            raise self._errors[0]
+        return self._results.in_order()
+
+    def _prepare(self, saved: Groups | None) -> None:
+        """Check the tasks and their graphs, and find the groups."""
+        report = self._options.report
+        if saved and report is not None:
+            check_same_groups([plan for _, plan in saved], report.plans, str(self._folder.path if self._folder else ""))
         with ExitStack() as stack:
             stack.enter_context(clear_memory_errors(list(self._tasks), self._device))
             check_tasks(list(self._tasks.values()))
             for task in self._tasks.values():
                 self._graphs.check(task)
-            self._tell_of_graphs()
+            self._note(remarks_on_graphs([self._graphs.summary(task) for task in self._tasks.values()]))
             stack.enter_context(self._cap())
             if report is not None:
                 check_here(report.plans, self._graphs, self._planner)
             self.groups = self._find_groups(saved)
         self._take_modes()
-        self._tell_budget()
-        self._events.preparing(_planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
+        self._note(remarks_on_budget(self._options.budget, self._device.type, [plan for _, plan in self.groups]))
+        self._events.preparing(planned_words(self.groups), groups=len(self.groups), tasks=len(self._tasks))
+
+    def _note(self, remarks: Sequence[str]) -> None:
+        for remark in remarks:
+            self._events.note(remark)
+
+    def _train_groups(self) -> None:
+        """Group after group, in the order of the queue."""
         waiting = list(self.groups)
         queue = GroupQueue(str(self._device), lambda: self._planner.room, self._tasks)
         with Interruption(self._options.control), self._cap():
@@ -132,34 +150,12 @@ class Job:
                         move_out(self._pool)
                     if waiting or self._device.type == "cuda":
                         give_back_memory(self._device)  # only now does nothing hold the group any more
-        if self._device.type == "cpu":
-            give_back_heap()
-        self._save_lost()
-        if self._results.all_failed:
-            raise self._errors[0]
-        return self._results.in_order()
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
         return memory_cap(self._device, self._planner.machine, self._options.budget, self._store, names)
 
     # ---- before training -----------------------------------------------------------------------------
-
-    def _tell_of_graphs(self) -> None:
-        """Note what reading the graphs left out or changed."""
-        found = [self._graphs.summary(task) for task in self._tasks.values()]
-        notes = [f"graph {graph.name!r}: {note}" for graph in found if isinstance(graph, Graph) for note in graph.notes]
-        for note in dict.fromkeys(notes):
-            self._events.note(note)
-
-    def _tell_budget(self) -> None:
-        """Say, before a run on a CPU, what a budget there is of: nothing stops a process that takes more."""
-        most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
-        if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
-            self._events.note(
-                f"the budget of {show_bytes(self._options.budget)} covers what training adds; the process will take "
-                f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
-            )
 
     def _take_modes(self) -> None:
         """Let every task train in the mode that its plan says: what a task leaves open, the plan has decided."""
@@ -397,9 +393,3 @@ def _number(key: str) -> int:
     """The number that the key of a group begins with; halves have a letter behind it."""
     digits = key[: len(key) - len(key.lstrip("0123456789"))]
     return int(digits) if digits else 0
-
-
-def _planned_words(groups: Groups) -> str:
-    tasks = sum(len(plan.members) for _, plan in groups)
-    several = f" in {len(groups)} groups" if len(groups) > 1 else ""
-    return f"planned: {tasks} task{'s' if tasks > 1 else ''}{several}"
