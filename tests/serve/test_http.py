@@ -118,10 +118,8 @@ def test_events_go_on_where_they_were_cut_off(server, anna):
     with http(server) as client:
         headers = {"Last-Event-ID": str(middle)}
         with client.stream("GET", "/api/events", params={"task": task["id"]}, headers=headers) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("id: "):
-                    assert int(line[4:]) == first[len(first) // 2 + 1]["seq"]
-                    break
+            told = next(line for line in answer.iter_lines() if line.startswith("id: "))
+    assert int(told[4:]) == first[len(first) // 2 + 1]["seq"]
 
 
 def test_a_graph_of_the_operators_folder_and_a_model_that_is_allowed(anna):

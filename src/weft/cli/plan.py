@@ -61,7 +61,7 @@ def plan(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="Also say what it takes over so many GPUs (of a CPU: ranks).", show_default="1")
+        int | None, typer.Option(help="Also predict a run over this many GPUs (on a CPU: ranks).", show_default="1")
     ] = None,
     order: Annotated[
         str | None,
@@ -86,7 +86,7 @@ def plan(
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
-        raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several")
+        raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
     work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
         from weft.dist.node_order import check_order

@@ -40,12 +40,12 @@ from weft.engine.base.options import (
 from weft.engine.display.choose_display import display_for
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.plan_checks import check_runnable, device_of
-from weft.engine.probing.start import is_wanted, start_probe
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.training.decisions import CHECKPOINT_SECONDS, DriverOptions
-from weft.engine.training.event_source import Broadcast, EventSource, Listener, SweepEvents, TaskEvents
-from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, TaskEvents
+from weft.engine.training.job import Job
+from weft.engine.training.job_options import JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
 from weft.engine.training.running_report import RunningReport
@@ -111,7 +111,7 @@ def run(
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
     ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
     a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
-    ``compile``: whether Inductor fuses what lies between Weft's operators, in modules of one's own above all; None: on
+    ``compile``: whether Inductor fuses what lies between Weft's operators, in users' modules above all; None: on
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
@@ -152,7 +152,6 @@ def run(
     options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
-    is_wanted()  # a mistake in it is told now, not after the training
     count = check_ranks(ranks, weave, compile, report is not None, order, peers)
     check_relations(tasks, count)
     check_splits(tasks, count)
@@ -266,7 +265,6 @@ def _run_task(
     if result.status == "diverged":
         events.event("failed", status=result.status, metrics=result.metrics, **report, message=result.message)
         raise DivergedError(result.message)
-    _probe_later(device, events)
     events.event("finish", status=result.status, metrics=result.metrics, **report)
     return result
 
@@ -301,16 +299,8 @@ def _run_sweep(
     except TrainingError as error:
         events.event("failed", status="failed", message=str(error))
         raise
-    _probe_later(device, events)
     events.event("finish", **_summary(result), **_report(folder))
     return result
-
-
-def _probe_later(device: torch.device, events: EventSource) -> None:
-    """Have a machine measured that never was, once it is idle."""
-    told = start_probe(device)
-    if told:
-        events.note(told)
 
 
 def _report(folder: RunFolder | None) -> dict[str, str]:

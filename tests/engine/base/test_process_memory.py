@@ -101,7 +101,7 @@ def test_a_budget_on_a_cpu_is_told_for_what_it_is():
             notes.append(event.data["message"])
 
     weft.run(weft.Task(graph="demo", epochs=1, hidden=8), device="cpu", budget="64MiB", progress=False, on_event=listen)
-    assert "is of what the training adds; the process will take about" in notes[0]
+    assert "covers what training adds; the process will take about" in notes[0]
     notes.clear()
     weft.run(weft.Task(graph="demo", epochs=1, hidden=8), device="cpu", budget="64GiB", progress=False, on_event=listen)
     assert not any("budget" in note for note in notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import weft
+from weft.cli.main import main
 from weft.engine.base import machines, probe
 from weft.engine.base.home import PROBE, STARTED, machine_folder, machine_name
 from weft.engine.probing import child, start
@@ -38,21 +40,44 @@ def spawned(monkeypatch):
     return commands
 
 
-def test_it_is_started_once_and_said_in_one_line(spawned):
-    notes = []
+SPEC = 'graph = "demo"\n[model]\nname = "gcn"\nhidden = 4\n[train]\nepochs = 1\n'
 
-    def train():
-        task = weft.Task(graph="demo", hidden=4, epochs=1)
-        weft.run(task, device="cpu", progress=False, on_event=lambda e: e.kind == "note" and notes.append(e.data))
 
-    train()
-    train()
-    assert notes == [{"message": start.TOLD}]
-    assert "\n" not in start.TOLD
+def weft_run(folder, monkeypatch, progress: str) -> int:
+    """The exit code of the command."""
+    spec = folder / "spec.toml"
+    spec.write_text(SPEC, encoding="utf-8")
+    words = ["run", spec, "--out", folder / "out", "--overwrite", "--progress", progress, "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_it_is_started_once_at_a_terminal_and_said_in_one_line(spawned, tmp_path, monkeypatch, capsys):
+    assert weft_run(tmp_path, monkeypatch, "live") == 0
+    assert start.TOLD in capsys.readouterr().err.splitlines()
+    assert weft_run(tmp_path, monkeypatch, "live") == 0
+    assert start.TOLD not in capsys.readouterr().err
     [(command, options)] = spawned
     assert command[-2:] == [sys.executable, start.CHILD]
     assert options["start_new_session"]
     assert options["cwd"] == folder()
+
+
+def test_scripts_are_left_no_process_behind(spawned, tmp_path, monkeypatch):
+    assert weft_run(tmp_path, monkeypatch, "plain") == 0
+    weft.run(weft.Task(graph="demo", hidden=4, epochs=1), device="cpu", progress=False)
+    assert spawned == []
+
+
+def test_one_that_was_lost_is_started_again(spawned):
+    assert start.start_probe("cpu") == start.TOLD
+    assert start.start_probe("cpu") == ""
+    before = time.time() - start.FORGOTTEN - 1
+    os.utime(folder() / STARTED, (before, before))
+    assert start.start_probe("cpu") == start.TOLD
+    assert len(spawned) == 2
 
 
 def test_the_module_that_is_started_is_there_and_does_without_torch_until_it_measures():
@@ -60,20 +85,20 @@ def test_the_module_that_is_started_is_there_and_does_without_torch_until_it_mea
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_a_machine_that_was_measured_a_gpu_and_one_who_says_off_start_none(spawned, monkeypatch):
-    assert start.start_probe(torch.device("cuda")) == ""
+def test_a_machine_that_was_measured_and_one_who_says_off_start_none(spawned, monkeypatch):
     machines.keep_probe(replace(profile("cpu"), name=machine_name("cpu")))
-    assert start.start_probe(CPU) == ""
+    assert start.start_probe("cpu") == ""
     (folder() / PROBE).unlink()
     monkeypatch.setenv(start.VARIABLE, "off")
-    assert start.start_probe(CPU) == ""
+    assert start.start_probe("cpu") == ""
     assert spawned == []
 
 
-def test_another_word_than_on_or_off_is_refused_before_anything_is_trained(monkeypatch):
+def test_another_word_than_on_or_off_is_refused_before_anything_is_trained(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv(start.VARIABLE, "perhaps")
-    with pytest.raises(weft.SpecError, match="WEFT_PROBE='perhaps' must be on or off"):
-        weft.run(weft.Task(graph="demo", epochs=1), device="cpu", progress=False)
+    assert weft_run(tmp_path, monkeypatch, "live") == 2
+    assert "WEFT_PROBE='perhaps' must be on or off" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def idle_and_busy(monkeypatch, *others: float) -> None:

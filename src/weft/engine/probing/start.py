@@ -1,4 +1,4 @@
-"""Start a probe in the background after the first run on a CPU that was never measured.
+"""Start a probe in the background after the first `weft run` at a terminal of a CPU that was never measured.
 
 It is a process of its own with the lowest priority, and it measures only while nothing else runs: on a busy machine
 rates come out several times too low. ``WEFT_PROBE=off`` does without.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import torch
-
 from weft.core.errors import SpecError
-from weft.engine.base.device import machine_of
-from weft.engine.base.graph_store import shared_store
+from weft.engine.base.device import choose_device, machine_of
 from weft.engine.base.home import HOME_VARIABLE, PROBE, STARTED, home, machine_folder
 from weft.engine.probing.machine_load import Look
 
 VARIABLE = "WEFT_PROBE"
+FORGOTTEN = 3600.0  # seconds after which one that did not end was lost with the machine
 CHILD = "weft.engine.probing.child"
 TOLD = (
     "rates of this machine were never measured: a probe in the background does so once it is idle, "
@@ -27,13 +26,14 @@ TOLD = (
 )
 
 
-def start_probe(device: torch.device) -> str:
+def start_probe(device: str) -> str:
     """Start one if ``device`` is a CPU that has none; a sentence that says so, or nothing."""
-    if device.type != "cpu" or not is_wanted() or shared_store() is not None:
+    chosen = choose_device(device)
+    if chosen.type != "cpu" or not is_wanted():
         return ""
     if os.name != "posix" or not sys.executable or Look.here() is None:
         return ""
-    folder = machine_folder(machine_of(device))
+    folder = machine_folder(machine_of(chosen))
     return TOLD if _claim(folder) and _spawn(folder) else ""
 
 
@@ -51,7 +51,10 @@ def _claim(folder: Path) -> bool:
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / STARTED).touch(exist_ok=False)
+        started = folder / STARTED
+        if started.exists() and time.time() - started.stat().st_mtime > FORGOTTEN:
+            started.unlink()
+        started.touch(exist_ok=False)
     except OSError:  # one was started before, or nothing can be kept here
         return False
     return True

@@ -126,8 +126,8 @@ def layers_of(model: nn.Module) -> int | None:
     return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
 
 
-def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
-    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers."""
+def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int, per: str = "class") -> None:
+    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers, a column ``per`` class or what else."""
     name = type(model).__name__
     if not isinstance(logits, Tensor):
         raise SpecError(
@@ -137,7 +137,7 @@ def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: 
     if tuple(logits.shape) != (nodes, classes):
         raise SpecError(
             f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
-            f"expected logits [{nodes}, {classes}]: one row per node, one column per class"
+            f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
         )
 
 
