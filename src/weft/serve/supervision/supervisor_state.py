@@ -83,6 +83,15 @@ class Counters:
     workers_lost: int = 0
     memory_errors: int = 0
     tasks_requeued: int = 0
+    graphs_ready: int = 0
+    weights_ready: int = 0
+    checkpoints_ready: int = 0
+
+    def count_ready(self, event: Mapping[str, Any]) -> None:
+        """What a worker had ready when its group started."""
+        self.graphs_ready += bool(event.get("graph"))
+        self.weights_ready += int(event.get("weights") or 0)
+        self.checkpoints_ready += bool(event.get("checkpoint"))
 
 
 @dataclass
