@@ -258,6 +258,7 @@ def test_attention_with_dropout_is_converted_only_for_who_asks():
     assert together[0].plan.join == "stacked"
     for seed, one in enumerate(together):
         (alone,), _ = run(DropsCoefficients, seeds=(seed,), convert=True)
+        assert "2 GATConv of PyG to be converted, if that changes no number but masks of attention" in alone.plan.why
         assert one.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-4)
         assert one.history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-4)
         assert type(one.model.first) is pyg.GATConv
