@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "no optimizer": ({"optimizer": lambda ps: 3}, "gave int; expected a torch.optim.Optimizer"),
     "no such parameter": ({"param_groups": {"conv1.*": {"lr": 1}}}, "is the group of no parameter of gcn; they are"),
-    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may have lr and weight_decay"),
+    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may set lr and weight_decay"),
     "weights": ({"class_weights": [1, 2]}, "2 numbers for 3 classes"),
     "weights of a function": ({"class_weights": [1, 2, 3], "objective": focal}, "class_weights.* would have no effect"),
     "numbers of classes": ({"objective": "mse"}, "objective='mse' does not suit graph .* one class per node"),
@@ -184,7 +184,7 @@ REFUSED = {
     "no factor": ({"schedule": lambda epoch: -1}, r"schedule <lambda>\(0\) is -1; expected a factor"),
     "a plateau of torch": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)},
-        "gave ReduceLROnPlateau, not a scheduler of epochs alone",
+        "gave ReduceLROnPlateau, not a scheduler that needs the epoch alone",
     ),
     "momentum by schedule": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)},

@@ -1,5 +1,6 @@
-"""Labels: class numbers ``[N]`` int64, a 0/1 matrix ``[N, C]`` float32 when a node may have several, or numbers to
-predict (regression), ``[N]`` or ``[N, D]`` float32.
+"""Labels of nodes: class numbers, a 0/1 matrix if a node may have several classes, or numbers to predict.
+
+Shapes: ``[N]`` int64, ``[N, C]`` float32, or ``[N]`` or ``[N, D]`` float32 (regression).
 """
 
 from __future__ import annotations
@@ -95,4 +96,4 @@ def check_num_classes(y: Tensor | None, num_classes: int | None) -> None:
     if num_classes is not None and y is not None and y.is_floating_point() and count_classes(y) != num_classes:
         raise GraphError(f"num_classes={num_classes} but y has {count_classes(y)} numbers per node; leave it out")
     if num_classes is not None and count_classes(y) > num_classes:
-        raise GraphError(f"num_classes={num_classes} but y speaks of {count_classes(y)}; give at least that many")
+        raise GraphError(f"num_classes={num_classes} but y has {count_classes(y)} classes; give at least that many")

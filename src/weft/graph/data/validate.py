@@ -159,7 +159,9 @@ def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> Non
         )
     bad = first_where(indptr.diff(), lambda part: part < 0)
     if bad is not None:
-        raise GraphError(f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets never fall")
+        raise GraphError(
+            f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets must not decrease"
+        )
 
 
 def check_ascending(indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False) -> None:
