@@ -19,6 +19,7 @@ from weft.weave.merged_launch import (
     arguments_of,
     body_lines,
     compiled,
+    full_name,
     launch_alone,
     options_of,
     parameters_of,
@@ -102,7 +103,8 @@ def _phase(branches: tuple[Branch, ...]) -> Any:
     """The function that runs program ``pid`` of a phase."""
     names = ", ".join(parameters_of(branches))
     lines = ["@triton.jit", f"def phase(pid, {names}):", *body_lines(branches)]
-    return compiled("\n".join(lines) + "\n", "phase", scope_of(branches))
+    kernels = ", ".join(full_name(branch.kernel) for branch in branches)
+    return compiled("\n".join(lines) + "\n", "phase", scope_of(branches), kernels)
 
 
 def source_of(places: list[tuple[int, ...]], arguments: int) -> str:
