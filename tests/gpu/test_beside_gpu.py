@@ -40,7 +40,7 @@ def test_members_train_as_alone(eval_every, large):
 
 def test_a_mixed_sweep_is_run_beside():
     tasks = [weft.Task(graph="demo", epochs=5, name=f"{model}", model=model) for model in ("gcn", "gat", "gin")]
-    result = weft.run(tasks, device="cuda", progress=False)
+    result = weft.run(tasks, device="cuda", budget=8 << 30, progress=False)  # planned by a dry run, for a budget
     (plan,) = result.plan
     assert plan.join == "concurrent"
     assert {member.status for member in result} == {"finished"}

@@ -11,6 +11,7 @@ from tests.runtime.user_modules import test_many_modules as cases
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:The usage of `scatter:UserWarning"),  # PyG's advice to install torch-scatter
 ]
 
 

@@ -13,6 +13,8 @@ from weft.planner.cost.rule_of_thumb import LIBRARIES, Rates, attention_bytes, m
 from weft.planner.grouping.stack_size_table import Throughput
 
 SURELY = 4.0  # times the rule of thumb for memory: with what heads take on top, no known model takes more
+WORKSPACES = 4  # of cuBLAS: two threads call it, each on two streams
+SEGMENTS = 64 << 20  # what an allocator takes at once, small and large, in each of its pools
 USABLE = 0.95  # of the memory that a machine offers, where no budget is given
 
 MemoryOf = Callable[[Sequence[Task]], float]
@@ -58,9 +60,15 @@ class Limits:
 
     def most_bytes(self, tasks: Sequence[Task]) -> int:
         """Bytes that no group of ``tasks`` of Weft's own models exceeds; what libraries take is the same for all."""
-        libraries = LIBRARIES if self.device == "cuda" else 0
-        own = memory(list(tasks), self.stats, self.device) - libraries
-        return math.ceil(SURELY * own + attention_bytes(list(tasks), self.stats)) + libraries
+        own = memory(list(tasks), self.stats, self.device) - (LIBRARIES if self.device == "cuda" else 0)
+        return math.ceil(SURELY * own + attention_bytes(list(tasks), self.stats)) + self._libraries()
+
+    def _libraries(self) -> int:
+        """Bytes that a process has on a GPU whatever it trains, at most."""
+        if self.device != "cuda":
+            return 0
+        known = self.machine
+        return LIBRARIES if known is None else known.context_bytes + WORKSPACES * known.workspace_bytes + SEGMENTS
 
 
 def size_in_words(count: float) -> str:
