@@ -10,7 +10,7 @@ from tests.ptx.block import TYPES, Block, instruction
 from tests.ptx.memory import Fault
 from tests.ptx.text import Instruction
 
-WIDE = {np.uint32: np.uint64, np.int32: np.int64}
+WIDE = {np.uint16: np.uint32, np.int16: np.int32, np.uint32: np.uint64, np.int32: np.int64}
 PAIRS: dict[str, Any] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b, "min": np.fmin, "max": np.fmax,
@@ -41,7 +41,7 @@ def multiply(block: Block, step: Instruction, mask: np.ndarray) -> None:
     dtype = TYPES[step.name[-1]]
     if step.name[1] == "hi":
         one, other = (block.value(part, dtype).astype(WIDE[dtype]) for part in given[:2])
-        product = ((one * other) >> WIDE[dtype](32)).astype(dtype)
+        product = ((one * other) >> WIDE[dtype](8 * np.dtype(dtype).itemsize)).astype(dtype)
     else:
         result = WIDE[dtype] if step.name[1] == "wide" else dtype
         one, other = (block.value(part, dtype).astype(result) for part in given[:2])
@@ -119,6 +119,19 @@ def bit_field(block: Block, step: Instruction, mask: np.ndarray) -> None:
     if step.name[1] == "s32":
         bits -= (bits >> (int(count) - 1)) << int(count)
     block.set(into, bits.astype(np.int32), mask)
+
+
+@instruction("prmt")
+def permute(block: Block, step: Instruction, mask: np.ndarray) -> None:
+    """Four bytes out of eight; each is named by four bits, of which the upper one repeats its sign."""
+    into, *given = step.operands
+    low, high, which = (block.value(part).astype(np.int64) for part in given)
+    both, found = low | (high << 32), np.zeros(block.threads, np.int64)
+    for place in range(4):
+        name = which >> (4 * place) & 15
+        byte = both >> (8 * (name & 7)) & 255
+        found |= np.where(name & 8, np.where(byte & 128, 255, 0), byte) << (8 * place)
+    block.set(into, found.astype(np.uint32), mask)
 
 
 @instruction("setp")

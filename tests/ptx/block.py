@@ -67,9 +67,9 @@ class Block:
             found = self._special[text]
         elif text.startswith(("0f", "0d")):
             found = np.full(self.threads, int(text[2:], 16), np.uint32 if text.startswith("0f") else np.uint64)
-        elif re.match(r"-?(0x[0-9a-fA-F]+|\d+)$", text):
+        elif re.match(r"-?(0x[0-9a-fA-F]+|\d+)U?$", text):
             size = 8 * np.dtype(dtype).itemsize
-            found = np.full(self.threads, int(text, 0) & ((1 << size) - 1), unsigned(dtype))
+            found = np.full(self.threads, int(text.rstrip("U"), 0) & ((1 << size) - 1), unsigned(dtype))
         else:
             raise Fault(f"{text} has no value")
         return found.astype(unsigned(dtype), copy=False).view(dtype)

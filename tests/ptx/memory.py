@@ -1,4 +1,4 @@
-"""Memory of an imagined GPU: copies of tensors' storages with gaps between them; any access outside of them is a Fault."""
+"""Memory of an imagined GPU: copies of storages with gaps between them; an access outside of them is a Fault."""
 
 from __future__ import annotations
 

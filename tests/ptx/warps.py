@@ -1,7 +1,7 @@
-"""PTX instructions that the threads of a warp, or of four warps, run together: shuffles, matrices in shared memory, products.
+"""PTX instructions that a warp, or four warps, run together: shuffles, matrices in shared memory, products.
 
-Lane ``4 g + t`` of a warp holds, of a matrix of 8 rows of 16 bytes, the four bytes ``t`` of row ``g``. Which elements of
-a product a lane holds is in the PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... for wgmma.mma_async.m64nNk8".
+Lane ``4 g + t`` of a warp holds, of a matrix of 8 rows of 16 bytes, the four bytes ``t`` of row ``g``. Which elements
+of a product a lane holds is in the PTX ISA, "Matrix Fragments for mma.m16n8k8" and "... for wgmma.mma_async.m64nNk8".
 """
 
 from __future__ import annotations
