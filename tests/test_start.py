@@ -20,8 +20,8 @@ NOT_ON_A_CPU = (
     *(
         "weft.capture",
         "weft.weave",
-        "weft.flow.sampler",
-        "weft.flow.pipeline",
+        "weft.flow.sampling.sampler",
+        "weft.flow.stages.pipeline",
         "weft.serve",
         "weft.dist.launch",
         "weft.dist.ranks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from benchmarks.harness.results import Cell, Results
 from benchmarks.report.markdown import (
     MISSING,
@@ -18,7 +20,7 @@ from benchmarks.report.markdown import (
     table,
     times,
 )
-from benchmarks.suites.epoch import BASELINES, PYG_SIDES
+from benchmarks.suites.epoch import BASELINES, COMPILED_SIDES, PYG_SIDES
 
 NAMES = {
     "pyg": "PyG eager",
@@ -106,24 +108,47 @@ def _sweeps(results: Results) -> list[Cell]:
                                                    order[c["precision"]]))  # fmt: skip
 
 
-def _rivals(results: Results, cell: Cell) -> tuple[list[Cell | None], Cell | None]:
-    """The baselines of a sweep in float32, and PyG's fastest in the precision of the sweep."""
-    here = {"shape": cell["shape"], "model": cell["model"]}
-    plain = [results.find(**here, side=side, precision="fp32") for side in BASELINES]
-    same = best_of(results.find(**here, side=side, precision=cell["precision"]) for side in PYG_SIDES)
-    return plain, same
+@dataclass(frozen=True)
+class Rivals:
+    """What a sweep is compared with: baselines of one task in float32, in the order of BASELINES.
+
+    ``borrowed``: those that the sweep's suite lacks; the suite of one epoch has them for the same architecture.
+    ``same``: PyG's fastest in the precision of the sweep; None if no compiled PyG was measured in it.
+    """
+
+    plain: list[Cell | None]
+    borrowed: list[Cell]
+    same: Cell | None
+
+    @classmethod
+    def of(cls, results: Results, alone: Results, cell: Cell) -> Rivals:
+        """The rivals of Weft's ``cell``."""
+        here = {"shape": cell["shape"], "model": cell["model"]}
+        own = [results.find(**here, side=side, precision="fp32") for side in BASELINES]
+        other = [None if one else alone.find(**here, side=side) for side, one in zip(BASELINES, own, strict=True)]
+        plain = [mine or theirs for mine, theirs in zip(own, other, strict=True)]
+        pyg = plain
+        if cell["precision"] != "fp32":
+            pyg = [results.find(**here, side=side, precision=cell["precision"]) for side in BASELINES]
+        pyg = [one for one in pyg if one and one["side"] in PYG_SIDES]
+        compiled = any(one["side"] in COMPILED_SIDES for one in pyg)
+        return cls(plain, [one for one in other if one], best_of(pyg) if compiled else None)
+
+    def mark(self, legend: Legend, results: Results, alone: Results, weft: Cell) -> str:
+        """The letters of the runs that a row is from."""
+        own = [weft, *(one for one in (*self.plain, self.same) if one not in self.borrowed)]
+        return " + ".join(filter(None, [legend.mark(results, own), legend.mark(alone, self.borrowed)]))
 
 
 def sweep() -> str:
     """Per task and epoch, and the ratios."""
-    results, legend = Results.of("sweep"), Legend()
+    alone, results, legend = Results.of("epoch"), Results.of("sweep"), Legend()
     rows = []
     for cell in _sweeps(results):
-        plain, same = _rivals(results, cell)
-        ratios = [times(over(one, cell)) for one in plain]
-        used = [cell, *plain, same]
+        rivals = Rivals.of(results, alone, cell)
+        ratios = [times(over(one, cell)) for one in (*rivals.plain, rivals.same)]
         rows.append([cell["shape"], MODELS[cell["model"]], cell["tasks"], cell["precision"], ms(cell), *ratios,
-                     times(over(same, cell)), legend.mark(results, used)])  # fmt: skip
+                     rivals.mark(legend, results, alone, cell)])  # fmt: skip
     header = ["shape", "model", "T", "precision", "Weft, ms per task", *(f"over {NAMES[side]}" for side in BASELINES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
@@ -163,16 +188,17 @@ def headline() -> str:
     for model, tasks, precision in HEADLINE:
         here = {"shape": "arxiv", "model": model}
         if tasks == 1:
-            results, weft = alone, alone.find(**here, side="weft")
+            weft = alone.find(**here, side="weft")
             plain = [alone.find(**here, side=side) for side in BASELINES]
             same = best_of(cell for cell in plain if cell and cell["side"] in PYG_SIDES)
+            runs = legend.mark(alone, [weft, *plain])
         else:
-            results, weft = together, together.find(**here, side="weft", precision=precision, tasks=tasks)
-            plain, same = _rivals(together, weft) if weft else ([None] * len(BASELINES), None)
+            weft = together.find(**here, side="weft", precision=precision, tasks=tasks)
+            rivals = Rivals.of(together, alone, weft)
+            plain, same, runs = rivals.plain, rivals.same, rivals.mark(legend, together, alone, weft)
         shown = [one for side, one in zip(BASELINES, plain, strict=True) if side in HEADLINE_SIDES]
-        ratios = [times(over(one, weft)) for one in shown]
-        rows.append([MODELS[model], tasks, precision, ms(weft), *ratios, times(over(same, weft)),
-                     legend.mark(results, [weft, *shown, same])])  # fmt: skip
+        ratios = [times(over(one, weft)) for one in (*shown, same)]
+        rows.append([MODELS[model], tasks, precision, ms(weft), *ratios, runs])
     header = ["", "T", "precision", "Weft, ms", *(f"over {NAMES[side]}" for side in HEADLINE_SIDES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
@@ -204,7 +230,8 @@ def cora_sentence() -> str:
     weft = max(mine, key=lambda cell: cell["tasks"])
     pyg = results.find(**here, side="pyg")
     runs = sorted([pyg["ms"], *pyg.get("earlier_ms", [])])
-    against = _against(results, weft, here)
+    rivals = zip(BASELINES, Rivals.of(results, Results.of("epoch"), weft).plain, strict=True)
+    against = [f"{NAMES[side]} takes {times(over(cell, weft))} that" for side, cell in rivals if cell]
     return (
         f"Cora shape, {weft['tasks']} GCNs at once: {number(weft['ms'])} ms per task and epoch; for one task "
         f"{', '.join(against)}. On graphs this small PyG eager measures the host's speed: it took {number(runs[0])} to "

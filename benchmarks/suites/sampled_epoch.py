@@ -40,8 +40,8 @@ from weft.core.placement import Placement, on_device
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.engine.planning.plan_report_builder import plan as make_plan
-from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedOrder
+from weft.flow.sampling.sampler import NeighbourSampler
+from weft.flow.sampling.seeds import SeedOrder
 from weft.graph.data.graph import Graph
 from weft.ops.sampling import gather_rows_triton
 from weft.runtime.batches.sampled_source import Sampling

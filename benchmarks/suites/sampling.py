@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
 from benchmarks.harness.timing import record_graph, time_until
-from weft.flow.hops import CpuHops
+from weft.flow.sampling.hops import CpuHops
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.compact_triton import Compactor, sample_hops_triton
 from weft.ops.sampling.cpu import CpuSampler

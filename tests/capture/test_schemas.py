@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import weft.ops.sparse.spmm_max  # noqa: F401 (registered on first use)
+# Operators are registered by the import of their modules.
+import weft.ops.attention.gat_packed
+import weft.ops.attention.gatv2
+import weft.ops.sparse.edge_softmax
+import weft.ops.sparse.sddmm
+import weft.ops.sparse.spmm_max  # noqa: F401
 from weft.capture.schemas import argument, argument_places
-from weft.weave.merge import FAMILY
+from weft.weave.member import FAMILY
 
 
 def test_by_name():

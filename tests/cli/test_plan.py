@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch
 
 import weft as package
 from tests.graphs_for_tests import tiny_graph
-from weft.cli.main import main
 from weft.core.machine import Machine
 from weft.planner.machine_profiles import profile
 
@@ -32,20 +30,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "spec.toml").write_text(SPEC)
     return tmp_path
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    """``weft("plan", ...)``: exit code, stdout and stderr of the command, in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        out, err = capsys.readouterr()
-        return leaving.value.code or 0, out, err
-
-    return call
 
 
 def test_words(weft):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from xml.etree import ElementTree
 
 import pytest
-
-from weft.cli.main import main
 
 
 @pytest.fixture(autouse=True)
@@ -17,20 +14,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     return tmp_path
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    """``weft("queue", ...)``: exit code, stdout and stderr of the command, in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        out, err = capsys.readouterr()
-        return leaving.value.code or 0, out, err
-
-    return call
 
 
 def test_all_policies(weft):

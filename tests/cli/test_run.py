@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.graphs_for_tests import tiny_graph
-from weft.cli.main import main
 from weft.core.version import __version__
 from weft.runtime.checkpoint import read_checkpoint
 
@@ -37,21 +36,6 @@ def spec(tmp_path, monkeypatch):
     path = tmp_path / "spec.toml"
     path.write_text(SPEC)
     return path
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    """``weft("run", ...)``: exit code, stdout and stderr of the command, in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        code = leaving.value.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def events(text):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from tests.graphs_for_tests import tiny_graph
-from weft.cli.main import main
 
 SPEC = """
 graph = "tiny"
@@ -28,20 +26,6 @@ def here(tmp_path, monkeypatch):
     tiny_graph().save(tmp_path / "tiny")
     (tmp_path / "spec.toml").write_text(SPEC)
     return tmp_path
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    """``weft("run", ...)``: exit code, stdout and stderr of the command, in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            main()
-        out, err = capsys.readouterr()
-        return leaving.value.code or 0, out, err
-
-    return call
 
 
 def one_sentence(err: str) -> str:

@@ -91,6 +91,12 @@ def test_metis_that_is_not_there_is_one_sentence(monkeypatch):
         order_nodes(communities(), "metis")
 
 
+def edges_of(graph, new):
+    """Every edge by its new ends, with its weight and relation."""
+    ends = (new[graph.adj.indices.long()].tolist(), new[graph.adj.rows().long()].tolist())
+    return sorted(zip(*ends, graph.adj.weight.tolist(), graph.relation.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_graph_in_another_order_is_the_same_graph(sparse):
     graph = tiny_graph(sparse=sparse, weighted=True)
@@ -100,6 +106,7 @@ def test_a_graph_in_another_order_is_the_same_graph(sparse):
     assert torch.equal(dense(other.x)[new], dense(graph.x))
     assert torch.equal(other.y[new], graph.y)
     assert set(other.train.tolist()) == set(new[graph.train].tolist())
+    assert edges_of(other, torch.arange(graph.num_nodes)) == edges_of(graph, new)
     x = torch.randn(graph.num_nodes, 3)
     torch.testing.assert_close(weft.ops.spmm(other.adj, x[order])[new], weft.ops.spmm(graph.adj, x))
 

@@ -12,7 +12,7 @@ from weft.core.division import Division
 from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow.streams import arrived
+from weft.flow.stages.streams import arrived
 from weft.graph.generate import citation
 from weft.runtime.batches.divided_source import DividedSampling
 from weft.runtime.batches.sampled_source import Sampling

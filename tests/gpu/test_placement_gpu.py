@@ -10,8 +10,8 @@ from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.flow import CacheChoice
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.generate import citation
 from weft.runtime.batches import pinned as pinning
 from weft.runtime.batches.placing import place_graph

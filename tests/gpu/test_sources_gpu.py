@@ -76,7 +76,7 @@ def test_sampling_and_training_as_one_recording(model, members):
 
 def test_features_in_host_memory():
     graph = citation(num_nodes=600, num_edges=5000, num_features=12, num_classes=4, seed=1)
-    from weft.flow.feature_store import FeatureStore
+    from weft.flow.features.feature_store import FeatureStore
 
     device = torch.device("cuda", 0)
     store = FeatureStore(graph.x.pin_memory(), device)

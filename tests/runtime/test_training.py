@@ -13,7 +13,7 @@ from tests.graphs_for_tests import tiny_graph
 from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.graph.data.sparse_features import SparseFeatures
-from weft.runtime.step.metrics import accuracy
+from weft.runtime.step.outcome.metrics import accuracy
 from weft.runtime.user_modules.build import build_model
 
 

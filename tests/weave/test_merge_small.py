@@ -14,9 +14,9 @@ from weft.graph.catalog.shapes import make
 from weft.ops.launch.backend import meta_means_gpu
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.group import GroupRun
-from weft.weave.merge import Woven
 from weft.weave.step import merged
 from weft.weave.weaver import Weaver
+from weft.weave.woven import Woven
 
 
 @pytest.mark.parametrize("models", [("gcn", "gcn"), ("sage", "gin"), ("gat", "gatv2")], ids="-".join)

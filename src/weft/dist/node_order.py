@@ -88,8 +88,6 @@ def new_ids(order: Tensor) -> Tensor:
 
 def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     """``graph`` on the host with its nodes renumbered: node ``order[i]`` becomes node i."""
-    if graph.relation is not None:
-        raise InputError(f"graph {graph.name!r} has relations, which cannot be reordered; use order='given'")
     new_id = new_ids(order)
     splits = {name: new_id[getattr(graph, name)].sort().values for name in SPLITS}
     x = graph.x
@@ -98,8 +96,9 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     elif x is not None:
         x = x[order]
     y = None if graph.y is None else graph.y[order]
-    about = {"name": graph.name, "num_classes": graph.num_classes}
-    return Graph(reordered(graph.adj, order), x, y, **splits, **about)
+    adj = reordered(graph.adj, order)
+    about = {"name": graph.name, "num_classes": graph.num_classes, "num_relations": graph.num_relations}
+    return Graph(adj, x, y, **splits, relation=adj.relation, **about)
 
 
 def _rows_of(matrix: Adjacency, order: Tensor) -> Adjacency:
@@ -115,12 +114,14 @@ def _rows_of(matrix: Adjacency, order: Tensor) -> Adjacency:
 
 
 def reordered(adj: Adjacency, order: Tensor) -> Adjacency:
-    """``adj`` with its nodes renumbered: node ``order[i]`` becomes node i."""
+    """``adj`` with its nodes renumbered: node ``order[i]`` becomes node i; what its edges have goes with them."""
     new_id = new_ids(order)
     rows, cols = new_id[adj.rows().long()], new_id[adj.indices.long()]
     place = torch.sort(rows * adj.num_cols + cols, stable=True).indices
     indptr = row_offsets(rows, adj.num_rows)
     weight = None if adj.weight is None else adj.weight[place]
-    return Adjacency(
+    found = Adjacency(
         indptr.to(offset_dtype(cols.numel())), cols[place].to(torch.int32), weight=weight, symmetric=adj.symmetric
     )
+    found = found if adj.relation is None else found.related(adj.relation[place], adj.num_relations)
+    return found if adj.edge_attr is None else found.attributed(adj.edge_attr[place])

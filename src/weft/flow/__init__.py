@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from weft.core.lazy.names import lazy_names
 
 if TYPE_CHECKING:
-    from weft.flow.batch import MiniBatch, Subgraph
-    from weft.flow.block import Block
-    from weft.flow.cache_policy import BenefitDensity, ByDegree, ByPresampling, CacheChoice, CachePolicy
-    from weft.flow.feature_store import FeatureStore
-    from weft.flow.pipeline import Pipeline, Stage
-    from weft.flow.pyg_batch import from_pyg
-    from weft.flow.sampler import NeighbourSampler
-    from weft.flow.seeds import SeedBatch, SeedOrder
-    from weft.flow.training_stages import training_stages
+    from weft.flow.features.cache_policy import BenefitDensity, ByDegree, ByPresampling, CacheChoice, CachePolicy
+    from weft.flow.features.feature_store import FeatureStore
+    from weft.flow.sampling.batch import MiniBatch, Subgraph
+    from weft.flow.sampling.block import Block
+    from weft.flow.sampling.pyg_batch import from_pyg
+    from weft.flow.sampling.sampler import NeighbourSampler
+    from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+    from weft.flow.stages.pipeline import Pipeline, Stage
+    from weft.flow.stages.training_stages import training_stages
 
 __all__ = [
     "BenefitDensity",
@@ -35,21 +35,21 @@ __all__ = [
 ]
 
 _PLACES = {
-    "BenefitDensity": "weft.flow.cache_policy",
-    "Block": "weft.flow.block",
-    "ByDegree": "weft.flow.cache_policy",
-    "ByPresampling": "weft.flow.cache_policy",
-    "CacheChoice": "weft.flow.cache_policy",
-    "CachePolicy": "weft.flow.cache_policy",
-    "FeatureStore": "weft.flow.feature_store",
-    "MiniBatch": "weft.flow.batch",
-    "NeighbourSampler": "weft.flow.sampler",
-    "Pipeline": "weft.flow.pipeline",
-    "SeedBatch": "weft.flow.seeds",
-    "SeedOrder": "weft.flow.seeds",
-    "Stage": "weft.flow.pipeline",
-    "Subgraph": "weft.flow.batch",
-    "from_pyg": "weft.flow.pyg_batch",
-    "training_stages": "weft.flow.training_stages",
+    "BenefitDensity": "weft.flow.features.cache_policy",
+    "Block": "weft.flow.sampling.block",
+    "ByDegree": "weft.flow.features.cache_policy",
+    "ByPresampling": "weft.flow.features.cache_policy",
+    "CacheChoice": "weft.flow.features.cache_policy",
+    "CachePolicy": "weft.flow.features.cache_policy",
+    "FeatureStore": "weft.flow.features.feature_store",
+    "MiniBatch": "weft.flow.sampling.batch",
+    "NeighbourSampler": "weft.flow.sampling.sampler",
+    "Pipeline": "weft.flow.stages.pipeline",
+    "SeedBatch": "weft.flow.sampling.seeds",
+    "SeedOrder": "weft.flow.sampling.seeds",
+    "Stage": "weft.flow.stages.pipeline",
+    "Subgraph": "weft.flow.sampling.batch",
+    "from_pyg": "weft.flow.sampling.pyg_batch",
+    "training_stages": "weft.flow.stages.training_stages",
 }
 __getattr__, __dir__ = lazy_names(__name__, _PLACES)

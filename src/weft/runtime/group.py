@@ -21,7 +21,7 @@ from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
 from weft.runtime.group_state import GroupState
 from weft.runtime.group_step import GroupStep, MergedStep, StepMerger
-from weft.runtime.step.best_and_history import evaluates_at
+from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
 

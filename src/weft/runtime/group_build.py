@@ -19,7 +19,7 @@ from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.group_members import Member
 from weft.runtime.stack_check import slower_than_alone
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import CannotStack
+from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.stack import Stack
 
 

@@ -9,8 +9,8 @@ from math import isfinite
 from torch import Tensor
 
 from weft.core.task import Task
-from weft.runtime.step.best_and_history import evaluates_at
-from weft.runtime.step.members import MemberSlot
+from weft.runtime.step.members.slot import MemberSlot
+from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
 
 

@@ -13,6 +13,7 @@ from weft.core.task import Task
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restore_generators
 from weft.runtime.group_members import Member, MemberUpdate, poll_members
+from weft.runtime.step.members.copies import model_of
 from weft.runtime.step.stack import Stack
 
 
@@ -136,7 +137,7 @@ class GroupState:
         """The model of a member with its best weights, at its true size, in evaluation mode."""
         member = self.members[index]
         flat, buffers = member.best()
-        return member.stack.members.model_of(member.slot, flat, buffers, member.stack.state)
+        return model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
 
     def made_dense(self, index: int) -> bool:
         """Whether the graph's sparse features are dense in what a member's model is given."""

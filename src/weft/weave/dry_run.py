@@ -14,9 +14,9 @@ from weft.capture.observer import Observer
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.dry_run import dry_run_concurrent
 from weft.weave.graph import Graph, Node, map_nodes
-from weft.weave.merge import OWN_STREAM, Woven
 from weft.weave.step import WovenStep
 from weft.weave.stream_schedule import run_node, schedule
+from weft.weave.woven import OWN_STREAM, Woven
 
 
 class Followed:

@@ -13,128 +13,21 @@ touched that storage before it in its own step, and before everything after.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from weft.capture.schemas import argument
 from weft.core.errors import InputError
 from weft.weave.graph import Graph, Node, map_nodes
 from weft.weave.matching import Lane, Place, Round, in_order, match
-from weft.weave.recorder import Captured, is_random, written_arguments
+from weft.weave.member import FAMILY, SMALL_FAMILY, SUMS, Member, given, operator_name
+from weft.weave.recorder import Captured
 from weft.weave.together import OpCall, flatten, is_mutable, results
+from weft.weave.woven import OWN_STREAM, Entry, Fused, Table, Woven
 
-# Sparse operators, by which may share a launch: their kernels need about as many registers.
-FAMILY = {
-    "spmm": "spmm",
-    "spmm_max": "spmm",
-    "spmm_max_backward": "spmm",
-    "sddmm": "sddmm",
-    "edge_softmax": "softmax",
-    "edge_softmax_backward": "softmax",
-    "graph_attention_packed": "attention",
-    "graph_attention_packed_backward": "attention backward",
-    "graph_attention_v2": "attention v2",
-    "graph_attention_v2_backward": "attention v2 backward",
-}
-# On small graphs all launches are merged: the time is the number of consecutive launches. GEMMs merge only with GEMMs,
-# because every program of a merged launch would get the shared memory of their tiles, and sums over edges only with
-# such sums, because they would be slower with the registers or warps that other kernels need.
-SUMS = "sums"  # only the update reads it: split-K reductions
-SMALL_FAMILY = (
-    FAMILY
-    | dict.fromkeys(("linear", "product", "weight_grad_parts", "linear_backward_parts"), "products")
-    | dict.fromkeys(("bias_act_dropout", "bias_act_dropout_backward", "copied", "side_by_side"), "passes")
-    | dict.fromkeys(("bias_act_dropout_backward_bias_parts", "cross_entropy_rows_backward", "mean_heads"), "passes")
-    | dict.fromkeys(("cross_entropy_rows_parts", "column_sum_parts", "add_parts"), SUMS)
-    | {"adam_": "update"}
-)
 STRUCTURES = ("same", "any", "best")
-OWN_STREAM = 0  # fused nodes run on the stream of the caller
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One member's operator in a fused kernel: where it came from, and which of the kernel's results are its own."""
-
-    member: int
-    node: str
-    operator: str
-    direction: str  # "forward" or "backward"
-    structure: int | None  # number of its sparse structure; None: it is dense
-    shape: tuple[int, ...]  # of its result
-    results: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fused:
-    """One fused kernel: its node in the woven graph, its round, and the members' operators it runs."""
-
-    node: str
-    round: int
-    family: str
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Which fused kernel serves which members."""
-
-    members: tuple[str, ...]
-    fused: tuple[Fused, ...]
-    single: int  # matchable operators that were not merged
-    rounds: int
-    kind: str = "sparse"  # which operators were considered: "sparse" or "launched" ones
-
-    @property
-    def matched(self) -> int:
-        """Operators that run inside of a fused kernel."""
-        return sum(len(fused.entries) for fused in self.fused)
-
-    def __str__(self) -> str:
-        count = self.matched + self.single
-        head = f"{count} {self.kind} operators of {len(self.members)} members in {self.rounds} launches"
-        lines = [f"{head}; {self.matched} of them in {len(self.fused)} fused ones"]
-        for fused in self.fused:
-            lines.append(f"{fused.node}  round {fused.round}, {fused.family}, {len(fused.entries)} sources")
-            lines += [
-                f"  {self.members[e.member]}: {e.operator} ({e.direction}{_structure_text(e.structure)}) -> "
-                f"{' x '.join(map(str, e.shape))} as result {', '.join(map(str, e.results))} [{e.node}]"
-                for e in fused.entries
-            ]
-        return "\n".join(lines)
-
-
-def _structure_text(structure: int | None) -> str:
-    return "" if structure is None else f", structure {structure}"
-
-
-@dataclass(frozen=True)
-class Woven:
-    """The merged step: ``graph`` takes ``inputs`` and returns what each member's step returned, in a tuple.
-
-    Every operator has ``meta["stream"]``: 0 for fused ones, a member's own (from 1) for the rest, and one after those
-    for fused ones that only the update reads; ``meta["after"]``: the operators that must have run before it;
-    ``meta["storage"]``: equal for tensors that share memory.
-    """
-
-    graph: Graph
-    inputs: tuple[Tensor, ...]
-    table: Table
-    structures: str
-
-    @cached_property
-    def graph_module(self) -> fx.GraphModule:
-        """The graph as a function, generated on first use: its code takes longer than all the matching."""
-        return self.graph.module()
-
-    def __call__(self) -> tuple[Any, ...]:
-        """Run one step of every member, in order, on the current stream."""
-        return self.graph_module(*self.inputs)
 
 
 def weave(captured: Sequence[Captured], structures: str = "best", push: bool = False, small: bool = False) -> Woven:
@@ -168,100 +61,6 @@ def weave(captured: Sequence[Captured], structures: str = "best", push: bool = F
 def _matched(members: Sequence[Member], structures: str) -> tuple[list[Lane], list[Round]]:
     lanes = [member.lane(structures) for member in members]
     return lanes, match(lanes, (SUMS,))
-
-
-class Member:
-    """One member's nodes, what they depend on, and what they can be matched by."""
-
-    def __init__(self, captured: Captured, families: Mapping[str, str]) -> None:
-        self.name, self._families = captured.name, families
-        self.nodes = captured.graph.calls
-        self.position = {node: place for place, node in enumerate(self.nodes)}
-        self.inputs = dict(zip(captured.graph.inputs, captured.inputs, strict=True))
-        assert captured.graph.returns is not None
-        self.output = captured.graph.returns.args[0]
-        self.written: set[Any] = set()
-        self.before = tuple(self._dependencies())
-        self.structure_of: dict[int, int] = {}
-        self.family_of: dict[int, str] = {}
-
-    def _dependencies(self) -> Iterator[tuple[int, ...]]:
-        """For every node, the nodes that it comes after, as sorted positions."""
-        writer: dict[Any, int] = {}
-        readers: dict[Any, list[int]] = {}
-        for place, node in enumerate(self.nodes):
-            before, touched = set(), set()
-            for source in node.all_input_nodes:
-                if source in self.position:
-                    before.add(self.position[source])
-                touched.add(source.meta.get("storage"))
-            touched.discard(None)
-            written = {source.meta.get("storage") for source in written_arguments(node)} - {None}
-            if is_random(node):
-                written.add("generator")
-            for storage in touched | written:
-                if storage in writer:
-                    before.add(writer[storage])
-            for storage in written:
-                before.update(readers.pop(storage, ()))
-                writer[storage] = place
-            for storage in touched - written:
-                readers.setdefault(storage, []).append(place)
-            self.written |= written
-            yield tuple(sorted(before))
-
-    def number_structures(self, numbers: dict[Hashable, int]) -> None:
-        """Give every matchable node the number of its sparse structure, equal for equal index arrays."""
-        self.numbers = numbers
-        for place, node in enumerate(self.nodes):
-            name = operator_name(node)
-            if name in self._families and name not in FAMILY:
-                self.family_of[place] = self._families[name]
-            if name in FAMILY and all(isinstance(arg, Node) for arg in _given(node, "csr")):
-                indices = self.inputs.get(_given(node, "csr")[1])
-                if indices is not None:
-                    self.structure_of[place] = numbers.setdefault(_identity(indices), len(numbers))
-                    self.family_of[place] = self._families[name]
-
-    def pushable(self, place: int) -> int | None:
-        """The structure along which the sum at ``place`` could be pushed instead; None if it cannot."""
-        node = self.nodes[place]
-        if operator_name(node) != "spmm" or not node.meta.get("backward") or not _given(node, "back"):
-            return None
-        if node.meta["dtype"] not in (torch.float32, torch.float64) or (
-            _given(node, "weight") is not None and _given(node, "weight_back") is None
-        ):
-            return None  # a push returns the accumulation type, and needs the weights in their own order
-        indices = self.inputs.get(_given(node, "back")[1])
-        return None if indices is None else self.numbers.get(_identity(indices))
-
-    def lane(self, structures: str) -> Lane:
-        """The member as matching sees it."""
-        keys: list[Hashable | None] = [None] * len(self.nodes)
-        for place, family in self.family_of.items():
-            keys[place] = (family, self.structure_of.get(place)) if structures == "same" else family
-        return Lane(tuple(keys), self.before)
-
-
-def _given(node: Node, name: str) -> Any:
-    """The argument of one of Weft's operators that its schema calls ``name``."""
-    return argument(f"weft.{operator_name(node)}", node.args, name)
-
-
-def _identity(tensor: Tensor) -> Hashable:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.numel(), tensor.device
-
-
-def operator_name(node: Node) -> str:
-    """``"spmm"`` for a call of ``weft::spmm``; empty for other nodes."""
-    return _weft_name(node.target)
-
-
-@cache
-def _weft_name(target: Any) -> str:
-    schema = getattr(target, "_schema", None)
-    space, _, name = schema.name.partition("::") if schema is not None else ("", "", "")
-    return name if space == "weft" else ""
 
 
 def _check_apart(captured: Sequence[Captured], members: Sequence[Member]) -> None:
@@ -392,7 +191,7 @@ class _Merge:
         if not push:
             return OpCall(operator_name(node), arguments)
         grad, _, col_scale, row_scale, _, csr, weight = arguments
-        rows = self.members[member].inputs[_given(node, "csr")[0]].numel() - 1
+        rows = self.members[member].inputs[given(node, "csr")[0]].numel() - 1
         return OpCall("spmm_push", (grad, weight, row_scale, col_scale, csr, rows))
 
     def _part(self, fused: Node, result: int) -> Node:

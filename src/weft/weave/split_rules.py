@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weft.weave import copies, two_phase_ops  # noqa: F401  they register the operators that are written down
+from weft.ops.sparse import spmm  # noqa: F401  this and the next register the operators that are written down
+from weft.weave import copies, two_phase_ops  # noqa: F401
 from weft.weave.graph import Node
 
 weft, aten = torch.ops.weft, torch.ops.aten

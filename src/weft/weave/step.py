@@ -22,9 +22,10 @@ from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.side_streams import ConcurrentSteps, Steps, in_turn
 from weft.runtime.device.streams import SIDE_STREAMS
 from weft.runtime.step.stack import Stack
-from weft.weave.merge import Table, Woven, weave
+from weft.weave.merge import weave
 from weft.weave.recorder import Captured, put_back, record
 from weft.weave.stream_schedule import Streamed
+from weft.weave.woven import Table, Woven
 
 TOLERANCE = 1e-2  # of losses, wide enough for half precision
 

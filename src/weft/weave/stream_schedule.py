@@ -19,7 +19,7 @@ import torch
 
 from weft.runtime.device import streams
 from weft.weave.graph import Node, map_nodes
-from weft.weave.merge import OWN_STREAM, Woven
+from weft.weave.woven import OWN_STREAM, Woven
 
 START = -1  # the event of the beginning, on the caller's stream
 

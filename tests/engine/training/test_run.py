@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.engine.random_module import TorchDropout
 from tests.graphs_for_tests import small, tiny_graph
 from tests.stacks import solo_plan
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
@@ -124,17 +125,6 @@ def same_history(first, second):
     assert first.keys() == second.keys()
     for key in first:
         assert torch.equal(torch.tensor(first[key]).nan_to_num(-9), torch.tensor(second[key]).nan_to_num(-9)), key
-
-
-class TorchDropout(torch.nn.Module):
-    """Randomness from torch's generator, which a checkpoint has to carry."""
-
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.layer = torch.nn.Linear(in_features, out_features)
-
-    def forward(self, x):
-        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training))
 
 
 class TestResume:

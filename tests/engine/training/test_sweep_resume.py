@@ -12,8 +12,8 @@ from weft.core.errors import SpecError, TrainingError
 from weft.core.sweep import Sweep
 from weft.engine.base.cancel import Cancel
 from weft.engine.run import run
-from weft.engine.training.job import GroupRun
 from weft.runtime.checkpoint import read_checkpoint
+from weft.runtime.group import GroupRun
 
 
 class Killed(BaseException):

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from tests.engine.random_module import TorchDropout
 from tests.engine.small_sweeps import make_sweep, of_kind
 from tests.graphs_for_tests import tiny_graph
 from weft.core.errors import InputError, OutOfMemoryError, SpecError
@@ -17,8 +18,8 @@ from weft.engine.base.cancel import Cancel
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.run import run
 from weft.engine.training.decisions import Driver
-from weft.engine.training.job import GroupRun
 from weft.planner.pruning import MedianPruner
+from weft.runtime.group import GroupRun
 
 
 class TestMembers:
@@ -141,17 +142,6 @@ class TestMembers:
         result = run(make_sweep(tiny_graph(multilabel=True), seed=[0, 1]), progress=False)
         assert result.metric == "val_f1_micro"
         assert result.best().metrics["val_f1_micro"] == max(member.metrics["val_f1_micro"] for member in result)
-
-
-class TorchDropout(torch.nn.Module):
-    """Randomness from torch's generator, which members must not share."""
-
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.layer = torch.nn.Linear(in_features, out_features)
-
-    def forward(self, x):
-        return self.layer(torch.nn.functional.dropout(x, 0.5, self.training))
 
 
 class Plain(torch.nn.Sequential):

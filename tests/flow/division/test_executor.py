@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.flow.division.sides import accelerated, order, sides
-from tests.flow.test_pipeline import losses
+from tests.flow.stages.test_pipeline import losses
 from tests.planner.division.cases import times
 from weft.core.division import Division, PhaseTime, PhaseTimes
 from weft.core.errors import InputError, TrainingError

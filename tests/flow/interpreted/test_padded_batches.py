@@ -7,7 +7,7 @@ import torch
 from tests.flow.graphs import random_graph
 from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
 from weft.flow.division.padded_batches import PaddedHost, PaddedLayout, padded_item
-from weft.flow.hops import TritonHops
+from weft.flow.sampling.hops import TritonHops
 from weft.ops.sampling.draws import make_clock
 
 CPU = torch.device("cpu")

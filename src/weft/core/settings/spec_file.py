@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.settings.grid.values import read_value, varies
 from weft.core.settings.search_space import Choice
 from weft.core.suggest import did_you_mean
-from weft.core.sweep import Sweep, read_value, varies
+from weft.core.sweep import Sweep
 from weft.core.task import Task, reject_unknown, rules
 
 SECTIONS = ("model", "train")

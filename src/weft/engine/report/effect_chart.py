@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
 
-from weft.core.sweep import setting_of
+from weft.core.settings.grid.values import setting_of
 from weft.engine.report.charts import Frame, Scale, linear, nice_ticks
 from weft.engine.report.ranking import Effect
 from weft.engine.report.scales import Span, mark, warp

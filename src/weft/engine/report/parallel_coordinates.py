@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.core.sweep import setting_of
+from weft.core.settings.grid.values import setting_of
 from weft.engine.report.charts import Scale, linear, nice_ticks
 from weft.engine.report.html import text
 from weft.engine.report.ranking import MOST_VALUES, chosen_settings, labels_of

@@ -9,9 +9,9 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
+from weft.core.settings.grid.values import REPEATS, setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import Labels
-from weft.core.sweep import REPEATS, setting_of
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult, value_of
 

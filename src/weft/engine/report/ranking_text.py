@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.core.sweep import REPEATS, setting_of
+from weft.core.settings.grid.values import REPEATS, setting_of
 from weft.engine.report.ranking import Effect, Standing, chosen_settings, labels_of, lead, within
 from weft.engine.results.sweep_result import SweepResult
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from weft.core.settings.grid.values import with_args_apart
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.search_space import Range
-from weft.core.sweep import with_args_apart
 from weft.engine.report.charts import Scale
 from weft.engine.report.ranking import score_of
 from weft.engine.results.sweep_result import SweepResult

@@ -13,7 +13,7 @@ from typing import Any
 from weft.core.event import finite
 from weft.core.files import write_text
 from weft.core.plan import Plan
-from weft.core.sweep import setting_of
+from weft.core.settings.grid.values import setting_of
 from weft.core.task import Task
 from weft.core.units import show_loss
 from weft.engine.report.effect_chart import effect_chart

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from weft.core.settings.grid.values import REPEATS, setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, Labels, identity
-from weft.core.sweep import REPEATS, setting_of
 
 if TYPE_CHECKING:
     from weft.engine.results.result import Result

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from weft.core.errors import SpecError
 from weft.core.files import write_json
 from weft.core.plan import Plan
+from weft.core.settings.grid.values import setting_of
 from weft.core.settings.loop_settings import lower_is_better
 from weft.core.settings.value_names import ARGS, identity
-from weft.core.sweep import Sweep, setting_of
+from weft.core.sweep import Sweep
 from weft.engine.results.html import sweep_html
 from weft.engine.results.result import Result
 from weft.engine.results.settings_scores import SettingsScore, settings_scores

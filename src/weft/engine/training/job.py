@@ -6,12 +6,11 @@ import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
@@ -20,32 +19,29 @@ from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.core.units import show_bytes
 from weft.engine.base.control import Control
-from weft.engine.base.device import environment
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
 from weft.engine.base.memory_budget import memory_cap, memory_taken, watch_memory
-from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory, is_memory_error
+from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
-from weft.engine.base.model_errors import clear_model_errors, what_was_raised
+from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.base.process_memory import give_back_heap
 from weft.engine.memory.device_pool import DevicePool
 from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
-from weft.engine.planning.phase_keys import phases_key
-from weft.engine.planning.placing import own_policy
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
-from weft.engine.results.model_code import model_code
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, DriverOptions, Standing
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads, Look
-from weft.engine.training.group_queue import TRIED, GroupQueue
+from weft.engine.training.groups.group_queue import TRIED, GroupQueue
+from weft.engine.training.groups.group_sources import GroupSources
+from weft.engine.training.groups.member_results import MemberResults
 from weft.engine.training.interrupt import Interrupted, Interruption
-from weft.engine.training.member_progress import MemberProgress
 from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.running_report import RunningReport
@@ -54,16 +50,10 @@ from weft.graph.data.graph import Graph
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.report.plan_report import PlanReport
-from weft.runtime.batches.source import FullGraph, MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.inference.trained_inputs import treat_inputs
-from weft.runtime.profile_division import divided_source
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
-
-if TYPE_CHECKING:
-    from weft.engine.training.dividing import Dividing
 
 
 @dataclass(frozen=True)
@@ -100,11 +90,12 @@ class Job:
         self._store = shared_store()  # of a worker that keeps graphs between runs
         self._graphs = self._make_graphs()
         self._planner = RunPlanner(device, self._graphs, options.budget, options.plan_options)
-        self._codes = {task.label: model_code(task) for task in tasks}  # as it is before training
-        self._results: dict[str, Result] = {}
+        self._sources = GroupSources(
+            self._planner.machine, self._graphs, options.plan_options, options.batches, options.hardware
+        )
+        self._results = MemberResults(self._tasks, device, events, self._graphs)
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
-        self._tracks: dict[str, MemberProgress] = {}  # and as the sessions do
         self._resuming, self._begun = False, 0
         self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
@@ -155,9 +146,9 @@ class Job:
         if self._device.type == "cpu":
             give_back_heap()
         self._save_lost()
-        if all(result.status == "failed" for result in self._results.values()):
+        if self._results.all_failed:
             raise self._errors[0]
-        return [self._results[name] for name in self._tasks]
+        return self._results.in_order()
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
@@ -215,7 +206,7 @@ class Job:
         if self._resuming and self._folder is not None and self._folder.has_checkpoint(key):
             return False
         for name in plan.members:
-            self._never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
+            self._results.never_begun(name, plan, "cancelled", f"task {name!r}: cancelled before it began")
         return True
 
     def _preempted(self, plan: Plan) -> bool:
@@ -223,7 +214,7 @@ class Job:
         if not self._options.control.requests().preempt:
             return False
         for name in plan.members:
-            self._results[name] = self._without_model(name, plan, "preempted", f"task {name!r}: preempted")
+            self._results.add([self._results.without_model(name, plan, "preempted", f"task {name!r}: preempted")])
         return True
 
     # ---- one group -----------------------------------------------------------------------------------
@@ -267,8 +258,7 @@ class Job:
 
     def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
         """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
-        whole = not tasks[0].sampled and self._options.batches is None
-        source = FullGraph if whole else self._sampled_source(tasks[0], plan)
+        source = self._sources.source(tasks[0], plan)
         measure = measure and self._options.report is None
         group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
         if group.plan is not plan:
@@ -290,34 +280,12 @@ class Job:
         if self._folder is not None and self._folder.opened:
             self._folder.save_groups(self.groups)
 
-    def _sampled_source(self, task: Task, plan: Plan) -> MakeSource:
-        from weft.runtime.batches.loaded_source import loading_for  # a run on the whole graph does without
-        from weft.runtime.batches.sampled_source import source_for
-
-        loader = self._options.batches
-        if loader is None:
-            source = source_for(task, plan, own_policy(self._options.plan_options))
-        else:
-            source = loading_for(task, loader, plan)
-        return self._dividing.source(source, plan)
-
-    @cached_property
-    def _dividing(self) -> Dividing:
-        from weft.engine.training.dividing import Dividing
-
-        return Dividing(self._planner.machine, self._options.hardware)
-
-    def _divide(self, group: GroupRun) -> Adapter | None:
+    def _divided(self, group: GroupRun) -> Adapter | None:
         """Choose who prepares the batches of ``group``, where both sides can."""
-        if divided_source(group) is None:
-            return None
-        digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
-        trainer = getattr(self._options.hardware, "name", "gpu")
-        key = phases_key(group.tasks, group.plan.places, digest, trainer)
-        plan, adapter, told = self._dividing.divide(group, key)
+        planned = group.plan
+        adapter, told = self._sources.divide(group)
         if adapter is not None:
-            self._replace(group.plan, plan)
-            group.plan = plan
+            self._replace(planned, group.plan)
             self._events.note(told)
         return adapter
 
@@ -337,16 +305,7 @@ class Job:
             self.running_report(self._standing, force)
 
     def _standing(self) -> list[Result]:
-        """Every member as it stands now: those that ended, those in training, those that wait."""
-        plans = {name: plan for _, plan in self.groups for name in plan.members}
-        return [self._results.get(name) or self._unfinished(name, plans[name]) for name in self._tasks]
-
-    def _unfinished(self, name: str, plan: Plan) -> Result:
-        track = self._tracks.get(name)
-        if track is None or not track.rows:
-            return self._without_model(name, plan, "waiting" if track is None else track.status, "")
-        about = (environment(self._device), track.status, track.message)
-        return Result(self._tasks[name], plan, track.metrics(), track.history(), None, *about)
+        return self._results.standing({name: plan for _, plan in self.groups for name in plan.members})
 
     def _save(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write a checkpoint, and the report as it is by then."""
@@ -357,11 +316,11 @@ class Job:
 
     def _train(self, key: str, group: GroupRun, checkpoint: Checkpoint | None) -> None:
         save = None if self._folder is None else partial(self._save, key)
-        adapter = self._divide(group)
+        adapter = self._divided(group)
         called = callbacks_of(group.tasks)
         driver = Driver(outline_of(group), self._options.driver, self._board, adapter, called)
         session = self._make_session(group, save, driver)
-        self._tracks |= {track.name: track for track in session.tracks}
+        self._results.follow(session.tracks)
         if checkpoint is not None:
             session.resume(checkpoint.tensors, checkpoint.about)
         session.train()
@@ -369,11 +328,11 @@ class Job:
             self._report(force=True)
             raise self._interrupted(session)
         plan = self._took(key, group.plan, session)
-        found = [self._result(group, index, session, plan) for index in range(len(group.tasks))]
+        found = self._results.of(group, session.tracks, plan)
         if self._folder is not None:
             self._folder.save_members(found)
-        self._results |= {result.name: result for result in found}
-        if len(self._results) < len(self._tasks):
+        self._results.add(found)
+        if not self._results.complete:
             self._report()
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
@@ -399,25 +358,6 @@ class Job:
         report = self._options.report
         return report is None or basis_of(report.machine) == basis_of(self._planner.machine)
 
-    def _result(self, group: GroupRun, index: int, session: Session, plan: Plan) -> Result:
-        track = session.tracks[index]
-        model, message = self._best_model(group, index, track)
-        here, stats = environment(self._device), self._graphs.true_stats(track.task)
-        ended = (here, track.status, message, stats, group.made_dense(index), self._codes[track.name])
-        return Result(track.task, plan, track.metrics(), track.history(), model, *ended)
-
-    def _best_model(self, group: GroupRun, index: int, track: MemberProgress) -> tuple[nn.Module | None, str]:
-        """A member's model, and what is to be said of the member; one that cannot be copied costs that model alone."""
-        try:
-            return treat_inputs(group.best_model(index), track.task, group.made_dense(index)), track.message
-        except Exception as error:
-            if track.task.traits is not None or is_memory_error(error):
-                raise
-            lost = f"task {track.name!r}: trained, but its model could not be copied, so there are no weights: "
-            message = "; ".join(filter(None, (track.message, lost + what_was_raised(error, track.task))))
-            self._events.note(message)
-            return None, message
-
     # ---- trouble -------------------------------------------------------------------------------------
 
     def _failed(self, key: str, plan: Plan, error: WeftError) -> Groups:
@@ -426,7 +366,7 @@ class Job:
             raise error
         if len(plan.members) == 1:
             self._errors.append(type(error)(str(error)))  # without the frames that hold its tensors
-            self._never_begun(plan.members[0], plan, "failed", str(error))
+            self._results.never_begun(plan.members[0], plan, "failed", str(error))
             return []
         halves = [
             (f"{key}{letter}", self._explained(half, plan)) for letter, half in zip("ab", plan.halves(), strict=True)
@@ -447,20 +387,9 @@ class Job:
         task = self._tasks[half.members[0]]
         return replace(half, why=(reason, *plan_as_one_group([task], self._graphs.stats(task), half.device).why))
 
-    def _never_begun(self, name: str, plan: Plan, status: str, message: str) -> None:
-        self._results[name] = self._without_model(name, plan, status, message)
-        self._events.never_begun(self._results[name])
-
-    def _without_model(self, name: str, plan: Plan, status: str, message: str) -> Result:
-        metrics = {"best_epoch": 0, "epochs_run": 0, "seconds": 0.0, "seconds_per_epoch": 0.0}
-        track = self._tracks.get(name)  # there is one where something went wrong on the way
-        history = {} if track is None else track.history()
-        metrics |= {"epochs_run": 0 if track is None else track.epoch}
-        return Result(self._tasks[name], plan, metrics, history, None, environment(self._device), status, message)
-
     def _save_lost(self) -> None:
         """Members without weights leave a file as well, once a member has begun."""
-        lost = [result for result in self._results.values() if result.model is None]
+        lost = self._results.without_weights()
         if lost and self._folder is not None and self._folder.opened:
             self._folder.save_members(lost)
 

@@ -10,12 +10,12 @@ import threading
 import torch
 
 from weft.core.errors import TrainingError
-from weft.flow.batch import MiniBatch, Subgraph
 from weft.flow.division.sides import DeviceSide, HostSide
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedBatch
-from weft.flow.streams import OnDevice
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.sampler import NeighbourSampler
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.streams import OnDevice
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 
 Sampled = MiniBatch | Subgraph

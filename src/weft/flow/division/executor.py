@@ -25,8 +25,8 @@ from weft.core.division.dual_buffer import State
 from weft.core.errors import InputError, TrainingError
 from weft.flow.division.phase_log import PhaseLog
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSide
-from weft.flow.seeds import SeedBatch
-from weft.flow.streams import arrived
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.streams import arrived
 
 AHEAD = 2  # actions that may be submitted to what trains before the first of them is done
 JOIN_SECONDS = 5.0

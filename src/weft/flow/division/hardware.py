@@ -16,8 +16,8 @@ from weft.core.division import Registry, built_in
 from weft.flow.division.exact_batches import ExactDevice, ExactHost
 from weft.flow.division.padded_batches import PaddedDevice, PaddedHost
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostSide, clock_of
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 
 

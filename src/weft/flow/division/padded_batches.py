@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.flow.batch import MiniBatch
 from weft.flow.division.exact_batches import PinnedSlots
 from weft.flow.division.sides import DeviceSide, HostSide
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedBatch
-from weft.flow.streams import OnDevice
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch
+from weft.flow.sampling.sampler import NeighbourSampler
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.streams import OnDevice
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu

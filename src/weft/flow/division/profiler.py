@@ -18,8 +18,8 @@ from typing import Any
 from weft.core.division import PhaseTime, PhaseTimes
 from weft.core.division.phase_times import HOST_BATCHING
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSide
-from weft.flow.seeds import SeedBatch
-from weft.flow.streams import arrived
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.streams import arrived
 
 STEPS = 20
 LIMIT_SECONDS = 15.0

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.flow.seeds import SeedBatch
+from weft.flow.sampling.seeds import SeedBatch
 
 
 class HostSide(Protocol):

@@ -15,8 +15,8 @@ from typing import Any
 from weft.core.division import Operator, Registry, built_in
 from weft.flow.division.hardware import Parts, Sides, exact_sides
 from weft.flow.division.sides import DeviceSide, HostClock, HostSide
-from weft.flow.seeds import SeedBatch
-from weft.flow.workers import Workers
+from weft.flow.sampling.seeds import SeedBatch
+from weft.flow.stages.workers import Workers
 
 Delays = Mapping[str, float] | Callable[[str], float]
 

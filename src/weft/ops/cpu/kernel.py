@@ -23,7 +23,7 @@ def _sources_digest() -> str:
     """Digest of every file that goes into a kernel."""
     here = Path(__file__).parent
     files = [*sorted(here.glob("*.py")), here.parent / "random" / "numba_bits.py"]
-    files += sorted((here.parent / "sampling").glob("*.py"))
+    files += sorted((here.parent / "sampling").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -29,9 +29,9 @@ MOST_STAMP = 2**31 - 1
 @cache
 def _kernels() -> ModuleType:
     """The compiled kernels; the first call imports numba."""
-    from weft.ops.sampling import kernels_cpu
+    from weft.ops.sampling.cpu_kernels import hops
 
-    return kernels_cpu
+    return hops
 
 
 def _references(arrays: list[np.ndarray], place: int) -> int:
@@ -218,9 +218,11 @@ def sample_cpu(
 
 def transpose_cpu(indptr: Tensor, indices: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """``(indptr [M+1], rows [P], perm [P])`` int32 of the transposed CSR, by counting sort: O(P + M)."""
+    from weft.ops.sampling.cpu_kernels.transpose import transpose
+
     indptr, indices = indptr.to(torch.int32).contiguous(), indices.contiguous()
     back = torch.zeros(num_cols + 1, dtype=torch.int32)
     rows, perm = torch.empty_like(indices), torch.empty_like(indices)
     addresses = (tensor.data_ptr() for tensor in (back, rows, perm))
-    _kernels().transpose(indptr.data_ptr(), indices.data_ptr(), indptr.numel() - 1, num_cols, *addresses)
+    transpose(indptr.data_ptr(), indices.data_ptr(), indptr.numel() - 1, num_cols, *addresses)
     return back, rows, perm

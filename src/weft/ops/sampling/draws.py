@@ -7,7 +7,7 @@ its batch, on threads, on workers or on the device. The clock is an int64 tensor
 A draw below ``bound`` is the upper half of a 64 x 32 bit product. Its probabilities differ from ``1 / bound`` by less
 than 2^-64, and it needs no rejection. Bounds are degrees, so they stay below 2^31.
 
-The same arithmetic is in ``draws_cpu.py`` for numba and in ``draws_triton.py`` for Triton; tests compare the bits.
+The same arithmetic is in ``cpu_kernels/draws.py`` for numba and in ``draws_triton.py`` for Triton; tests compare bits.
 """
 
 from __future__ import annotations

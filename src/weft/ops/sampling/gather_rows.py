@@ -19,9 +19,9 @@ BYTES_OF_A_SHARE = 1 << 18
 
 @cache
 def _kernels() -> ModuleType:
-    from weft.ops.sampling import kernels_cpu
+    from weft.ops.sampling.cpu_kernels import gather
 
-    return kernels_cpu
+    return gather
 
 
 def gather_rows_torch(x: Tensor, ids: Tensor) -> Tensor:

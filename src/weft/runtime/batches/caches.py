@@ -11,10 +11,10 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.core.placement import POLICIES, Placement
-from weft.flow.batch import MiniBatch, Subgraph
-from weft.flow.cache_policy import BenefitDensity, ByDegree, ByPresampling, CacheChoice, CachePolicy
-from weft.flow.sampler import NeighbourSampler
-from weft.flow.seeds import SeedOrder
+from weft.flow.features.cache_policy import BenefitDensity, ByDegree, ByPresampling, CacheChoice, CachePolicy
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.sampler import NeighbourSampler
+from weft.flow.sampling.seeds import SeedOrder
 from weft.graph.data.graph import Graph
 
 SAMPLED_BATCHES = 32  # of the first epoch, by which presampling and benefit density rank

@@ -17,8 +17,8 @@ from weft.core.division import Division, PhaseTime
 from weft.flow.division.executor import DividedPipeline
 from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
-from weft.flow.padded import PaddedAdjacency
-from weft.flow.seeds import SeedBatch, SeedOrder
+from weft.flow.sampling.padded import PaddedAdjacency
+from weft.flow.sampling.seeds import SeedBatch, SeedOrder
 from weft.runtime.batches.device_batch import DeviceBatch
 from weft.runtime.batches.sampled_source import Sampled, Sampling
 from weft.runtime.batches.source import Batch, SourceRequest

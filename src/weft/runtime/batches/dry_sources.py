@@ -17,8 +17,8 @@ from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.settings.fanout import resolve
 from weft.core.task import Task
-from weft.flow.batch_size import BatchSize, capacity
-from weft.flow.padded import PaddedAdjacency
+from weft.flow.sampling.batch_size import BatchSize, capacity
+from weft.flow.sampling.padded import PaddedAdjacency
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency

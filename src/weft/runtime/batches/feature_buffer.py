@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.flow.feature_store import FeatureStore
+from weft.flow.features.feature_store import FeatureStore
 from weft.ops.sampling.gather_rows_triton import clear_rows_triton
 
 

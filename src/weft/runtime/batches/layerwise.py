@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from weft.flow.batch import MiniBatch
-from weft.flow.feature_store import FeatureStore
-from weft.flow.sampler import NeighbourSampler
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch
+from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency

@@ -15,10 +15,10 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.core.plan import Plan
 from weft.core.task import Task
-from weft.flow.batch import Subgraph
 from weft.flow.device import exact_device
-from weft.flow.pipeline import named_errors
-from weft.flow.pyg_batch import from_pyg
+from weft.flow.sampling.batch import Subgraph
+from weft.flow.sampling.pyg_batch import from_pyg
+from weft.flow.stages.pipeline import named_errors
 from weft.ops.reduce import ONE_RANK
 from weft.runtime.batches.local_adjacency import local_adjacency
 from weft.runtime.batches.sampled_source import Sampling

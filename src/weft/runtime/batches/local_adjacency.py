@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.flow.batch import Subgraph
-from weft.flow.block import CountingSorted
+from weft.flow.sampling.batch import Subgraph
+from weft.flow.sampling.block import CountingSorted
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.cpu import transpose_cpu
 

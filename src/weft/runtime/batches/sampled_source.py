@@ -18,15 +18,15 @@ from weft.core.placement import EVALUATION_EDGES, Placement
 from weft.core.plan import Plan
 from weft.core.settings.fanout import Hop, most_picks
 from weft.core.task import Task
-from weft.flow.batch import MiniBatch, Subgraph
-from weft.flow.cache_policy import CacheChoice
 from weft.flow.device import exact_device
-from weft.flow.feature_store import FeatureStore
-from weft.flow.padded import PaddedAdjacency
-from weft.flow.pipeline import Pipeline
-from weft.flow.sampler import NeighbourSampler, is_plain, resolved
-from weft.flow.seeds import SeedBatch, SeedOrder
-from weft.flow.training_stages import training_stages
+from weft.flow.features.cache_policy import CacheChoice
+from weft.flow.features.feature_store import FeatureStore
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.flow.sampling.padded import PaddedAdjacency
+from weft.flow.sampling.sampler import NeighbourSampler, is_plain, resolved
+from weft.flow.sampling.seeds import SeedBatch, SeedOrder
+from weft.flow.stages.pipeline import Pipeline
+from weft.flow.stages.training_stages import training_stages
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency

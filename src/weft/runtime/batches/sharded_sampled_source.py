@@ -22,9 +22,9 @@ from weft.dist.ranks import Ranks
 from weft.dist.routes import Route
 from weft.dist.shard_graph import ShardGraph
 from weft.dist.sharded_adjacency import ShardedAdjacency, ShardRows
-from weft.flow.block import Block
-from weft.flow.hops import Hop, TorchHops
-from weft.flow.seeds import SeedBatch, SeedOrder
+from weft.flow.sampling.block import Block
+from weft.flow.sampling.hops import Hop, TorchHops
+from weft.flow.sampling.seeds import SeedBatch, SeedOrder
 from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.hop import HopSample
 from weft.ops.sampling.reference import sample_torch

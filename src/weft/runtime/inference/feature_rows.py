@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.flow.feature_store import FeatureStore
+from weft.flow.features.feature_store import FeatureStore
 from weft.graph.data.sparse_features import SparseFeatures
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.runtime.batches.source import Features

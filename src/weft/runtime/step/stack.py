@@ -1,7 +1,7 @@
 """Stack: train tasks whose steps differ only in numbers as one step with a leading dimension.
 
 Members may differ in seed, rates, decay, schedule, epochs, patience, dropout, label smoothing, initial weights, and
-in width, which is padded with zeros (see :mod:`weft.runtime.step.zero_padding`).
+in width, which is padded with zeros (see :mod:`weft.runtime.step.members.zero_padding`).
 
 A step never reads a number back to the host: rates come from a table by the step's own counter, dropout from
 clocks, and the best weights and the end of training are found by comparisons on the device. So the same code
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,13 +30,17 @@ from weft.runtime.loop.initial_extras import initial_extras
 from weft.runtime.loop.outputs import logits_and_extra, with_member
 from weft.runtime.loop.plateau import RATE, Plateau
 from weft.runtime.loop.trial import check_ranks, try_measures
-from weft.runtime.step.best_and_history import Bookkeeper
-from weft.runtime.step.evaluation import Evaluation
 from weft.runtime.step.forward import LeafForward, Loss
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import CannotStack, Members
+from weft.runtime.step.members.copies import evaluated_by_copy
+from weft.runtime.step.members.members import Members
+from weft.runtime.step.members.slot import CannotStack
+from weft.runtime.step.members.trying import TryOut
 from weft.runtime.step.objectives import Objective, check_metric, objective_of_stack
 from weft.runtime.step.optimizers import Optimizer, OwnOptimizer
+from weft.runtime.step.outcome.best_and_history import Bookkeeper
+from weft.runtime.step.outcome.evaluation import Evaluation
+from weft.runtime.step.stack_loss import StackLoss
 from weft.runtime.step.state import State
 
 
@@ -70,7 +72,7 @@ class Stack:
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
-        self.members.try_out(self.state, self._loss_of)
+        TryOut(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
             self._wire(self.state)  # no decay where torch would skip the update
         self._try_functions()
@@ -88,9 +90,8 @@ class Stack:
     def _wire(self, state: State) -> None:
         """Connect the numbers of the tasks and the tensors of ``state``."""
         self.state = state
-        self.objective = objective_of_stack(self.tasks, self.graph, self.device)
-        self._objectives = self._objectives_of(self.tasks, self._splits)
-        for evaluation, objective in zip(self._evaluations, self._objectives or [self.objective], strict=True):
+        self._loss = self._make_loss(self.tasks, self._splits)
+        for evaluation, objective in zip(self._evaluations, self._loss.objectives, strict=True):
             evaluation.objective = objective
         self._optimizer = self._make_optimizer(state)
         splits = self._evaluations[0].splits
@@ -140,7 +141,7 @@ class Stack:
         """What the model returns in training and in evaluation; a module that keeps something is called as a copy."""
         batch = self.source.example()
         if self.members.hidden_state is not None:
-            output = with_member(self.members.evaluated_by_copy(self.state, batch))
+            output = with_member(evaluated_by_copy(self.members, self.state, batch))
             return output, output
         before = self.state.snapshot()
         output = self.forward(self.state.flat, training=True, batch=batch)
@@ -155,6 +156,11 @@ class Stack:
             return losses.detach()
         with torch.no_grad():
             return torch.cat([losses[:, None], self._evaluated(evaluated)], 1)
+
+    @property
+    def objective(self) -> Objective:
+        """Of all members."""
+        return self._loss.objective
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -180,53 +186,13 @@ class Stack:
         """Differentiate and evaluate by the functions of this class, until they are replaced by compiled ones."""
         self.differentiate, self.infer = self.gradients, self.logits
 
-    def _loss(self, logits: Any, batch: Batch) -> Tensor:
-        """The mean loss ``[T]`` over the batch's rows; where rows are spread over ranks, this rank's part of it."""
-        if self._splits.parts:
-            return self._loss_by_split(self._splits, self._objectives, logits, batch)
-        return self._loss_by(self.objective, logits, batch)
-
     def _loss_of(self, rows: Sequence[int]) -> Loss:
         """The loss of some members alone."""
         tasks = [self.tasks[row] for row in rows]
-        splits = StackSplits(tasks, self.graph, self.device)
-        if splits.parts:
-            return partial(self._loss_by_split, splits, self._objectives_of(tasks, splits))
-        return partial(self._loss_by, objective_of_stack(tasks, self.graph, self.device))
+        return self._make_loss(tasks, StackSplits(tasks, self.graph, self.device))
 
-    def _objectives_of(self, tasks: Sequence[Task], splits: StackSplits) -> list[Objective]:
-        own = [([tasks[place] for place in part.places], part.split.train) for part in splits.parts]
-        return [objective_of_stack(some, self.graph, self.device, train) for some, train in own]
-
-    def _loss_by_split(self, splits: StackSplits, objectives: Sequence[Objective], output: Any, batch: Batch) -> Tensor:
-        """The mean loss ``[T]``, each over the training rows of its member's split."""
-        return splits.compute(
-            output,
-            lambda number, own: self._loss_by(
-                objectives[number], own, replace(batch, rows=splits.parts[number].split.train)
-            ),
-        )
-
-    def _loss_by(self, objective: Objective, output: Any, batch: Batch) -> Tensor:
-        if objective.own:
-            return objective.loss(output, batch.y, batch.rows)
-        logits, extra = logits_and_extra(output, self.tasks[0].label)
-        losses = self._loss_of_logits(objective, logits, batch)
-        return losses if extra is None else losses + self._checked_extra(extra)
-
-    def _checked_extra(self, extra: Tensor) -> Tensor:
-        if self.source.reduce.ranks > 1:
-            raise SpecError(
-                f"task {self.tasks[0].label!r}: the model returns a loss of its own, which {self.source.reduce.ranks} "
-                "ranks cannot share; train it on one rank"
-            )
-        return extra
-
-    def _loss_of_logits(self, objective: Objective, logits: Tensor, batch: Batch) -> Tensor:
-        if not batch.rows.numel():  # a rank without training rows still takes part in the backward pass
-            return logits.index_select(-2, batch.rows).sum((-2, -1))
-        losses = objective.loss(logits, batch.y, batch.rows)
-        return losses if self.source.reduce.ranks == 1 else losses * batch.share
+    def _make_loss(self, tasks: Sequence[Task], splits: StackSplits) -> StackLoss:
+        return StackLoss(tasks, splits, self.graph, self.device, self.source.reduce.ranks)
 
     # ---- one epoch -----------------------------------------------------------------------------------
 

@@ -1,19 +1,37 @@
-"""Find the line of the user's code that an exception comes from, or that a module is defined at."""
+"""Errors of a user's module in one sentence, with the line of the user's code that they come from."""
 
 from __future__ import annotations
 
 import inspect
 import sysconfig
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from weft.core.errors import SpecError, WeftError
+from weft.core.task import Task
+
 _WEFT = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+
+
+@contextmanager
+def model_errors(task: Task, graph: str) -> Iterator[None]:
+    """Inside, errors of the model of ``task`` become one sentence that names the task and the graph."""
+    try:
+        yield
+    except (WeftError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise SpecError(
+            f"task {task.label!r}: model {task.model_name} failed on graph "
+            f"{graph!r}: {in_one_line(error)} ({place_of(error, task.model)})"
+        ) from error
 
 
 def in_one_line(error: BaseException) -> str:

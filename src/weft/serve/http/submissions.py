@@ -16,7 +16,8 @@ from typing import Any
 from weft.core.errors import InputError, WeftError
 from weft.core.models import BUILT_IN
 from weft.core.settings.field_rule import is_reference
-from weft.core.sweep import Sweep, varies
+from weft.core.settings.grid.values import varies
+from weft.core.sweep import Sweep
 from weft.core.task import ALL_SPLITS, OWN_FUNCTIONS, Task
 from weft.core.units import parse_bytes
 from weft.serve.http.inference_requests import Find, inference_source, inference_spec

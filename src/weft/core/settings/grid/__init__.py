@@ -1,0 +1,1 @@
+"""How a sweep becomes tasks: values that vary, their combinations, names of the members."""

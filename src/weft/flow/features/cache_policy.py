@@ -1,0 +1,132 @@
+"""Cache policies: which rows are worth device memory. A policy has one method, :meth:`CachePolicy.choose`.
+
+A user's own policy is any object with that method. All are tested by one suite: ids are different and valid, and the
+bytes stay within the budget.
+
+Shapes: N nodes, F features, R chosen rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from weft.flow.sampling.batch import MiniBatch, Subgraph
+from weft.graph.data.graph import Graph
+
+INDEX_BYTES = 4  # of one neighbour in the topology cache
+ROW_BYTES = 8  # of a row's offset there
+EDGES_AT_ONCE = 1 << 27
+
+
+def cache_budget(device_bytes: int, footprints: Iterable[int], reserve: float = 0.1) -> int:
+    """Bytes left for a cache: the device less the largest measured footprint and a reserve (a share of the device)."""
+    return max(0, int(device_bytes * (1 - reserve)) - max(footprints, default=0))
+
+
+def _none() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Ids int64, most valuable first: rows of features, and nodes whose neighbour lists to keep on the device."""
+
+    features: Tensor = field(default_factory=_none)
+    topology: Tensor = field(default_factory=_none)
+
+    def bytes(self, graph: Graph, row_bytes: int) -> int:
+        """Device memory that the choice takes."""
+        lists = int(_list_bytes(graph)[self.topology].sum()) if self.topology.numel() else 0
+        return self.features.numel() * row_bytes + lists
+
+
+class CachePolicy(Protocol):
+    """Chooses what to keep on the device."""
+
+    def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
+        """What to cache of ``graph`` within ``budget`` bytes; a feature row takes ``row_bytes``."""
+        ...
+
+
+def _list_bytes(graph: Graph) -> Tensor:
+    return graph.adj.degrees().cpu() * INDEX_BYTES + ROW_BYTES
+
+
+def _best(score: Tensor, row_bytes: int, budget: int) -> Tensor:
+    """Ids of the highest scores that fit; equal scores by ascending id, rows without any score left out."""
+    rows = min(budget // max(row_bytes, 1), score.numel())
+    order = torch.sort(score, descending=True, stable=True).indices[:rows]
+    return order[score[order] > 0]
+
+
+@dataclass(frozen=True)
+class ByDegree:
+    """Features of the nodes with most out-edges: they are neighbours of most nodes (PaGraph)."""
+
+    def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
+        """See :class:`CachePolicy`."""
+        return CacheChoice(_best(_out_degrees(graph), row_bytes, budget))
+
+
+def _out_degrees(graph: Graph) -> Tensor:
+    """How often each node is a neighbour ``[N]``, counted where the edges are."""
+    counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.adj.device)
+    for part in graph.adj.indices.split(EDGES_AT_ONCE):
+        counts += torch.bincount(part, minlength=graph.num_nodes)
+    return counts.cpu()
+
+
+def count_reads(batches: Iterable[MiniBatch | Subgraph], num_nodes: int) -> tuple[Tensor, Tensor]:
+    """``(features [N], lists [N])``: how often the batches read each node's features and its neighbour list."""
+    features, lists = (torch.zeros(num_nodes, dtype=torch.int64) for _ in range(2))
+    for batch in batches:
+        nodes = batch.input_nodes.cpu().long()
+        features.index_add_(0, nodes, torch.ones_like(nodes))
+        sampled = [block.num_dst for block in batch.blocks] if isinstance(batch, MiniBatch) else [nodes.numel()]
+        for count in sampled:
+            lists.index_add_(0, nodes[:count], torch.ones_like(nodes[:count]))
+    return features, lists
+
+
+@dataclass(frozen=True)
+class ByPresampling:
+    """Features of the nodes that a few sampled batches read most often (GNNLab)."""
+
+    batches: Iterable[MiniBatch | Subgraph]
+
+    def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
+        """See :class:`CachePolicy`."""
+        features, _ = count_reads(self.batches, graph.num_nodes)
+        return CacheChoice(_best(features, row_bytes, budget))
+
+
+@dataclass(frozen=True)
+class BenefitDensity:
+    """Features and neighbour lists in one ranking by reads saved per byte (DUCATI).
+
+    A read of a feature row saves ``row_bytes`` over the link; a read of a neighbour list saves ``list_read_bytes``
+    (offsets and the picks of one fan-out). Entries are taken greedily by saved bytes per byte of cache. ``features``
+    and ``lists``: whether each may be taken at all.
+    """
+
+    batches: Iterable[MiniBatch | Subgraph]
+    list_read_bytes: int = 64
+    features: bool = True
+    lists: bool = True
+
+    def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
+        """See :class:`CachePolicy`."""
+        features, lists = count_reads(self.batches, graph.num_nodes)
+        sizes = torch.cat([torch.full_like(features, row_bytes), _list_bytes(graph)])
+        gains = [self.features * features * row_bytes, self.lists * lists * self.list_read_bytes]
+        saved = torch.cat(gains).to(torch.float64)
+        order = torch.sort(saved / sizes, descending=True, stable=True).indices
+        order = order[saved[order] > 0]
+        taken = order[sizes[order].cumsum(0) <= budget]
+        is_row = taken < graph.num_nodes
+        return CacheChoice(taken[is_row], taken[~is_row] - graph.num_nodes)

@@ -1,0 +1,1 @@
+"""The stages of sampled training as threads with bounded queues between them."""

@@ -1,0 +1,1 @@
+"""Numba kernels of CPU sampling; imported on first use, since numba takes a while."""

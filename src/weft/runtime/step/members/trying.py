@@ -1,0 +1,225 @@
+"""TryOut: call the members' models before training, alone and together, and learn from it how they may be trained.
+
+Errors of a model show here, before the first epoch. A user's module is also called as a plain loop of torch would call
+it (:mod:`weft.runtime.step.members.trial`): several train in one step only if each gets its own numbers.
+
+Shapes: P parameters, N nodes, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.core.errors import SpecError
+from weft.runtime.batches.source import Batch, Source
+from weft.runtime.device.precision import DTYPES
+from weft.runtime.device.torch_rng import same_draws
+from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
+from weft.runtime.step.forward import Forward, LeafForward, Loss
+from weft.runtime.step.inputs import bind, check_logits, takes_edges
+from weft.runtime.step.members.copies import try_copy
+from weft.runtime.step.members.members import Members
+from weft.runtime.step.members.slot import CannotStack
+from weft.runtime.step.members.stack_modes import set_reduce
+from weft.runtime.step.members.trial import (
+    EQUAL,
+    NEAR,
+    Trial,
+    apart,
+    check_used_through_modules,
+    compare,
+    try_again,
+    try_alone,
+)
+from weft.runtime.step.state import State
+from weft.runtime.user_modules.converting import Conversion, Numbers, Trials, convert, try_conversion, try_sparse
+from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.error_place import model_errors
+
+LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
+
+
+class TryOut:
+    """Tries ``members`` with the weights of ``state``, which stays as it is; what it finds is kept in ``members``."""
+
+    def __init__(self, members: Members, state: State, loss_of: LossOf) -> None:
+        self._members, self._state, self._loss_of = members, state, loss_of
+        self._task, self._device = members.task, members.builder.inputs.device
+        self._models = members.models_to_try()
+
+    def __call__(self) -> None:
+        """Raises what a model raises, as one sentence, or :class:`CannotStack` with the reason."""
+        runs = self._members.is_users and not self._state.flat.is_meta
+        with same_draws(self._device) if runs else nullcontext():
+            self._try_features()
+            if runs:
+                self._try_conversion()
+                self._try_alone()
+            elif self._members.is_users and self._state.members > 1:
+                self._together()
+        if runs:
+            try_copy(self._members, self._state)
+
+    # ---- one call ------------------------------------------------------------------------------------
+
+    def _try_features(self) -> None:
+        try:
+            self._check_output()
+        except SpecError as error:
+            self._members.builder.note_dense(error)
+            self._members.source = self._members.source_of(dense=True)
+            self._check_output()
+
+    def _check_output(self) -> None:
+        """Call the first member's model and check what it returns."""
+        task, batch = self._members.slots[0].task, self._members.source.example()
+        with torch.no_grad(), model_errors(task, self._members.builder.graph.name):
+            output = self._first_output(batch)
+        if task.has_own("objective"):
+            self._members.plain_output = isinstance(output, Tensor)
+            return
+        own = not isinstance(output, Tensor) and task.traits is None
+        logits = logits_and_extra(output, task.label)[0] if own else output
+        graph = self._members.builder.graph
+        check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes)
+
+    def _first_output(self, batch: Batch) -> Any:
+        """What the first member's model returns in evaluation mode; a user's is called as a copy of its own."""
+        members, state = self._members, self._state
+        rates = [rate[None] for rate in members.slots[0].rates]
+        if members.is_users and not state.flat.is_meta:
+            model, reduce = members.builder.copied(self._models[0]), members.source.reduce
+            set_reduce(model, reduce)
+            forward = Forward(model, members.layout, bind(model), DTYPES[members.slots[0].task.precision], reduce)
+            forward.attach(state.select([0]), rates)
+            return forward.one(state.flat[0], training=False, batch=batch)
+        members.forward.attach(state.select([0]), rates)
+        try:
+            return members.forward.one(state.flat[0], training=False, batch=batch)
+        finally:
+            members.attach(state)
+
+    # ---- converted -----------------------------------------------------------------------------------
+
+    def _try_conversion(self) -> None:
+        """Convert the layers of PyG in all modules if that changes no number of the first member's step."""
+        members = self._members
+        if not members.converts or not members.source.constant or members.source.reduce.ranks > 1:
+            return
+        loss = self._loss_of([0])
+        trials = self._trials_on(members.source, loss)
+        found = try_conversion(self._models[0], trials)
+        if isinstance(found, Conversion):
+            found = self._convert(found, trials, loss).note()
+        members.notes.extend([] if found is None else [found])
+
+    def _convert(self, found: Conversion, trials: Trials, loss: Loss) -> Conversion:
+        members = self._members
+        if members.builder.sparse and takes_edges(members.model):
+            dense, source = members.source.example().x, members.source_of(dense=False)
+            found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
+            if found.sparse:
+                members.source = source
+                members.builder.inputs.release(dense)
+        for model in (members.model, *self._models):
+            convert(model, found.swaps)
+        return found
+
+    def _trials_on(self, source: Source, loss: Loss) -> Trials:
+        step = partial(self._one_step, source.example(), loss)
+        return Trials(self._members.builder.copied, step, self._apart, EQUAL[self._task.precision])
+
+    def _one_step(self, batch: Batch, loss: Loss, model: nn.Module) -> Numbers:
+        """Losses ``[1]``, gradients ``[P]`` and logits ``[N, C]`` of a module with the weights of the first member."""
+        forward, own = self._alone_with(model, 0)
+        before = own.snapshot()
+        with same_draws(self._device):
+            losses, grad = forward.gradients(own.flat, batch, loss, torch.ones(1, device=own.flat.device))
+        own.restore(before)
+        with torch.no_grad(), same_draws(self._device):
+            output = forward(own.flat, training=False, batch=batch)
+        return losses, grad[0], as_one(of_member(output, 0))
+
+    def _apart(self, mine: Numbers, true: Numbers) -> float:
+        layout = self._members.layout
+        pairs = zip(layout.views(mine[1]), layout.views(true[1]), strict=True)
+        parts = [apart(one, other, true[1]) for one, other in pairs]
+        return max(apart(mine[0], true[0]), apart(mine[2].float(), true[2].float()), *parts)
+
+    # ---- alone and together --------------------------------------------------------------------------
+
+    def _try_alone(self) -> None:
+        """Try every member alone, and all together if there are several, and compare the gradients."""
+        trials, members = [], self._state.members
+        for row in range(members):
+            trials.append(self._trial(row))
+            if row == 0:
+                self._learn(trials[0])
+        if members > 1:
+            self._compare(trials, *self._together())
+            if self._state.flat.device.type == "cpu":
+                trials += [self._trial(1) for _ in range(2)]  # now with memory at hand
+                # The least of them: single ones are slower on a busy machine.
+                self._members.alone_seconds = min(trial.seconds for trial in trials)
+
+    def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
+        """A user's ``model`` alone, with a state of its own: that of member ``row``."""
+        set_reduce(model, self._members.source.reduce)
+        forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
+        forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
+        return forward, own
+
+    def _trial(self, row: int) -> Trial:
+        model, loss = self._models[row], self._loss_of([row])
+        set_reduce(model, self._members.source.reduce)  # before it is copied: it is not the model's doing
+        untouched = copy_module(model)[0] if row == 0 else None
+        forward, own = self._alone_with(model, row)
+        batch = self._members.source.example()
+        if not isinstance(forward, LeafForward):
+            check_used_through_modules(forward, own, batch, loss)
+        if untouched is None:
+            return try_again(forward, own, batch, loss)
+        return try_alone(forward, own, batch, loss, untouched)
+
+    def _learn(self, trial: Trial) -> None:
+        """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
+        name, several = self._task.model_name, self._state.members > 1
+        if trial.hidden_state is not None and several:
+            raise CannotStack(f"{name} cannot be one of several: {trial.hidden_state}")
+        if trial.writes and several:
+            raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
+        self._members.learn(trial)
+
+    def _together(self) -> tuple[Tensor, Tensor, Any]:
+        """Losses, gradients and logits of all members; :class:`CannotStack` if a module fails for all at once."""
+        state, batch = self._state, self._members.source.example()
+        before, loss = state.snapshot(), self._loss_of(range(state.members))
+        try:
+            slopes = torch.ones(state.members, device=state.flat.device)
+            losses, grad = self._members.forward.gradients(state.flat, batch, loss, slopes)
+            state.restore(before)
+            with torch.no_grad():
+                return losses, grad, self._members.forward(state.flat, training=False, batch=batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotStack(f"{self._task.model_name} does not run for several at once: {reason}") from error
+        finally:
+            state.restore(before)
+
+    def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Any) -> None:
+        """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
+        near, layout = NEAR[self._task.precision], self._members.layout
+        same = all(
+            compare(trial, losses[row : row + 1], grad[row], as_one(of_member(logits, row)), layout, near)
+            for row, trial in enumerate(trials)
+        )
+        if self._members.source.reduce.sum(losses.new_tensor(float(not same))):  # all ranks decide alike
+            raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")

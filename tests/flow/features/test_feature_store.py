@@ -1,0 +1,131 @@
+"""FeatureStore and cache policies: every tier returns the same rows, every policy keeps within its budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.flow.graphs import NODES, random_graph
+from weft.core.errors import InputError
+from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
+from weft.flow.features.cache_policy import cache_budget
+
+IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
+
+
+def stores(tmp_path, x):
+    """A store of every tier that a CPU has."""
+    x.numpy().tofile(tmp_path / "x")
+    yield FeatureStore(x)
+    yield FeatureStore(x, cached=torch.tensor([3, 79]))
+    yield FeatureStore.mapped(tmp_path / "x", tuple(x.shape))
+    yield FeatureStore.mapped(tmp_path / "x", tuple(x.shape), cached=torch.arange(NODES))
+
+
+def test_every_tier_returns_the_rows(tmp_path):
+    x = torch.randn(NODES, 5)
+    for store in stores(tmp_path, x):
+        for ids in (IDS, IDS.long(), IDS[:0]):
+            assert torch.equal(store.read(ids), x[ids.long()])
+
+
+def test_rows_belong_to_the_caller(tmp_path):
+    x = torch.randn(NODES, 5)
+    for store in stores(tmp_path, x):
+        first = store.read(IDS)
+        first.fill_(7)
+        assert torch.equal(store.read(IDS), x[IDS.long()])
+
+
+def test_hits_and_misses_are_counted():
+    store = FeatureStore(torch.randn(NODES, 5), cached=torch.tensor([3, 79]))
+    store.read(IDS)
+    assert (store.counts.hits, store.counts.misses) == (3, 2)
+    assert store.counts.hit_rate == 0.6
+    assert store.cache_bytes == 2 * 5 * 4 + NODES * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: FeatureStore(torch.zeros(3)), "must be a matrix"),
+        (lambda p: FeatureStore(torch.zeros(3, 2), cached=torch.tensor([3])), "node ids from 0 to 2"),
+        (lambda p: FeatureStore(torch.zeros(3, 2), cached=torch.tensor([1, 1])), "different node ids"),
+        (
+            lambda p: FeatureStore(torch.zeros(3, 2), cached=torch.tensor([1]), budget=10),
+            "needs 20 bytes but its budget",
+        ),
+        (lambda p: FeatureStore.mapped(p / "none", (2, 2)), "is missing; 16 bytes"),
+        (lambda p: FeatureStore(torch.zeros(3, 2)).read(torch.tensor([0, 3])), "node id 3 must be from 0 to 2"),
+        (lambda p: FeatureStore(torch.zeros(3, 2)).read(torch.tensor([-1])), "node id -1 must be from 0 to 2"),
+    ],
+)
+def test_what_is_refused(make, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        make(tmp_path)
+
+
+# ---- policies --------------------------------------------------------------------------------------------
+
+
+class Own:
+    """A user's policy: the first nodes."""
+
+    def choose(self, graph, row_bytes, budget):
+        return CacheChoice(torch.arange(min(budget // row_bytes, graph.num_nodes)))
+
+
+def batches():
+    sampler = NeighbourSampler(random_graph(), [4, 3])
+    return [sampler.sample(torch.arange(10), 0, number) for number in range(5)]
+
+
+POLICIES = {
+    "degree": ByDegree,
+    "presampling": lambda: ByPresampling(batches()),
+    "benefit": lambda: BenefitDensity(batches()),
+    "own": Own,
+}
+
+
+@pytest.mark.parametrize("budget", [0, 30, 200, 1000, 10**9])
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_keep_within_their_budget(name, budget):
+    graph = random_graph()
+    choice = POLICIES[name]().choose(graph, 24, budget)
+    assert choice.bytes(graph, 24) <= budget
+    for ids in (choice.features, choice.topology):
+        assert ids.dtype == torch.int64
+        assert ids.unique().numel() == ids.numel()
+        assert ids.numel() == 0 or (ids.min() >= 0 and ids.max() < NODES)
+    if budget == 10**9:
+        assert choice.features.numel() > 10
+    store = FeatureStore(graph.x, cached=choice.features)
+    assert torch.equal(store.read(IDS), graph.x[IDS.long()])
+
+
+def test_the_cache_takes_what_training_leaves():
+    assert cache_budget(1000, [300, 500, 200]) == 400
+    assert cache_budget(1000, [300], reserve=0.5) == 200
+    assert cache_budget(1000, [2000]) == 0
+
+
+def test_degree_prefers_frequent_neighbours():
+    graph = random_graph()
+    counts = torch.bincount(graph.adj.indices, minlength=NODES)
+    chosen = ByDegree().choose(graph, 24, 240).features
+    assert counts[chosen].min() >= counts.sort(descending=True).values[9]
+
+
+def test_presampling_prefers_what_batches_read():
+    made = batches()
+    chosen = ByPresampling(made).choose(random_graph(), 24, 240).features
+    assert set(chosen.tolist()) <= set(torch.cat([b.input_nodes for b in made]).tolist())
+    assert set(range(10)) == set(chosen.tolist())  # the seeds are in every batch
+
+
+def test_benefit_density_divides_one_budget():
+    graph = random_graph()
+    wide, narrow = (BenefitDensity(batches(), size).choose(graph, 24, 600) for size in (1, 10_000))
+    assert wide.topology.numel() < narrow.topology.numel()
+    assert wide.features.numel() > narrow.features.numel()
