@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.weave.copies import _fill_kernel
 from weft.weave.graph import Node, map_nodes
 from weft.weave.launchers import INDEPENDENT, LAUNCHERS
-from weft.weave.merge import Member, operator_name
+from weft.weave.member import Member, operator_name
 from weft.weave.merged_launch import Launch, collected
 from weft.weave.recorder import Captured
 from weft.weave.together import completed
