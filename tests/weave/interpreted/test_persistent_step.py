@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from weft.core.errors import InputError
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -52,7 +53,6 @@ def stack_of(graph: Graph, seeds=(0,), **settings):
         ({"model": "gcn"}, 1),
         ({"model": "sage"}, 1),
         ({"model": "gin", "seeds": (0, 1)}, 1),
-        ({"model": "gat", "heads": 2}, 3),  # two products of one head's coefficients are torch's
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -75,11 +75,25 @@ def test_sparse_features_and_partial_sums_wait_for_what_they_read(as_on_a_gpu):
     step = PersistentStep(stack_of(small_graph(sparse=True), model="gcn"), programs=1)
     step.check()
     assert step.kernels == 1
+    (phases,) = step.collected()
+    names = [{part.kernel.fn.__name__ for part in phase} for phase in phases]
+    assert names[-2:] == [{"_copy_kernel"}, {"_adam_kernel"}]
+    assert "_copy_kernel" not in names[-3]  # the transposed gradient goes into the flat one at once
 
 
 def test_a_wrong_step_is_noticed(as_on_a_gpu, monkeypatch):
     step = PersistentStep(stack_of(small_graph(), model="gcn"), programs=1)
     monkeypatch.setattr(kernel, "launch_alone", None)
     monkeypatch.setattr("weft.weave.persistent.step.launch_phases", lambda phases, *rest: None)
-    with pytest.raises(Exception, match="a loss of the persistent step"):
+    with pytest.raises(InputError, match="a loss of the persistent step"):
+        step.check()
+
+
+def test_a_wrong_gradient_is_noticed(as_on_a_gpu, monkeypatch):
+    step = PersistentStep(stack_of(small_graph(), model="gcn"), programs=1)
+    monkeypatch.setattr(
+        "weft.weave.persistent.step.launch_phases",
+        lambda phases, *rest: kernel.launch_phases([p for p in phases if len(p) < 4], *rest),  # no flat gradient
+    )
+    with pytest.raises(InputError, match="a gradient of the persistent step"):
         step.check()

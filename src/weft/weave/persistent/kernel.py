@@ -45,13 +45,17 @@ def wait_for_all(counter, programs):
     tl.debug_barrier()
 
 
-def launch_phases(phases: Phases, counter: Tensor, programs: int, warps: int | None = None) -> None:
+def launch_phases(
+    phases: Phases, counter: Tensor, programs: int, warps: int | None = None, stamps: Tensor | None = None
+) -> None:
     """Run the launches of one phase after those of another, all in one kernel of ``programs`` programs.
 
-    ``counter``: one int32 on the device that this kernel and others like it share; it may have any value.
+    ``counter``: one int32 on the device that this kernel and others like it share; it may have any value. ``stamps``,
+    int64 ``[2 * phases]``, gets the nanosecond at which the first program began each phase and was through with its
+    share of it; the wait for the others is what is left until the next phase begins.
     """
     parts = [part for phase in phases for part in phase]
-    if len(parts) == 1:
+    if len(parts) == 1 and stamps is None:
         launch_alone(parts[0])
         return
     shapes, values = [], _Values()
@@ -61,8 +65,8 @@ def launch_phases(phases: Phases, counter: Tensor, programs: int, warps: int | N
     options = options_of(parts) | ({"num_warps": warps} if warps is not None else {})
     if counter.is_cuda:
         options["launch_cooperative_grid"] = True
-    kernel = generate(tuple(shapes), len(values.given))
-    kernel[(programs,)](counter, programs, *values.given, **options)
+    kernel = generate(tuple(shapes), len(values.given), stamps is not None)
+    kernel[(programs,)](counter, programs, *(() if stamps is None else (stamps,)), *values.given, **options)
 
 
 class _Values:
@@ -91,11 +95,15 @@ def _key(value: Any) -> Any:
 
 
 @cache
-def generate(shapes: tuple[tuple[tuple[Branch, ...], tuple[int, ...]], ...], arguments: int) -> Any:
+def generate(shapes: tuple[tuple[tuple[Branch, ...], tuple[int, ...]], ...], arguments: int, stamped: bool) -> Any:
     """The kernel of these phases, written; each phase has its branches and the places of its arguments."""
     scope: dict[str, Any] = {"triton": triton, "tl": tl, "wait_for_all": wait_for_all}
+    if stamped:
+        from triton.language.extra.cuda import globaltimer
+
+        scope["globaltimer"] = globaltimer
     scope |= {f"phase{place}": _phase(branches) for place, (branches, _) in enumerate(shapes)}
-    return compiled(source_of([places for _, places in shapes], arguments), "persistent_kernel", scope)
+    return compiled(source_of([places for _, places in shapes], arguments, stamped), "persistent_kernel", scope)
 
 
 @cache
@@ -107,12 +115,19 @@ def _phase(branches: tuple[Branch, ...]) -> Any:
     return compiled("\n".join(lines) + "\n", "phase", scope_of(branches), kernels)
 
 
-def source_of(places: list[tuple[int, ...]], arguments: int) -> str:
+def source_of(places: list[tuple[int, ...]], arguments: int, stamped: bool = False) -> str:
     """The text of the kernel: a loop over the programs of each phase, and a wait between two of them."""
     names = ", ".join(f"a{place}" for place in range(arguments))
-    lines = ["@triton.jit", f"def persistent_kernel(counter, programs, {names}):", "    first = tl.program_id(0)"]
+    stamps = "stamps, " if stamped else ""
+    lines = ["@triton.jit", f"def persistent_kernel(counter, programs, {stamps}{names}):"]
+    lines += ["    first = tl.program_id(0)"]
     for phase, (total, *given) in enumerate(places):
+        body = [f"    for pid in range(first, a{total}, programs):"]
+        body += [f"        phase{phase}(pid, {', '.join(f'a{place}' for place in given)})"]
         lines += ["    wait_for_all(counter, programs)"] if phase else []
-        lines += [f"    for pid in range(first, a{total}, programs):"]
-        lines += [f"        phase{phase}(pid, {', '.join(f'a{place}' for place in given)})"]
+        lines += [_stamp(2 * phase), *body, _stamp(2 * phase + 1)] if stamped else body
     return "\n".join(lines) + "\n"
+
+
+def _stamp(place: int) -> str:
+    return f"    tl.store(stamps + {place}, globaltimer(), mask=first == 0)"

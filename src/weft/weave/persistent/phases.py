@@ -2,7 +2,8 @@
 
 An operator comes after those whose results it reads or whose memory it writes; the launches of one operator come one
 after another. Everything that may run at the same time is one phase. What no kernel of Weft's computes (a look-up of
-the learning rate) is run when it is met, before or between the phases.
+the learning rate) is run when it is met, before or between the phases. A transposed copy that only the flat gradient
+reads is not made: its numbers go to the flat gradient at once, one phase earlier.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from weft.weave.graph import Node, map_nodes
 from weft.weave.launchers import INDEPENDENT, LAUNCHERS
 from weft.weave.member import Member, operator_name
 from weft.weave.merged_launch import Launch, collected
+from weft.weave.persistent.flat_gradient import Direct, direct_parts, side_by_side_direct
 from weft.weave.recorder import Captured
 from weft.weave.together import completed
 
@@ -41,6 +43,7 @@ class Walk:
     _ends: dict[int, int] = field(default_factory=dict)  # by position: the phase after that of the last launch
     _pending: set[int] = field(default_factory=set)  # storages that launches not made yet read or write
     _constant: set[int] = field(default_factory=set)  # storages of inputs that the step does not write to
+    _direct: Direct = field(default_factory=Direct)
 
     def __call__(self) -> Any:
         """Run the step; returns what it returned."""
@@ -48,6 +51,7 @@ class Walk:
         member = Member(self.captured, {})
         self._values = dict(zip(graph.inputs, self.captured.inputs, strict=True))
         self._constant = {storage_of(t) for n, t in member.inputs.items() if n.meta["storage"] not in member.written}
+        self._direct = direct_parts(member.nodes, member.written)
         for place, node in enumerate(member.nodes):
             before = max((self._ends.get(one, 0) for one in member.before[place]), default=0)
             self._ends[place] = self._run(node, before, member.before[place])
@@ -60,6 +64,8 @@ class Walk:
 
     def _run(self, node: Node, before: int, after: tuple[int, ...]) -> int:
         """Put the launches of ``node`` into phases from ``before`` on; returns the phase after them."""
+        if node in self._direct.left_out:
+            return before
         name = operator_name(node)
         parts = self._collected(node, name) if name in LAUNCHERS else []
         if parts:
@@ -75,12 +81,19 @@ class Walk:
     def _collected(self, node: Node, name: str) -> list[Launch]:
         """The launches of ``node``, not made; none if it does more than launch: then it has to run by itself."""
         with collected() as parts, ReadsPending(self._pending, parts) as guard:
-            made = LAUNCHERS[name](*completed(name, self._value(node.args)))
+            made = self._launched(node, name)
         if guard.seen or callable(made):
             return []
         self._values[node] = made[0] if len(node.target._schema.returns) == 1 else made
         self._pending |= {storage_of(tensor) for tensor in tensors_of([parts])} - self._constant
         return parts
+
+    def _launched(self, node: Node, name: str) -> Any:
+        if name != "side_by_side":
+            return LAUNCHERS[name](*completed(name, self._value(node.args)))
+        shape = node.args[0][0].meta["shape"]
+        given = [self._values[self._direct.source.get(part, part)] for part in node.args[0]]
+        return (side_by_side_direct(given, shape[0] if len(shape) == 2 else None),)
 
     def _put(self, parts: list[Launch], before: int, independent: bool) -> int:
         for part in parts:

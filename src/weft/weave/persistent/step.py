@@ -5,6 +5,8 @@ Shapes: T members of the stack.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from weft.weave.persistent.phases import Phases, Walk
 from weft.weave.recorder import put_back, record
 
 PROGRAMS = 256  # a power of two: at most two per multiprocessor of any GPU with 128 of them or more
-TOLERANCE = 1e-2  # of losses, wide enough for half precision
+TOLERANCE = 1e-2  # of losses and gradients, wide enough for half precision
 
 
 class PersistentStep:
@@ -30,7 +32,7 @@ class PersistentStep:
         self.stack, self._programs, self._warps = stack, programs, warps
         self.kernels = self.phases = self.launches = 0
         self._counter = torch.zeros(1, dtype=torch.int32, device=stack.device)
-        self._apart = self._losses(self._train)
+        self._apart = self._outcome(self._train)
         with gc_disabled():
             changed = stack.state.tensors().values()
             self._captured = record(self._train, stack.tasks[0].label, changed, apart=True, has_run=True)
@@ -43,6 +45,12 @@ class PersistentStep:
         self.kernels = self.phases = self.launches = 0
         return Walk(self._captured, self._launch)()
 
+    def collected(self) -> list[Phases]:
+        """The phases of every kernel of a step, not launched: a step is one kernel unless torch computes in between."""
+        found: list[Phases] = []
+        Walk(self._captured, found.append)()
+        return found
+
     def _launch(self, phases: Phases) -> None:
         self.kernels += 1
         self.phases += len(phases)
@@ -50,11 +58,28 @@ class PersistentStep:
         launch_phases(phases, self._counter, self._programs, self._warps)
 
     def check(self) -> None:
-        """An :class:`InputError` if a step has other losses than the stack's own; the state is as it was."""
-        mine = self._losses(self)
-        if not torch.allclose(mine, self._apart, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
-            raise InputError(f"a loss of the persistent step is {mine.tolist()}, not {self._apart.tolist()}")
+        """An :class:`InputError` if a step has other losses or gradients than the stack's own; the state is as it was.
 
-    def _losses(self, train) -> Tensor:
+        Gradients are compared by the optimizer's moments, which are sums of them: a wrong one does not show in the loss
+        before the next step.
+        """
+        mine = self._outcome(self)
+        for kind, found, expected in zip(("loss", *["gradient"] * len(mine)), mine, self._apart, strict=False):
+            if not _is_close(found, expected):
+                raise InputError(f"a {kind} of the persistent step is {_shown(found)}, not {_shown(expected)}")
+
+    def _outcome(self, train: Callable[[], Tensor]) -> list[Tensor]:
+        """Losses ``[T]`` and moments ``[T, P]`` after one step; the state is as it was."""
         with put_back(self.stack.state.tensors().values()):
-            return train().detach().float().clone()
+            losses = train().detach()
+            return [one.float().clone() for one in (losses, *self.stack.state.moments)]
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    """Whether the difference is small against the whole; NaN is equal to NaN."""
+    difference = torch.where(found.isnan() & expected.isnan(), 0.0, found - expected)
+    return bool(difference.norm() <= TOLERANCE * (1e-3 + expected.nan_to_num().norm()))
+
+
+def _shown(value: Tensor) -> str:
+    return f"{value.flatten()[0]:g}" if value.numel() == 1 else f"{value.norm():g} long"
