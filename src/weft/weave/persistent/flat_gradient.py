@@ -59,7 +59,7 @@ def _fits(part: Node, copy: Node, written: set[Any]) -> bool:
 
 
 def side_by_side_direct(parts: Sequence[Tensor], tasks: int | None) -> Tensor:
-    """``[T, K]`` or ``[T, A, B]`` each to ``[T, sum of K or A B]``; without ``tasks`` all lack T. Independent launches."""
+    """``[T, K]`` or ``[T, A, B]`` each to ``[T, sum of K or A B]``; without ``tasks`` all lack T."""
     rows = [part if tasks is not None else part[None] for part in parts]
     rows = [part[:, None, :] if part.dim() == 2 else part for part in rows]
     widths = [part.shape[1] * part.shape[2] for part in rows]
