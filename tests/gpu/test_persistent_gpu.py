@@ -9,6 +9,7 @@ from tests.weave.interpreted.test_persistent_step import small_graph
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.group import GroupRun
+from weft.weave.persistent.kernel import PhasesLaunch
 from weft.weave.persistent.step import PersistentStep
 
 pytestmark = [
@@ -30,7 +31,7 @@ def stack_of(model: str, sparse: bool):
 def test_replayed_steps_are_those_of_the_stack(model, sparse, programs):
     stack = stack_of(model, sparse)
     batch = stack.source.example()
-    step = PersistentStep(stack, programs=programs)
+    step = PersistentStep(stack, PhasesLaunch(programs))
     step.check()
     begin = stack.state.snapshot()
     expected = [stack.train_step(batch).clone() for _ in range(REPLAYS)]

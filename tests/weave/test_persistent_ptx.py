@@ -23,7 +23,7 @@ from weft.ops.dense.linear_triton import linear_triton  # noqa: E402
 from weft.ops.launch import backend  # noqa: E402
 from weft.ops.launch.hooks import intercepted  # noqa: E402
 from weft.weave.merged_launch import collected, launch_parts  # noqa: E402
-from weft.weave.persistent.kernel import launch_phases  # noqa: E402
+from weft.weave.persistent.kernel import PhasesLaunch, launch_phases  # noqa: E402
 from weft.weave.persistent.step import PersistentStep  # noqa: E402
 
 
@@ -38,7 +38,7 @@ def test_phases_that_differ_in_constants_alone():
         found = linear_triton(x, second, bias, add=between, act="relu")
     counter = torch.full((1,), 2**31 - 2, dtype=torch.int32)  # it passes the largest number on the way
     with run_as_ptx() as made:
-        launch_phases([[part] for part in parts], counter, programs=2)
+        launch_phases([[part] for part in parts], counter, PhasesLaunch(2))
     assert made == ["persistent_kernel"]
     torch.testing.assert_close(found, torch.relu(x @ second.T + bias + x @ first.T), rtol=1e-5, atol=1e-5)
 
@@ -59,7 +59,7 @@ def traced(model: str) -> PersistentStep:
     with intercepted(lambda *launch: lambda *args, **options: None):
         stack = stack_of(small_graph(), model=model)
         begin = stack.state.snapshot()
-        step = PersistentStep(stack, programs=4)
+        step = PersistentStep(stack, PhasesLaunch(4))
     stack.state.restore(begin)
     return step
 

@@ -26,8 +26,14 @@ import torch
 from benchmarks.harness.environment import environment
 from benchmarks.harness.recorder import common_arguments, listed, print_table
 
-VARIANTS = ((128, 4), (256, 4), (128, 8), (256, 2), (512, 2), (512, 1), (1024, 1))  # programs, warps
-TIMED = (512, 2)  # the variant whose phases are timed
+# programs, warps, stages, registers; None: what the kernels' own launches decide
+VARIANTS = (
+    (512, 4, 1, 128), (256, 4, 1, 128), (128, 4, None, None), (256, 4, None, None), (512, 2, 1, None),
+    (128, 8, 1, None),
+)  # fmt: skip
+TIMED = (512, 4, 1, 128)  # the variant whose phases are timed
+Key = tuple[str, str]
+Variant = tuple[int, int, int | None, int | None]
 COLUMNS = ("shape", "model", "side", "ms", "empty_phase_us", "phases", "launches", "first_call_s", "worst_loss")
 TESTS = ["-m", "pytest", "tests/gpu/test_persistent_gpu.py", "-q", "-p", "no:cacheprovider", "-n", "6", "--timeout=80"]
 OUT_OF_TIME = "out of time"
@@ -94,9 +100,9 @@ def main() -> None:
     show(found)
 
 
-def run(keys: list[tuple[str, str]], prepared: float, end: float) -> dict[str, Any]:
+def run(keys: list[Key], prepared: float, end: float) -> dict[str, Any]:
     """Start everything that compiles, then measure what was compiled and found right."""
-    checks = {key: {w: cell("check", *key, [v]) for w, v in by_warps().items()} for key in keys}
+    checks = {key: {code: cell("check", *key, [v]) for code, v in by_code().items()} for key in keys}
     timed, tests = cell("phases", *keys[0], [TIMED]), Child("tests", TESTS)
     rows: list[dict[str, Any]] = []
     told: list[str] = []
@@ -106,28 +112,28 @@ def run(keys: list[tuple[str, str]], prepared: float, end: float) -> dict[str, A
         if key == keys[0]:
             timed.finish(prepared - time.monotonic())
             said = tests.finish(prepared - time.monotonic())[1].split("\n")[-1]
-        rows += measured(key, [variant for variant in VARIANTS if variant[1] in right], end)
+        rows += measured(key, [variant for variant in VARIANTS if variant[1:] in right], end)
         if key == keys[0]:
             phases, _ = cell("phases", *key, [TIMED]).finish(end - time.monotonic())
     return {"rows": rows, "phases": phases or [], "tests": said, "faults": told}
 
 
-def by_warps() -> dict[int, tuple[int, int]]:
-    """The first variant of each number of warps: those with more programs are the same code."""
-    return {warps: (programs, warps) for programs, warps in reversed(VARIANTS)}
+def by_code() -> dict[Any, Variant]:
+    """One variant of those that differ in programs alone: they are the same code."""
+    return {variant[1:]: variant for variant in reversed(VARIANTS)}
 
 
-def checked(key: tuple[str, str], checks: dict[int, Child], end: float, told: list[str]) -> set[int]:
-    """The numbers of warps whose kernels are on disk and right; what a fault is goes to ``told``, for the first one."""
-    outcomes = {warps: child.finish(end - time.monotonic()) for warps, child in checks.items()}
-    failed = [warps for warps, (outcome, text) in outcomes.items() if outcome is None and OUT_OF_TIME not in text]
-    for warps in failed[:1] if not told else ():
-        told.append(cell("fault", *key, [by_warps()[warps]]).finish(end + 15 - time.monotonic())[1])
+def checked(key: Key, checks: dict[Any, Child], end: float, told: list[str]) -> set[Any]:
+    """The codes whose kernels are on disk and right; what a fault is goes to ``told``, for the first one."""
+    outcomes = {code: child.finish(end - time.monotonic()) for code, child in checks.items()}
+    failed = [code for code, (outcome, text) in outcomes.items() if outcome is None and OUT_OF_TIME not in text]
+    for code in failed[:1] if not told else ():
+        told.append(cell("fault", *key, [by_code()[code]]).finish(end + 15 - time.monotonic())[1])
         print(told[-1], flush=True)
-    return {warps for warps, (outcome, _) in outcomes.items() if outcome is not None}
+    return {code for code, (outcome, _) in outcomes.items() if outcome is not None}
 
 
-def measured(key: tuple[str, str], variants: list[tuple[int, int]], end: float) -> list[dict[str, Any]]:
+def measured(key: Key, variants: list[Variant], end: float) -> list[dict[str, Any]]:
     """The rows of one shape and model."""
     outcome, text = cell("measure", *key, variants).finish(end - time.monotonic())
     failed = [{"side": text.split("\n")[-1][:80]}]

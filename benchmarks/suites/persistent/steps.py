@@ -14,6 +14,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.group import GroupRun
 from weft.runtime.step.stack import Stack
+from weft.weave.persistent.kernel import PhasesLaunch
 from weft.weave.persistent.step import PersistentStep
 
 LAYERS = {"cora": 2}
@@ -49,9 +50,9 @@ def launched(stack: Stack) -> dict[str, Any]:
     return {"ms": round(replayed(lambda: stack.train_step(batch)), 4)}
 
 
-def checked(stack: Stack, programs: int, warps: int) -> tuple[PersistentStep, dict[str, Any]]:
+def checked(stack: Stack, launch: PhasesLaunch) -> tuple[PersistentStep, dict[str, Any]]:
     """The step as one kernel, compared with the stack's own steps; the state is as it was."""
-    step = PersistentStep(stack, programs=programs, warps=warps)
+    step = PersistentStep(stack, launch)
     begin = time.perf_counter()
     step.check()
     torch.cuda.synchronize()
@@ -70,7 +71,7 @@ def _worst(stack: Stack, step: PersistentStep) -> float:
     return float(f"{((found - expected).abs() / expected.abs()).max():.2g}")
 
 
-def persistent(stack: Stack, programs: int, warps: int) -> dict[str, Any]:
+def persistent(stack: Stack, launch: PhasesLaunch) -> dict[str, Any]:
     """As one kernel: also its phases, and what compiling it (or loading it from disk) took."""
-    step, about = checked(stack, programs, warps)
+    step, about = checked(stack, launch)
     return {"ms": round(replayed(step), 4), **about}

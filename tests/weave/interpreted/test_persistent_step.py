@@ -16,6 +16,7 @@ from weft.graph.data.graph import Graph
 from weft.ops.launch import backend
 from weft.runtime.group import GroupRun
 from weft.weave.persistent import kernel
+from weft.weave.persistent.kernel import PhasesLaunch
 from weft.weave.persistent.step import PersistentStep
 
 AS_ON_A_GPU = (lambda tensor: True).__code__
@@ -58,7 +59,7 @@ def stack_of(graph: Graph, seeds=(0,), **settings):
 )
 def test_numbers_of_the_stack(as_on_a_gpu, settings, kernels):
     stack = stack_of(small_graph(), **settings)
-    step = PersistentStep(stack, programs=1)
+    step = PersistentStep(stack, PhasesLaunch(1))
     begin = stack.state.snapshot()
     expected = [stack.train_step(stack.source.example()).clone() for _ in range(STEPS)]
     end = stack.state.snapshot()
@@ -72,7 +73,7 @@ def test_numbers_of_the_stack(as_on_a_gpu, settings, kernels):
 
 
 def test_sparse_features_and_partial_sums_wait_for_what_they_read(as_on_a_gpu):
-    step = PersistentStep(stack_of(small_graph(sparse=True), model="gcn"), programs=1)
+    step = PersistentStep(stack_of(small_graph(sparse=True), model="gcn"), PhasesLaunch(1))
     step.check()
     assert step.kernels == 1
     (phases,) = step.collected()
@@ -82,7 +83,7 @@ def test_sparse_features_and_partial_sums_wait_for_what_they_read(as_on_a_gpu):
 
 
 def test_a_wrong_step_is_noticed(as_on_a_gpu, monkeypatch):
-    step = PersistentStep(stack_of(small_graph(), model="gcn"), programs=1)
+    step = PersistentStep(stack_of(small_graph(), model="gcn"), PhasesLaunch(1))
     monkeypatch.setattr(kernel, "launch_alone", None)
     monkeypatch.setattr("weft.weave.persistent.step.launch_phases", lambda phases, *rest: None)
     with pytest.raises(InputError, match="a loss of the persistent step"):
@@ -90,7 +91,7 @@ def test_a_wrong_step_is_noticed(as_on_a_gpu, monkeypatch):
 
 
 def test_a_wrong_gradient_is_noticed(as_on_a_gpu, monkeypatch):
-    step = PersistentStep(stack_of(small_graph(), model="gcn"), programs=1)
+    step = PersistentStep(stack_of(small_graph(), model="gcn"), PhasesLaunch(1))
     monkeypatch.setattr(
         "weft.weave.persistent.step.launch_phases",
         lambda phases, *rest: kernel.launch_phases([p for p in phases if len(p) < 4], *rest),  # no flat gradient

@@ -7,6 +7,8 @@ same time, or they would wait for ever: the launch is a cooperative one, which t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from weft.ops.launch.triton_lang import tl, triton
 from weft.weave.merged_launch import (
     Branch,
+    Launch,
     arguments_of,
     body_lines,
     compiled,
@@ -45,10 +48,27 @@ def wait_for_all(counter, programs):
     tl.debug_barrier()
 
 
-def launch_phases(
-    phases: Phases, counter: Tensor, programs: int, warps: int | None = None, stamps: Tensor | None = None
-) -> None:
-    """Run the launches of one phase after those of another, all in one kernel of ``programs`` programs.
+@dataclass(frozen=True)
+class PhasesLaunch:
+    """Launch parameters: programs (a power of two) and, unless the kernels' own decide, warps, stages, registers.
+
+    All programs are on the device at once, and every phase gets what the neediest one takes: with 255 registers per
+    thread 8 warps fit on a multiprocessor of an H200, with 128 twice as many, and sums over edges wait for memory.
+    """
+
+    programs: int
+    warps: int | None = None
+    stages: int | None = None
+    registers: int | None = None
+
+    def options(self, parts: Sequence[Launch]) -> dict[str, Any]:
+        """Triton's options of the launch of ``parts``."""
+        own = {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+        return options_of(parts) | {name: value for name, value in own.items() if value is not None}
+
+
+def launch_phases(phases: Phases, counter: Tensor, launch: PhasesLaunch, stamps: Tensor | None = None) -> None:
+    """Run the launches of one phase after those of another, all in one kernel.
 
     ``counter``: one int32 on the device that this kernel and others like it share; it may have any value. ``stamps``,
     int64 ``[2 * phases]``, gets the nanosecond at which the first program began each phase and was through with its
@@ -62,7 +82,7 @@ def launch_phases(
     for phase in phases:
         branches, total, arguments = arguments_of(phase)
         shapes.append((branches, values.names([total, *arguments])))
-    options = options_of(parts) | ({"num_warps": warps} if warps is not None else {})
+    options, programs = launch.options(parts), launch.programs
     if counter.is_cuda:
         options["launch_cooperative_grid"] = True
     kernel = generate(tuple(shapes), len(values.given), stamps is not None)

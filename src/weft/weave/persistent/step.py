@@ -13,11 +13,11 @@ from torch import Tensor
 from weft.core.errors import InputError
 from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.step.stack import Stack
-from weft.weave.persistent.kernel import launch_phases
+from weft.weave.persistent.kernel import PhasesLaunch, launch_phases
 from weft.weave.persistent.phases import Phases, Walk
 from weft.weave.recorder import put_back, record
 
-PROGRAMS = 256  # a power of two: at most two per multiprocessor of any GPU with 128 of them or more
+LAUNCH = PhasesLaunch(256, warps=4)  # at most two programs per multiprocessor of any GPU with 128 of them or more
 TOLERANCE = 1e-2  # of losses and gradients, wide enough for half precision
 
 
@@ -28,8 +28,8 @@ class PersistentStep:
     how many kernels the last call launched, and how many phases they had together.
     """
 
-    def __init__(self, stack: Stack, programs: int = PROGRAMS, warps: int | None = None) -> None:
-        self.stack, self._programs, self._warps = stack, programs, warps
+    def __init__(self, stack: Stack, launch: PhasesLaunch = LAUNCH) -> None:
+        self.stack, self._parameters = stack, launch
         self.kernels = self.phases = self.launches = 0
         self._counter = torch.zeros(1, dtype=torch.int32, device=stack.device)
         self._apart = self._outcome(self._train)
@@ -55,7 +55,7 @@ class PersistentStep:
         self.kernels += 1
         self.phases += len(phases)
         self.launches += sum(len(phase) for phase in phases)
-        launch_phases(phases, self._counter, self._programs, self._warps)
+        launch_phases(phases, self._counter, self._parameters)
 
     def check(self) -> None:
         """An :class:`InputError` if a step has other losses or gradients than the stack's own; the state is as it was.
