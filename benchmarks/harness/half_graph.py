@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +15,14 @@ from weft import ops
 from weft.dist.partition_arrays import halo_of, own_rows, to_block
 from weft.dist.shard_csr import shard_csr
 from weft.dist.sharded_adjacency import CHUNK_ROWS, MOST_CHUNKS
+from weft.dist.tiled_csr import tiled_csr
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sampling.gather_rows_triton import gather_rows_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
+from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
+from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
+from weft.ops.sharded.tiling import pipelined_seconds
+from weft.ops.sparse.spmm_triton import spmm_triton
 from weft.planner.kernel_tuner import KernelShape
 from weft.planner.partition import split_by_edges
 
@@ -74,13 +82,42 @@ class HalfOfAGraph:
         csr = self.csr(launch.ps, self.chunks)
         return sharded_spmm_triton(near, table, counts, csr, None, launch, schedule)
 
+    @cached_property
+    def tiled(self) -> TiledCSR:
+        """The edges by tile of remote rows."""
+        return tiled_csr(self.indptr, self.columns, self.bounds, 0)
+
+    @cached_property
+    def one_tile(self) -> TiledCSR:
+        """All remote edges in one tile: what suits a schedule that waits for all of them."""
+        return tiled_csr(self.indptr, self.columns, self.bounds, 0, tiles=1)
+
+    def streamed(self, near: Tensor, far: Tensor, overlap: bool = True) -> Tensor:
+        """Weft's aggregation while remote rows arrive, tile by tile; or one after another, in one tile."""
+        return streamed_spmm_triton(near, [near, far], self.tiled if overlap else self.one_tile, None, overlap)
+
+    def predicted_ms(self, features: int, near: Tensor) -> float:
+        """Of the streamed aggregation, from the link's speed and from sums over rows that are on the device."""
+        csr, total = self.tiled, torch.empty(1, self.high, features, device=self.device)
+        staged = [torch.empty(1, tile.rows, features, device=self.device) for tile in csr.tiles]
+        local = _ms(lambda: spmm_triton(near[None], None, None, None, csr.local, out=total), self.device)
+        sums = [
+            _ms(lambda t=tile, x=rows: spmm_triton(x, None, None, None, t.csr, out=total, add=True), self.device)
+            for tile, rows in zip(csr.tiles, staged, strict=True)
+        ]
+        link = csr.staged_rows * features * FLOAT / self.link_speed(features) / 1e6
+        return pipelined_seconds(link, local, sums, [tile.rows / max(csr.staged_rows, 1) for tile in csr.tiles])
+
     def gathered(self, near: Tensor, far: Tensor) -> Tensor:
         """Fetch, then aggregate: the remote rows that are needed, by the gather of sampled training, then SpMM."""
         return ops.spmm(self.block, torch.cat([near, gather_rows_triton(far, self.halo - self.high)]))
 
     def copied(self, near: Tensor, far: Tensor) -> Tensor:
-        """Fetch, then aggregate: all rows of rank 1 by one copy, then SpMM."""
-        return ops.spmm(self.whole, torch.cat([near, far.to(self.device, non_blocking=True)]))
+        """Fetch, then aggregate: all rows of rank 1 by one copy to where SpMM reads them, then SpMM."""
+        rows = torch.empty(self.nodes, near.shape[1], device=self.device)
+        rows[: self.high].copy_(near)
+        rows[self.high :].copy_(far, non_blocking=True)
+        return ops.spmm(self.whole, rows)
 
     def link_speed(self, features: int) -> float:
         """GB/s of one large copy from where remote rows lie."""
@@ -90,3 +127,7 @@ class HalfOfAGraph:
             took = time_calls(lambda: target.copy_(far, non_blocking=True), self.device, warmup=1, repeats=5)
             self._speeds[features] = far.numel() * FLOAT / took.ms / 1e6
         return self._speeds[features]
+
+
+def _ms(call: Callable[[], Any], device: torch.device) -> float:
+    return time_calls(call, device, warmup=1, repeats=5).ms

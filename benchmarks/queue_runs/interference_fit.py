@@ -1,9 +1,9 @@
 """Fit the simulator's interference to pairs of tasks that were measured alone and side by side.
 
 A task alone takes ``seconds`` and trains for ``utilisation`` of them. The model predicts how long two of them take side
-by side, with two constants that are not known before: ``share``, the part of the device that a training keeps busy (one
-core of two, the multiprocessors that its kernels fill), and ``contention``. They are chosen so that predicted and
-measured times of the pairs are nearest in ratio.
+by side, with two constants that are not known before: ``share``, the part of the device that a training keeps busy (the
+multiprocessors that its kernels fill; on a CPU it is measured, and so 1), and ``contention``. They are chosen so that
+predicted and measured times of the pairs are nearest in ratio.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ SHARES = tuple(round(0.3 + 0.05 * place, 2) for place in range(15))
 
 @dataclass(frozen=True)
 class Pair:
-    """Two tasks as measured alone, and the seconds in which both ended side by side."""
+    """Two tasks as measured alone, and the seconds in which both ended side by side, others wanting ``background``."""
 
     tasks: tuple[QueuedTask, QueuedTask]
     together: Mapping[str, float]
+    background: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ def alone(task: QueuedTask, seconds: float, busy_seconds: float, gap_seconds: fl
     return replace(task, seconds=whole, utilisation=min(max(busy_seconds / whole, 0.0), 1.0), fusable=False)
 
 
-def fit(pairs: Sequence[Pair]) -> Fit:
+def fit(pairs: Sequence[Pair], shares: Sequence[float] = SHARES) -> Fit:
     """The share and the contention that explain ``pairs`` best; the model's defaults if there are none."""
     if not pairs:
         return Fit(Interference().contention, math.nan, 0)
     steps = [round(place * STEP, 3) for place in range(int(MOST / STEP) + 1)]
-    tried = [Fit(contention, math.nan, len(pairs), share) for share in SHARES for contention in steps]
+    tried = [Fit(contention, math.nan, len(pairs), share) for share in shares for contention in steps]
     best = min(tried, key=lambda one: sum(log * log for pair in pairs for log in _logs(pair, one)))
     errors = [abs(math.expm1(log)) for pair in pairs for log in _logs(pair, best)]
     return replace(best, error=sum(errors) / len(errors))
@@ -68,16 +69,20 @@ def calibrated(tasks: Sequence[QueuedTask], fitted: Fit) -> list[QueuedTask]:
 
 
 def _logs(pair: Pair, fitted: Fit) -> list[float]:
-    predicted = {run.id: run.end for run in together(calibrated(pair.tasks, fitted), fitted.contention).tasks}
+    simulated = together(calibrated(pair.tasks, fitted), fitted.contention, pair.background)
+    predicted = {run.id: run.end for run in simulated.tasks}
     return [math.log(predicted[name] / seconds) for name, seconds in pair.together.items() if seconds > 0]
 
 
-def together(tasks: Sequence[QueuedTask], contention: float) -> Simulation:
+def together(tasks: Sequence[QueuedTask], contention: float, background: float = 0.0) -> Simulation:
     """``tasks`` side by side, all started at once."""
     device = DeviceState("device", 1 << 62, workers=len(tasks))
-    return simulate(MPSNoAdmission(), tasks, [device], conditions(contention))
+    return simulate(MPSNoAdmission(), tasks, [device], conditions(contention, background))
 
 
-def conditions(contention: float) -> Conditions:
-    """The simulator's conditions with a fitted constant; starts are part of the measured seconds."""
-    return Conditions(Interference(contention=contention))
+def conditions(contention: float, background: float = 0.0) -> Conditions:
+    """The simulator's conditions with a fitted constant; starts are part of the measured seconds.
+
+    Nothing pages: a budget below what the device has is kept by admission alone.
+    """
+    return Conditions(Interference(contention=contention, paging=1.0), background=background)

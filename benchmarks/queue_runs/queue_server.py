@@ -10,17 +10,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.queue_runs.outside_load import background, busy_seconds
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy, Tasks
 from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.sched.simulation import GroupRun, Simulation, TaskRun
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.task_states import ENDED, QueueTask
+from weft.serve.queue.task_states import ENDED, QueueError, QueueTask
 from weft.serve.supervision.queue_views import queued_task
 from weft.serve.supervision.worker_pool import PLANNER
 from weft.serve.supervisor import Supervisor
@@ -52,6 +54,7 @@ class QueueRun:
     out_of_memory: int
     tasks: Sequence[QueuedTask]
     details: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    background: float = 0.0  # the share of the processor that others wanted
 
 
 class QueueServer:
@@ -142,14 +145,38 @@ class QueueServer:
         self._until(lambda: self._states(labels) <= {"planned", *ENDED}, PLAN_SECONDS, "to plan")
         self._tell({task.id: task for task in told}, labels)
         planned = [queued_task(self.db.get(task)) for task in labels]
-        begin = time.time()
+        begin, busy = time.time(), busy_seconds()
         self.supervisor.use(policy or find_policy(name))
         try:
             self._until(lambda: self._states(labels) <= set(ENDED), seconds, f"for {name}")
+        except TimeoutError:
+            self._cancel(labels)
+            raise
         finally:
             self.supervisor.use(Hold())
+        spent, still_busy = time.time() - begin, busy_seconds()
         self._until(lambda: not self.db.groups("running"), 10.0, "for the last group to end")
-        return self._measured(name, labels, begin, self.supervisor.counters.memory_errors - errors, planned)
+        found = self._measured(name, labels, begin, self.supervisor.counters.memory_errors - errors, planned)
+        return replace(found, background=background(busy, still_busy, spent, found.details.values()))
+
+    def _cancel(self, tasks: Mapping[str, str]) -> None:
+        """Have what still waits or runs end, so that the next queue has the workers to itself."""
+        self.supervisor.use(Hold())
+        for task in tasks:
+            with suppress(QueueError):  # has ended meanwhile
+                self.db.cancel(task)
+        self.supervisor.wake()
+        self._until(lambda: not self.db.groups("running"), 60.0, "for cancelled tasks to end")
+
+    def predicted(self, run: QueueRun) -> list[dict[str, Any]]:
+        """The tasks of a run as the policy sees them now that the server has learned what a start takes."""
+        setup = self.supervisor.state.setup_of(self.device)
+        found = []
+        for task in run.tasks:
+            whole = task.seconds + setup
+            share = task.work / whole if whole > 0 else 1.0
+            found.append(replace(task, seconds=whole, utilisation=share, fusable=False).to_dict())
+        return found
 
     def _tell(self, known: Mapping[str, QueuedTask], labels: Mapping[str, str]) -> None:
         """Replace what is predicted of tasks; the server adds what a start takes, so that is left out."""
@@ -217,7 +244,9 @@ def _trained(task: QueueTask) -> float:
 
 def _details(task: QueueTask, start: float) -> dict[str, float]:
     result = task.result or {}
+    took = result.get("took") or {}
     about = {"seconds": task.updated - start, "trained_seconds": _trained(task)}
+    about |= {name: float(took.get(name) or 0.0) for name in ("cpu_seconds", "waited_seconds")}
     return {**about, "peak_bytes": float(result.get("peak_bytes") or 0), "attempts": float(task.attempts)}
 
 

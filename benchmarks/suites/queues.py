@@ -3,7 +3,8 @@
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
     python -m benchmarks.suites.queues --budget-seconds 280 --epochs 10 --warm-seconds 60 --pairs 2
-                                                    what matters most first; --resume goes on with the rest
+                                                    what matters most first; --resume goes on with the rest of --out
+    python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
 
 A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
 of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
@@ -16,7 +17,9 @@ admission), CoGNN's ``base``, ``lmcf`` and ``bmc``, and ``backfill``, the defaul
 and graphs in host memory before; planning is not counted, and reported apart.
 
 Every queue is also simulated: with each task's seconds as measured alone, and with interference fitted to pairs of
-tasks that were measured side by side.
+tasks that were measured side by side (``error``), and with the seconds of the very run (``replayed``: the order of
+starts alone). The results file is written after every cell; whatever ended a run, ``--resume`` goes on after its last
+cell, and simulations and charts are made of the cells of both.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,24 +38,21 @@ import torch
 from benchmarks.baselines import mps
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
-from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, calibrated, conditions, fit
 from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
-from benchmarks.queue_runs.queue_server import QueueRun, QueueServer, peak_bytes
+from benchmarks.queue_runs.queue_plots import group_rows, write_plots
+from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
+from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
 from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
-from weft.sched.gantt import gantt_svg
-from weft.sched.policies import find_policy
-from weft.sched.queue_state import QueuedTask
 from weft.sched.simulation import Simulation
-from weft.sched.simulator import simulate
 
 PYG = ("pyg", "pyg_mps")
 WEFT = (("pipeswitch", "backfill", "lmcf", "bmc"), ("base", "mps"))  # of all queues the first, then of all the rest
 MODES = ("pyg", *WEFT[0], *WEFT[1], "pyg_mps")
 GIB = 1 << 30
+LONGEST, GRACE = 300.0, 30.0  # seconds of a cell; what one that has begun may take beyond the budget
 Settings = dict[str, Any]
 
 
@@ -114,7 +113,14 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
         key: metrics[key] for key in ("makespan", "mean_jct", "p95_jct", "mean_queuing", "p95_queuing", "peak_bytes")
     }
     tasks = {run.id: [round(run.start, 4), round(run.end, 4)] for run in outcome.tasks}
-    return {**kept, "done": metrics["tasks"], **sampled, **more, "tasks": tasks}
+    return {
+        **kept,
+        "done": metrics["tasks"],
+        **sampled,
+        **more,
+        "tasks": tasks,
+        "group_rows": group_rows(outcome.groups),
+    }
 
 
 def pyg_cell(
@@ -143,13 +149,13 @@ def pyg_cell(
 
 
 def weft_cell(
-    name: str, tasks: Mapping[str, Settings], server: QueueServer, idle_bytes: int
-) -> tuple[QueueRun, dict[str, Any]]:
+    name: str, tasks: Mapping[str, Settings], server: QueueServer, idle_bytes: int, seconds: float = LONGEST
+) -> dict[str, Any]:
     """A queue under one of Weft's policies."""
     place = int(server.device.partition(":")[2] or 0) if server.device.startswith("cuda") else None
     with DeviceSampler(place) as sampler:
         planned = time.time()
-        run = server.run(name, tasks)
+        run = server.run(name, tasks, seconds=seconds)
         sampled = sampler.figures(run.begin, run.end, idle_bytes)
     reserved = max((about["peak_bytes"] for about in run.details.values()), default=0.0)
     more = {
@@ -159,99 +165,68 @@ def weft_cell(
         "largest_reserved_bytes": int(reserved),
         "budget_bytes": run.outcome.budget_bytes,
         "groups": len(run.outcome.groups),
+        "took": rounded(run.details),
+        "background": round(run.background, 4),
+        "cores": os.cpu_count() or 1,
     }
-    return run, figures(run.outcome, sampled, **more)
+    if name == ONE:
+        more |= {"predicted": server.predicted(run), "device": server.device_state().to_dict()}
+    return figures(run.outcome, sampled, **more)
 
 
-# ---- the simulator against the measured ------------------------------------------------------------------
+def rounded(details: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Seconds of every task."""
+    return {
+        task: {name: round(value, 4) for name, value in about.items() if name.endswith("seconds")}
+        for task, about in details.items()
+    }
 
 
-def measured_alone(run: QueueRun) -> list[QueuedTask]:
-    """The tasks of a run one at a time, each with the seconds and the share of the device that it took."""
-    gaps = run.outcome.makespan - sum(about["seconds"] for about in run.details.values())
-    gap = max(gaps, 0.0) / max(len(run.details), 1)
-    return [
-        alone(task, run.details[task.id]["seconds"], run.details[task.id]["trained_seconds"], gap)
-        for task in run.tasks
-        if task.id in run.details
-    ]
+# ---- pairs, for the simulator ----------------------------------------------------------------------------
 
 
-def measure_pairs(
-    known: Sequence[QueuedTask], tasks: Mapping[str, Settings], server: QueueServer, count: int
-) -> list[Pair]:
+def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], server: QueueServer, count: int) -> Settings:
     """Some pairs side by side: tasks of about the same length, from the middle of the queue to its longest."""
-    ordered = sorted(known, key=lambda task: task.seconds)
+    ordered = sorted(measured_alone(dict(base)), key=lambda task: task.seconds)
     places = [len(ordered) - 1 - step * max(1, len(ordered) // (2 * count)) for step in range(count)]
     pairs = []
     for place in (place for place in places if place >= 1):
-        two = (ordered[place - 1], ordered[place])
-        run = server.run("mps", {task.id: tasks[task.id] for task in two})
+        two = ordered[place - 1].id, ordered[place].id
+        run = server.run("mps", {name: tasks[name] for name in two})
         if len(run.details) == 2:
-            pairs.append(Pair(two, {one.id: one.end for one in run.outcome.tasks}))
-    return pairs
-
-
-def simulated(name: str, known: Sequence[QueuedTask], server: QueueServer, fitted: Fit) -> Simulation:
-    """The queue by the simulator."""
-    tasks, there = calibrated(known, fitted), [server.device_state()]
-    return simulate(find_policy(name), tasks, there, conditions(fitted.contention), name)
+            ends = {one.id: one.end for one in run.outcome.tasks}
+            pairs.append({"tasks": list(two), "ends": ends, "background": run.background})
+    return {"pairs": pairs}
 
 
 # ---- everything ------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Standing:
-    """What is known of a queue so far: its tasks, runs by mode, seconds alone, and how its tasks interfere."""
-
-    name: str
-    tasks: Mapping[str, Settings]
-    outcomes: dict[str, Simulation] = field(default_factory=dict)
-    known: list[QueuedTask] = field(default_factory=list)
-    fitted: Fit = field(default_factory=lambda: fit([]))
-
-
 def run_queue(
-    queue: Standing, modes: Sequence[str], recorder: Recorder, server: QueueServer, args: Namespace, idle: int
-) -> None:
-    """Some of Weft's modes on one queue; the run one at a time comes first, the simulator needs it."""
-    for mode in modes if queue.known or not modes else dict.fromkeys(("pipeswitch", *modes)):
+    name: str, modes: Sequence[str], recorder: Recorder, server: QueueServer, tasks: Mapping[str, Settings],
+    args: Namespace, idle: int,
+) -> None:  # fmt: skip
+    """Some of Weft's modes on one queue; the run one at a time and pairs come first, the simulator needs them."""
 
-        def measure(mode: str = mode) -> dict[str, Any]:
-            run, found = weft_cell(mode, queue.tasks, server, idle)
-            queue.outcomes[mode] = run.outcome
-            if mode == "pipeswitch":
-                queue.known = measured_alone(run)
-                found["alone"] = {one.id: [round(one.seconds, 4), round(one.utilisation, 3)] for one in queue.known}
-            return found
+    def cell(mode: str) -> dict[str, Any]:
+        seconds = min(LONGEST, recorder.left + GRACE)  # one that takes too long must not take the others' time
+        return weft_cell(mode, tasks, server, idle, seconds)
 
-        cell = recorder.cell({"queue": queue.name, "mode": mode}, measure, free=False)
-        if mode == "pipeswitch" and queue.known and args.pairs:
-            calibrate(queue, recorder, server, args)
-        if queue.known and cell["status"] == "ok" and cell["done"] == len(queue.tasks):
-            predicted = simulated(mode, queue.known, server, queue.fitted).metrics()
-            cell["simulated_makespan"], cell["simulated_mean_jct"] = predicted.makespan, predicted.mean_jct
-            cell["simulator_error"] = predicted.makespan / cell["makespan"] - 1
-    if args.out is not None and queue.outcomes:
-        plots(Path(args.out), queue.name, queue.outcomes)
+    base = recorder.cell({"queue": name, "mode": ONE}, lambda: cell(ONE), free=False)
+    if base["status"] == "ok" and not base["failed"] and args.pairs:
+        make = lambda: measured_pairs(base, tasks, server, args.pairs)  # noqa: E731
+        recorder.cell({"queue": name, "mode": PAIRS}, make, free=False)
+    for mode in (mode for mode in modes if mode != ONE):
+        recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
+    finish(recorder, args)
 
 
-def calibrate(queue: Standing, recorder: Recorder, server: QueueServer, args: Namespace) -> None:
-    """Fit the simulator to pairs of the queue's tasks."""
-    make = lambda: measure_pairs(queue.known, queue.tasks, server, args.pairs)  # noqa: E731
-    queue.fitted = fit(recorder.prepare(f"pairs of {queue.name}", make) or [])
-    recorder.about.setdefault("interference", {})[queue.name] = vars(queue.fitted)
-
-
-def plots(out: Path, name: str, outcomes: Mapping[str, Simulation]) -> None:
-    """The charts of a queue beside the results file."""
-    completion = {mode: [run.completion_seconds for run in one.tasks] for mode, one in outcomes.items()}
-    cdf = cdf_svg(f"{name} queue: job completion time", completion)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_name(f"{out.stem}-{name}-cdf.svg").write_text(cdf, encoding="utf-8")
-    gantt = gantt_svg(list(outcomes.values()))
-    out.with_name(f"{out.stem}-{name}-gantt.svg").write_text(gantt, encoding="utf-8")
+def finish(recorder: Recorder, args: Namespace) -> None:
+    """The simulator beside what was measured so far, and the charts."""
+    add_simulations(recorder.cells)
+    recorder.save()
+    if args.out is not None:
+        write_plots(recorder.cells, Path(args.out))
 
 
 def run_pyg(name: str, mode: str, recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int) -> None:
@@ -260,10 +235,35 @@ def run_pyg(name: str, mode: str, recorder: Recorder, graphs: Mapping[str, Path]
     recorder.cell({"queue": name, "mode": mode}, lambda: pyg_cell(mode, tasks, recorder.device, args, idle), free=False)
 
 
-def summary(recorder: Recorder, names: Sequence[str]) -> None:
+def left_to_run(recorder: Recorder, names: Sequence[str], modes: Sequence[str]) -> bool:
+    """Whether some cell of Weft's was not run before."""
+    return any(find(recorder.cells, queue=name, mode=mode) is None for name in names for mode in modes)
+
+
+def run_weft(
+    folder: Path, names: Sequence[str], chosen: Sequence[str], recorder: Recorder, graphs: Mapping[str, Path],
+    args: Namespace, idle: int,
+) -> None:  # fmt: skip
+    """All queues in Weft's modes, on one server: the modes that matter most of all queues first."""
+    sizes = int(args.budget_gib * GIB), int(args.reserved_gib * GIB)
+    with ExitStack() as stack:
+        start = lambda: stack.enter_context(QueueServer(folder, str(recorder.device), args.workers, *sizes))  # noqa: E731
+        server = recorder.prepare("server", start)
+        if server is None:
+            return
+        recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
+        recorder.prepare("warm", lambda: server.warm_up(warm_tasks(names, graphs, args), args.warm_seconds))
+        for modes in WEFT:
+            for name in names:
+                wanted = [mode for mode in modes if mode in chosen]
+                if wanted:
+                    run_queue(name, wanted, recorder, server, tasks_of(name, graphs, args), args, idle)
+
+
+def summary(recorder: Recorder) -> None:
     """The table of all cells, and each mode against sequential PyG."""
     rows = []
-    for cell in (cell for cell in recorder.cells if cell["status"] == "ok"):
+    for cell in (cell for cell in recorder.cells if cell["status"] == "ok" and cell["mode"] != PAIRS):
         base = find(recorder.cells, queue=cell["queue"], mode="pyg")
         against = [
             base[key] / cell[key] if base and cell[key] else None for key in ("makespan", "mean_jct", "mean_queuing")
@@ -272,11 +272,12 @@ def summary(recorder: Recorder, names: Sequence[str]) -> None:
         rows.append([
             cell["queue"], cell["mode"], cell["makespan"], cell["mean_jct"], cell["p95_jct"], cell["mean_queuing"],
             cell["p95_queuing"], *against, busy, cell["peak_bytes"] / GIB, None if peak is None else peak / GIB,
-            cell["out_of_memory"], cell["done"], cell.get("simulator_error"),
+            cell["out_of_memory"], cell["done"], cell.get("simulated_makespan"), cell.get("simulator_error"),
+            cell.get("replayed_error"),
         ])  # fmt: skip
     print_table(
         ["queue", "mode", "makespan s", "JCT s", "p95 JCT", "wait s", "p95 wait", "x makespan", "x JCT", "x wait",
-         "busy", "admitted GiB", "device GiB", "OOM", "done", "simulator"],
+         "busy", "admitted GiB", "device GiB", "OOM", "done", "simulated s", "error", "replayed"],
         rows,
     )  # fmt: skip
     for cell in recorder.cells:
@@ -315,7 +316,7 @@ def main() -> None:
     recorder = Recorder("queues", args)
     device = torch.device("cuda", 0) if recorder.device.type == "cuda" else recorder.device
     recorder.device = device
-    with tempfile.TemporaryDirectory(prefix="weft-queues-", ignore_cleanup_errors=True) as place, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="weft-queues-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         graphs = recorder.prepare("graphs", lambda: write_graphs(folder, names, device, args))
         idle = DeviceSampler(0 if device.type == "cuda" else None).bytes_before
@@ -324,23 +325,12 @@ def main() -> None:
         chosen = listed(args.modes)
         for name in names if "pyg" in chosen else ():
             run_pyg(name, "pyg", recorder, graphs, args, idle)
-        if set(chosen) - set(PYG):
-            sizes = int(args.budget_gib * GIB), int(args.reserved_gib * GIB)
-            server = recorder.prepare(
-                "server", lambda: stack.enter_context(QueueServer(folder, str(device), args.workers, *sizes))
-            )
-            if server is not None:
-                recorder.about["mps"] = bool(server.supervisor.pool._mps and server.supervisor.pool._mps.running)
-                recorder.prepare("warm", lambda: server.warm_up(warm_tasks(names, graphs, args), args.warm_seconds))
-                queues = [Standing(name, tasks_of(name, graphs, args)) for name in names]
-                for modes in WEFT:
-                    for one in queues:
-                        run_queue(one, [mode for mode in modes if mode in chosen], recorder, server, args, idle)
-            stack.close()
+        if left_to_run(recorder, names, [mode for mode in chosen if mode not in PYG]):
+            run_weft(folder, names, chosen, recorder, graphs, args, idle)
         for name in names if "pyg_mps" in chosen else ():
             run_pyg(name, "pyg_mps", recorder, graphs, args, idle)
-        recorder.save()
-    summary(recorder, names)
+        finish(recorder, args)
+    summary(recorder)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 One GPU stands for rank 0 of two. The rows of rank 1 lie in pinned host memory, read over PCIe by the kernel itself: a
 slower link than NVLink, and one that every machine with a GPU has. ``--link device`` keeps them on the device instead.
 
-Per shape and width: the schedules of the kernel (``weft.ops.sparse.sharded_spmm_triton``) against fetching first and
-aggregating then with Weft's plain SpMM, by the faster of two fetches: one copy of all remote rows, or a gather of those
-that are needed. ``fetch_first`` is the pipelined schedule's own kernels one after another: no interleaving. Then rows
-left whole against rows in pieces, forward passes of a GCN (2 layers of 16) and a GIN (5 of 64), how long a partition
-takes and how even it is, and the path of the tuner's search on the first shape.
+Per shape and width: ``streamed`` (``weft.ops.sharded.streamed_spmm``: tiles of remote rows by the copy engine, beside
+the sums) against fetching first and aggregating then with Weft's plain SpMM, by the faster of two fetches: one copy of
+all remote rows, or a gather of those that are needed; and against ``streamed apart``, the same without interleaving.
+Beside it what the roofline predicts. Then the schedules of pieces (``weft.ops.sharded.sharded_spmm``), of which
+``fetch_first`` is ``pipelined`` without interleaving; rows left whole against rows in pieces; forward passes of a GCN
+(2 layers of 16) and a GIN (5 of 64); how long a partition takes and how even it is; the path of the tuner's search on
+the first shape. All shapes have their streamed cells before any has the others.
 
     python -m benchmarks.suites.sharded --budget-seconds 115 --out sharded.json
 """
@@ -32,12 +34,14 @@ from benchmarks.harness.timing import time_until
 from weft.dist.partition_arrays import count_remote, own_rows, split_edges
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sparse.sharded_spmm_triton import PER_EDGE, SCHEDULES, ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
+from weft.ops.sharded.sharded_spmm import PER_EDGE, SCHEDULES
 from weft.planner.kernel_tuner import KernelConfig, search_for
 from weft.planner.partition import split_by_edges
 
 COPIED, GATHERED = "copy all, then spmm", "gather, then spmm"
 FETCHED = (COPIED, GATHERED)
+STREAMED, STREAMED_APART = "streamed", "streamed apart"
 PIPELINED, APART = SCHEDULES[0], "fetch_first"
 MODELS = {"gcn 2x16": (2, 16), "gin 5x64": (5, 64)}
 
@@ -50,7 +54,8 @@ def on_gpu(recorder: Recorder) -> None:
 
 def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[Tensor, Tensor], Tensor]:
     """The aggregation of own and remote rows, by name."""
-    plain = {COPIED: half.copied, GATHERED: half.gathered}
+    plain = {COPIED: half.copied, GATHERED: half.gathered, STREAMED: half.streamed}
+    plain[STREAMED_APART] = partial(half.streamed, overlap=False)
     return plain.get(side) or (lambda near, far: half.sharded(near, far, launch, side))
 
 
@@ -70,10 +75,12 @@ def compare(
         raise RuntimeError(f"{side} differs from the plain aggregation by {error:.2g}")
     del expected, found
     timing = time_until(lambda: call(near, far), half.device, warmup=1, repeats=15, seconds=seconds, least=2)
+    about = {"predicted_ms": round(half.predicted_ms(features, near), 4)} if side == STREAMED else {}
     rows = {COPIED: far.shape[0]}.get(side, half.remote_edges if side in PER_EDGE else half.halo.numel())
     moved, speed = rows * features * FLOAT, half.link_speed(features)
     return {
         "ms": round(timing.ms, 4),
+        **about,
         "link_mb": round(moved / 1e6, 2),
         "link_gb_s": round(moved / timing.ms / 1e6, 2),
         "link_share": round(moved / timing.ms / 1e6 / speed, 3),
@@ -174,46 +181,52 @@ def main() -> None:
     """Run everything, print tables."""
     args = _arguments()
     recorder = Recorder("sharded", args)
-    launch = ShardedLaunch(args.ps, args.dist, args.warps)
-    for place, shape in enumerate(args.shapes):
-        graph = recorder.prepare(f"graph {shape}", lambda shape=shape: make_graph(shape, recorder.device, args.scale))
-        if graph is None:
-            continue
-        half = recorder.prepare(f"half of {shape}", lambda graph=graph: HalfOfAGraph(graph.adj, args.link))
-        if half is not None:
-            _cells(recorder, shape, graph, half, launch, args, first=place == 0)
-            half = None
+    for cells in (_streamed_cells, _other_cells):
+        for shape in args.shapes:
+            graph = recorder.prepare(f"graph {shape}", partial(make_graph, shape, recorder.device, args.scale))
+            if graph is None:
+                continue
+            half = recorder.prepare(f"half of {shape}", partial(HalfOfAGraph, graph.adj, args.link))
+            if half is not None:
+                cells(recorder, shape, graph, half, args)
+                half = None
     _summary(recorder, args)
 
 
-def _cells(
-    recorder: Recorder,
-    shape: str,
-    graph: Graph,
-    half: HalfOfAGraph,
-    launch: ShardedLaunch,
-    args: Namespace,
-    first: bool,
-) -> None:
+def _launch(args: Namespace) -> ShardedLaunch:
+    return ShardedLaunch(args.ps, args.dist, args.warps)
+
+
+def _streamed_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGraph, args: Namespace) -> None:
+    """Streamed against fetching first and against no interleaving, and both models."""
     about = {"rows": half.high, "remote_rows": half.halo.numel(), "remote_edges": half.remote_edges}
     recorder.about.setdefault("graphs", {})[shape] = {**about, "chunks": half.chunks, "cut_seconds": half.seconds}
+    sides = (STREAMED, *FETCHED, STREAMED_APART)
+    for features in args.features:
+        for side in sides:
+            work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
+            recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
+    for model in MODELS:
+        for side in sides:
+            work = partial(model_cell, recorder, half, graph, model, side, _launch(args), args.cell_seconds)
+            recorder.cell({"shape": shape, "model": model, "side": side}, work, free=False)
+
+
+def _other_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGraph, args: Namespace) -> None:
+    """The partition, the schedules of pieces, and on the first shape the tuner."""
     for where in ("device", "host"):
         cell = partial(partition_cell, graph.adj, where == "host")
         recorder.cell({"shape": shape, "side": f"partition on {where}"}, cell, free=False)
     for features in args.features:
-        for side in (PIPELINED, APART, *FETCHED, "fetch_interleaved", *(PER_EDGE if features <= args.per_edge else ())):
-            work = partial(compare, recorder, half, features, side, launch, args.cell_seconds)
-            recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
-        whole = ShardedLaunch(0, launch.dist, launch.warps)
-        work = partial(compare, recorder, half, features, PIPELINED, whole, args.cell_seconds)
-        recorder.cell({"shape": shape, "features": features, "side": "rows whole"}, work, free=False)
-        if first and features == args.features[0]:
+        if shape == args.shapes[0] and features == args.features[0]:
             work = partial(tune, recorder, half, features, args.cell_seconds)
             recorder.cell({"shape": shape, "features": features, "side": "tuner"}, work, free=False)
-    for model in MODELS:
-        for side in (PIPELINED, APART, *FETCHED):
-            work = partial(model_cell, recorder, half, graph, model, side, launch, args.cell_seconds)
-            recorder.cell({"shape": shape, "model": model, "side": side}, work, free=False)
+        for side in (PIPELINED, APART, "fetch_interleaved", *(PER_EDGE if features <= args.per_edge else ())):
+            work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
+            recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
+        whole = ShardedLaunch(0, args.dist, args.warps)
+        work = partial(compare, recorder, half, features, PIPELINED, whole, args.cell_seconds)
+        recorder.cell({"shape": shape, "features": features, "side": "rows whole"}, work, free=False)
 
 
 def _arguments() -> Namespace:
@@ -237,16 +250,24 @@ def _summary(recorder: Recorder, args: Namespace) -> None:
         found = {
             cell["side"]: cell for cell in cells if cell.get("shape") == shape and cell.get("features") == features
         }
-        rows.append((shape, features, *_ratios({side: cell.get("ms") for side, cell in found.items()}), _share(found)))
-    print_table(("shape", "F", "pipelined ms", *RATIOS, "share of link"), rows)
+        about = found.get(STREAMED, {})
+        times = {side: cell.get("ms") for side, cell in found.items()}
+        rows.append((shape, features, *_ratios(times), about.get("predicted_ms"), about.get("link_share")))
+    print_table(("shape", "F", "streamed ms", *RATIOS, "predicted ms", "share of link"), rows)
     models = []
     for shape, model in itertools.product(args.shapes, MODELS):
         times = {
             side: (find(cells, shape=shape, model=model, side=side) or {}).get("ms")
-            for side in (PIPELINED, APART, *FETCHED)
+            for side in (STREAMED, STREAMED_APART, *FETCHED)
         }
         models.append((shape, model, *_ratios(times)[:3]))
-    print_table(("shape", "model", "pipelined ms", *RATIOS[:2]), models)
+    print_table(("shape", "model", "streamed ms", *RATIOS[:2]), models)
+    _print_others(cells, args)
+    recorder.save()
+
+
+def _print_others(cells: list[dict[str, Any]], args: Namespace) -> None:
+    """Partitions and the tuner's path."""
     for shape in args.shapes:
         parts = [find(cells, shape=shape, side=f"partition on {where}") for where in ("device", "host")]
         print(
@@ -259,22 +280,17 @@ def _summary(recorder: Recorder, args: Namespace) -> None:
             print(
                 *(f"{step['ps']},{step['dist']},{step['wpb']}: {step['ms']:.3g} ms" for step in cell["path"]), sep="; "
             )
-    recorder.save()
 
 
-RATIOS = ("fetch, then spmm", "no interleaving", "rows whole", "one kernel", "per edge", "per edge apart")
+RATIOS = ("fetch, then spmm", "no interleaving", "pipelined", "one kernel", "per edge", "per edge apart")
 
 
 def _ratios(times: dict[str, float | None]) -> tuple[float | None, ...]:
-    """The pipelined milliseconds, and how many times as long the others take; of the two fetches the faster one."""
-    first = times.get(PIPELINED)
+    """The streamed milliseconds, and how many times as long the others take; of the two fetches the faster one."""
+    first = times.get(STREAMED)
     fetched = min((times[side] for side in FETCHED if times.get(side)), default=None)
-    others = [fetched, *(times.get(side) for side in (APART, "rows whole", "fetch_interleaved", *PER_EDGE))]
+    others = [fetched, *(times.get(side) for side in (STREAMED_APART, PIPELINED, "fetch_interleaved", *PER_EDGE))]
     return first, *(None if first is None or other is None else other / first for other in others)
-
-
-def _share(found: dict[str, dict[str, Any]]) -> float | None:
-    return found.get(PIPELINED, {}).get("link_share")
 
 
 if __name__ == "__main__":

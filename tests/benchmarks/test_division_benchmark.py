@@ -8,41 +8,55 @@ from argparse import Namespace
 
 import pytest
 
+from benchmarks.harness import division_case
 from benchmarks.suites import division
 
 pytestmark = pytest.mark.timeout(240)
+SMALL = ["--quick", "--shapes", "uk", "--models", "sage", "--workers", "2", "--batches", "6", "--repeats", "1"]
 
 
-def test_quick_mode_compares_sides_and_ratios(monkeypatch, tmp_path, capsys):
-    short = {shape: {key: value / 10 for key, value in some.items()} for shape, some in division.QUICK.items()}
-    monkeypatch.setattr(division, "QUICK", short)
+@pytest.fixture
+def cells(monkeypatch, tmp_path):
+    """Runs the suite and returns its cells; ten times as fast as the quick mode is."""
+    short = {shape: {key: value / 10 for key, value in some.items()} for shape, some in division_case.QUICK.items()}
+    monkeypatch.setattr(division_case, "QUICK", short)
     out = tmp_path / "division.json"
-    words = ["--quick", "--shapes", "uk", "--models", "sage", "--workers", "2", "--batches", "6", "--repeats", "1"]
-    monkeypatch.setattr(sys, "argv", ["division", *words, "--ratios", "2", "--budgets", "12", "--out", str(out)])
-    division.main()
-    cells = json.loads(out.read_text())["cells"]
-    assert {cell["side"] for cell in cells} == {"profile", "host", "device", "weft", "share 0.50", "planned"}
-    assert all(cell["status"] == "ok" for cell in cells), cells
-    for cell in cells:
-        if cell["side"] not in ("profile", "planned"):
-            assert cell["epoch_seconds"] > 0
-            assert cell["simulated_seconds"] > 0
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["division", *SMALL, *words, "--out", str(out)])
+        division.main()
+        return json.loads(out.read_text())["cells"]
+
+    return run
+
+
+def test_quick_mode_compares_sides_and_ratios_and_goes_on_where_it_ended(cells, capsys):
+    words = ["--ratios", "2", "--budgets", "", "--no-stress"]
+    found = cells(*words)
+    assert [cell["side"] for cell in found] == ["profile", "device", "weft", "host", "share 0.50"]
+    assert all(cell["status"] == "ok" for cell in found), found
+    for cell in found[1:]:
+        assert cell["epoch_seconds"] > 0
+        assert cell["simulated_seconds"] > 0
     told = capsys.readouterr().out
     assert "better side / weft" in told
-    assert "within 12 GiB: features gpu, edges gpu" in told
     assert "simulator within 10 % of measured epochs" in told
+    again = cells(*words[:2], "--no-stress", "--budgets", "12", "--budget-shape", "uk", "--resume")
+    assert again[:5] == found  # not run again
+    more = again[5:]
+    assert [cell["side"] for cell in more] == ["plan", "device", "weft", "host"]
+    assert more[0]["placement"]["features"] == "gpu"
+    assert more[1]["ms_per_batch"] == more[2]["ms_per_batch"] > 0
+    assert more[3]["same_as"] == "host"
+    assert "within 12 GiB: features gpu, edges gpu" in capsys.readouterr().out
 
 
-def test_a_shape_keeps_to_its_share_of_the_time(monkeypatch, tmp_path):
-    out = tmp_path / "division.json"
-    monkeypatch.setattr(division, "SHARES", {"products": -1.0})
-    words = ["--quick", "--shapes", "products", "--models", "sage", "--budgets", "", "--budget-seconds", "100"]
-    monkeypatch.setattr(sys, "argv", ["division", *words, "--out", str(out)])
-    division.main()
-    assert not out.exists() or json.loads(out.read_text())["cells"] == []
+def test_when_the_time_is_over_nothing_is_made(cells):
+    found = cells("--budgets", "12", "--budget-seconds", "0")
+    assert {cell["status"] for cell in found} == {"skipped"}
 
 
 def test_worker_counts_from_the_most_down():
-    args = Namespace(workers="1,2,8", few_workers="2,8", all_workers=False)
+    args = Namespace(workers="1,2,8", few_workers="2,8")
     assert division._counts(args, whole=True) == [8, 2, 1]
     assert division._counts(args, whole=False) == [8, 2]

@@ -11,9 +11,11 @@ import pytest
 from benchmarks.queue_runs.cdf_plot import cdf_svg
 from benchmarks.queue_runs.device_sampler import DeviceSampler
 from benchmarks.queue_runs.interference_fit import Pair, alone, fit, together
+from benchmarks.queue_runs.queue_plots import write_plots
 from benchmarks.queue_runs.queue_server import peak_bytes
+from benchmarks.queue_runs.queue_simulations import add_simulations
 from benchmarks.suites import queues
-from weft.sched.queue_state import QueuedTask
+from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import GroupRun
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -27,6 +29,7 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
     queues.main()
     data = json.loads(out.read_text())
     cells = {cell["mode"]: cell for cell in data["cells"]}
+    pairs = cells.pop("pairs")["pairs"]
     assert set(cells) == {"pipeswitch", "backfill", "bmc", "pyg"}
     for cell in cells.values():
         assert cell["status"] == "ok", cell
@@ -36,12 +39,38 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
     for mode in ("pipeswitch", "backfill", "bmc"):
         assert 0 < cells[mode]["peak_bytes"] <= cells[mode]["budget_bytes"] == 2 << 30
         assert cells[mode]["simulated_makespan"] > 0
-    assert abs(cells["pipeswitch"]["simulator_error"]) < 0.05  # it is made of the same seconds
-    assert data["interference"]["gcn"]["pairs"] == 1
+    assert abs(cells["pipeswitch"]["replayed_error"]) < 0.05  # it is made of the same seconds
+    assert len(pairs) == 1
+    assert set(pairs[0]["ends"]) == set(pairs[0]["tasks"]) <= set(cells["pipeswitch"]["took"])
     assert cells["pyg"]["start_seconds"] > 0
     assert "| gcn   | backfill" in capsys.readouterr().out
-    for kind in ("cdf", "gantt"):
-        ElementTree.parse(tmp_path / f"queues-gcn-{kind}.svg")
+    charts = [tmp_path / f"queues-gcn-{kind}.svg" for kind in ("cdf", "gantt")]
+    texts = [chart.read_text() for chart in charts]
+    for chart in charts:
+        ElementTree.parse(chart)
+        chart.unlink()
+    assert write_plots(data["cells"], out) == charts  # the file has all that they show
+    assert [chart.read_text() for chart in charts] == texts
+
+
+def cell(mode, makespan, seconds, **more):
+    took = {name: {"seconds": s, "trained_seconds": s, "cpu_seconds": s, "waited_seconds": 0.0}
+            for name, s in zip("ab", seconds, strict=True)}  # fmt: skip
+    about = {"queue": "gcn", "mode": mode, "status": "ok", "failed": {}, "background": 0.0, "cores": 2}
+    return {**about, "makespan": makespan, "took": took, **more}
+
+
+def test_the_simulator_goes_by_what_the_file_has():
+    predicted = [QueuedTask(name, 1, 9.0).to_dict() for name in "ab"]
+    device = DeviceState("cpu", 100, workers=2).to_dict()
+    base = cell("pipeswitch", 10.0, (6.0, 4.0), predicted=predicted, device=device)
+    beside = {"tasks": ["a", "b"], "ends": {"a": 6.0, "b": 4.0}, "background": 0.0}
+    cells = [base, cell("mps", 6.0, (6.0, 4.0)), {"queue": "gcn", "mode": "pairs", "status": "ok", "pairs": [beside]}]
+    add_simulations(cells)
+    assert base["simulator_error"] == pytest.approx(0.0)
+    assert cells[1]["simulated_makespan"] == pytest.approx(6.0)  # one core each: they do not slow each other down
+    assert cells[1]["replayed_error"] == pytest.approx(0.0)
+    assert "simulated_makespan" not in cells[2]
 
 
 def test_contention_is_found_again():

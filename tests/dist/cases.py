@@ -17,6 +17,7 @@ from weft.dist.shard_graph import ShardGraph
 from weft.graph.data.graph import Graph
 from weft.nn.conv.gcn import GCNConv
 from weft.nn.conv.sage import SAGEConv
+from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.partition import split_by_edges
 from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.group import GroupRun
@@ -79,6 +80,7 @@ class Case:
     bounds: tuple[int, ...] | None = None
     first_layer: str = "per_step"
     plan: dict[str, Any] = field(default_factory=dict)
+    streamed: bool = False  # on a GPU: by tiles of remote rows
 
     def group(self, graph: Graph, device: torch.device = CPU, **options: Any) -> GroupRun:
         join = "stacked" if len(self.tasks) > 1 else "solo"
@@ -96,7 +98,7 @@ def train_sharded(ranks: Ranks, case: Case, poison: bool = True) -> dict[str, An
     """The same over ``ranks``."""
     whole = GRAPHS[case.graph]()
     bounds = case.bounds or split_by_edges(whole.adj.indptr.tolist(), ranks.ranks).bounds
-    ranks.staging.poison = poison
+    ranks.staging.poison, ranks.staging.launch = poison, ShardedLaunch(streamed=case.streamed)
     graph = ShardGraph(whole, bounds, ranks)
     return _outcome(case.group(graph, ranks.device, make_source=Sharding(ranks)), case)
 

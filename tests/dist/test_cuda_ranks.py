@@ -45,6 +45,9 @@ CASES = [
     case("a user's module", task(TwoBranches)),
     case("weights", task("gcn"), graph="weighted"),
     case("hub", task("gcn", "hub"), graph="hub"),
+    case("hub by tiles", task("gcn", "hub"), graph="hub", streamed=True),
+    case("weights by tiles", task("gcn"), graph="weighted", streamed=True),
+    case("stacked by tiles", *(task("sage", seed=seed, dropout=0.2 * seed) for seed in range(3)), streamed=True),
     case("directed", task("gin", "directed", norm="batch"), graph="directed"),
     case("stacked", *(task("gcn", seed=seed, dropout=0.2 * seed) for seed in range(3))),
 ]

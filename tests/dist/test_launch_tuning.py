@@ -10,7 +10,7 @@ from weft.dist.ranks import Ranks
 from weft.dist.shard_graph import ShardGraph
 from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning, load_tuned
 from weft.engine.training.launch_search import search_launch, shape_of
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.kernel_tuner import KernelConfig
 from weft.planner.partition import split_by_edges
 
@@ -43,7 +43,8 @@ def test_ranks_search_together_and_keep_what_they_found():
     assert "found before" in second
     kept = load_tuned(MACHINE).find(f"{MACHINE}, 2 ranks", shape)
     assert kept is not None
-    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb)
+    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb, kept.streamed)
+    assert sum(config.streamed for config, _ in trials) == 1, "tiles in place of pieces are tried once"
 
 
 def shape_of_tiny(ranks: Ranks):

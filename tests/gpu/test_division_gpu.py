@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,35 @@ def test_a_division_changes_no_number(graph, model):
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-5)  # features' own captured fetch and step
     plain = run_of(graph, None, model)
     assert rows(plain.advance(3)[0]) == pytest.approx(found[0], rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_batches_of_several_sizes_are_the_same_whoever_prepares_them(graph, model):
+    """The size depends on the batch alone: the same bits by all divisions, a recording per size that occurs."""
+    found = []
+    for division in DIVISIONS:
+        run = run_of(graph, replace(division, buckets=3), model)
+        found.append(rows(run.advance(3)[0]))
+        assert run.recorded, run.notes
+        assert divided_source(run).division.buckets == 3
+    assert found[0] == found[1] == found[2] == found[3]
+    one_size = rows(run_of(graph, DIVISIONS[0], model).advance(3)[0])
+    assert found[0] == pytest.approx(one_size, rel=2e-3, abs=2e-3)
+
+
+def test_both_sides_give_a_batch_the_same_size(graph):
+    source = divided_source(run_of(graph, replace(DIVISIONS[2], buckets=3)))
+    layouts = set()
+    for seeds in source.seeds():
+        packed = source.divided.host.prepare(seeds)
+        mine = arrived(source.divided.host.transfer(packed))
+        source.divided.host.discard(packed)
+        theirs = arrived(source.divided.device.read(source.divided.device.batch(seeds)))
+        assert mine.layout == theirs.layout
+        assert [t.shape for t in mine.tensors()] == [t.shape for t in theirs.tensors()]
+        assert torch.equal(mine.x, theirs.x)
+        layouts.add(mine.layout)
+    assert 1 <= len(layouts) <= 3
 
 
 def test_stacked_members_share_divided_batches(graph):

@@ -1,4 +1,4 @@
-"""The sharded SpMM reads the rows of peers on the device and in pinned host memory, in every schedule."""
+"""The sharded SpMM reads the rows of peers on the device and in pinned host memory, in every schedule and in tiles."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import pytest
 import torch
 
 from weft.dist.shard_csr import shard_csr
+from weft.dist.tiled_csr import tiled_csr
 from weft.ops.csr.adjacency import Adjacency
-from weft.ops.sparse.sharded_spmm_triton import (
-    SCHEDULES,
-    ShardedLaunch,
-    address_table,
-    sharded_spmm_torch,
-    sharded_spmm_triton,
-)
+from weft.ops.sharded.shard import ShardedLaunch, address_table, sharded_spmm_torch
+from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
+from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,3 +46,28 @@ def test_the_kernel(width, ps, schedule, pinned):
     ]
     assert torch.equal(*runs)
     torch.testing.assert_close(runs[0], sharded_spmm_torch(near, [near, far], csr), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["device", "pinned host"])
+@pytest.mark.parametrize("whole", [0.0, 2.0], ids=["copied", "gathered"])
+@pytest.mark.parametrize(
+    ("width", "tasks", "dtype"), [(16, 1, torch.float32), (64, 3, torch.float32), (100, 2, torch.bfloat16)]
+)
+def test_streamed(width, tasks, dtype, whole, pinned):
+    """Staging is poisoned before every call: a sum that does not wait for its tile is not a number."""
+    adj, half = big(), 2500
+    own = adj.indptr[: half + 1]
+    columns = adj.indices[: int(own[-1])]
+    csr = tiled_csr(own.cuda(), columns.cuda(), (0, half, 5000), 0, tiles=4, whole=whole)
+    pieces = shard_csr(own.cuda(), columns.cuda(), (0, half, 5000), 0, 16)
+    x = torch.randn(tasks, 5000, width).to(dtype)
+    near, far = x[:, :half].contiguous().cuda(), x[:, half:].contiguous()
+    far = far.pin_memory() if pinned else far.cuda()
+    staging = torch.empty(tasks * csr.staged_rows * width, dtype=dtype, device="cuda")
+    runs = [
+        streamed_spmm_triton(near, [near, far], csr, None, overlap, staging.fill_(torch.nan))
+        for overlap in (True, True, True, False)
+    ]
+    assert all(torch.equal(runs[0], run) for run in runs)
+    close = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1.0}
+    torch.testing.assert_close(runs[0], sharded_spmm_torch(near, [near, far], pieces), **close)

@@ -8,6 +8,9 @@ import sys
 import pytest
 import torch
 
+import weft
+from weft.dist.symmetric_memory import has_nvshmem
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -21,7 +24,7 @@ device = torch.device("cuda", 0)
 torch.cuda.set_device(device)
 store = dist.FileStore(tempfile.mktemp(), 1)
 dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
-memory = peer_memory_for(0, 1, device, distinct=True, gather=lambda mine: [mine])
+memory = peer_memory_for(0, 1, device, distinct=True, gather=lambda mine: [mine], peers=sys.argv[1])
 assert isinstance(memory, Symmetric)
 for size in (1000, 100_000):  # it grows
     memory.reserve(size)
@@ -36,6 +39,22 @@ print("fine")
 """
 
 
-def test_slots_of_one_rank():
-    done = subprocess.run([sys.executable, "-c", ONE_RANK], capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize("peers", ["auto", "symmetric", "nvshmem"])
+def test_slots_of_one_rank(peers):
+    if peers == "nvshmem" and not has_nvshmem():
+        pytest.skip("this torch has no NVSHMEM")
+    script = [sys.executable, "-c", ONE_RANK, peers]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
     assert "fine" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NVSHMEM has one rank per GPU")
+@pytest.mark.parametrize("peers", ["symmetric", "nvshmem"])
+def test_two_gpus_train_as_one(peers):
+    """Losses over two GPUs are those of one, whichever memory the ranks read."""
+    if peers == "nvshmem" and not has_nvshmem():
+        pytest.skip("this torch has no NVSHMEM")
+    task = weft.Task(graph="demo", model="gcn", hidden=16, epochs=5, seed=1)
+    one = weft.run(task, device="cuda:0", progress=False)
+    two = weft.run(task, device="cuda", ranks=2, peers=peers, progress=False)
+    assert two.history["loss"] == pytest.approx(one.history["loss"], rel=1e-4)

@@ -294,7 +294,8 @@ def test_loss_and_optimizer(launches):
 def test_sharded_spmm(launches, ps, width, dtype):
     """Every schedule, at the smallest and the largest pieces; rows of peers are read by address."""
     from weft.dist.shard_csr import shard_csr
-    from weft.ops.sparse.sharded_spmm_triton import SCHEDULES, ShardedLaunch, address_table, sharded_spmm_triton
+    from weft.ops.sharded.shard import ShardedLaunch, address_table
+    from weft.ops.sharded.sharded_spmm import SCHEDULES, sharded_spmm_triton
 
     adj, bounds = small(11, 11), (0, 5, 11)
     x, scale, weight = numbers(6, width, dtype=dtype), torch.ones(6), torch.ones(adj.num_edges)
@@ -303,4 +304,18 @@ def test_sharded_spmm(launches, ps, width, dtype):
     table, counts = address_table([x[:5], x], x.device)
     for schedule in SCHEDULES:
         sharded_spmm_triton(x, table, counts, csr, scale, ShardedLaunch(ps, 2, 4), schedule)
+    compile_all(launches)
+
+
+@pytest.mark.parametrize(("width", "dtype", "whole"), [(16, torch.float32, 2.0), (64, torch.bfloat16, 0.0)])
+def test_streamed_spmm(launches, width, dtype, whole):
+    """Sums onto what is there, and copies of some rows of a tile."""
+    from weft.dist.tiled_csr import tiled_csr
+    from weft.ops.sharded.streamed_spmm import streamed_spmm_triton
+
+    adj, x = small(11, 11), numbers(6, width, dtype=dtype)
+    first = int(adj.indptr[5])
+    weight = torch.ones(adj.num_edges - first)
+    csr = tiled_csr(adj.indptr[5:] - first, adj.indices[first:], (0, 5, 11), 1, weight, tiles=2, whole=whole)
+    streamed_spmm_triton(x, [x[:5], x], csr, torch.ones(6))
     compile_all(launches)

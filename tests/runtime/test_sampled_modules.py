@@ -116,6 +116,115 @@ def test_over_blocks(graph):
     assert_same_weights(trained(graph, model, Sampling(FANOUTS, BATCH)), plain_loop(model, blocks))
 
 
+# ---- what edges have ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rich():
+    """A graph whose edges have a weight and two features; they tell the ends of an edge, so that their order shows."""
+    plain = citation(num_nodes=200, num_edges=1400, num_features=12, num_classes=4, seed=1)
+    src, dst = plain.edge_index()
+    attr, weight = torch.stack([src, dst], 1) / 200, (src * 7 + dst) % 13 / 13 + 0.1
+    splits = {"train": plain.train, "val": plain.val, "test": plain.test}
+    options = {"edge_attr": attr, "edge_weight": weight, "directed": True}
+    return weft.Graph.from_edges(src, dst, num_nodes=200, x=plain.x, y=plain.y, **splits, **options)
+
+
+class OfEdges(nn.Module):
+    """Messages by weights and features of the edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.edge, self.last = nn.Linear(12, 8), nn.Linear(2, 8), nn.Linear(8, 4)
+
+    def forward(self, x, edge_index, edge_weight, edge_attr):
+        src, dst = edge_index
+        h = torch.relu(self.first(x))
+        messages = h[src] * torch.tanh(self.edge(edge_attr)) * edge_weight[:, None]
+        return self.last(h + torch.zeros_like(h).index_add(0, dst, messages))
+
+
+class OfData(OfEdges):
+    def forward(self, data):
+        return super().forward(data.x, data.edge_index, data.edge_weight, data.edge_attr)
+
+
+def rich_batches(graph):
+    """Batches of two epochs with what the graph has at the edges that they were sampled from, as PyG's have it."""
+    sampler = NeighbourSampler(graph, FANOUTS, subgraph=True)
+    for one in SeedOrder(graph.train, BATCH).epochs(EPOCHS):
+        b = sampler.sample(one.seeds, one.epoch, one.batch)
+        own = {"edge_weight": graph.edge_weight[b.edges], "edge_attr": graph.edge_attr[b.edges]}
+        own |= {"n_id": b.nodes.long(), "edge_index": b.edge_index, "batch_size": b.num_seeds}
+        yield SimpleNamespace(x=graph.x[b.nodes.long()], y=graph.y[b.nodes.long()], **own)
+
+
+def rich_loop(model, batches) -> dict[str, torch.Tensor]:
+    """The weights after a step of Adam per batch."""
+    model = copy.deepcopy(model).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for b in batches:
+        optimizer.zero_grad()
+        logits = OfEdges.forward(model, b.x, b.edge_index, b.edge_weight, b.edge_attr)
+        F.cross_entropy(logits[: b.batch_size], b.y[: b.batch_size]).backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("model", [OfEdges, OfData])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_weights_and_features_of_edges_are_those_of_the_sampled_edges(rich, model, loaded):
+    torch.manual_seed(0)
+    net, source, batches = model(), Sampling(FANOUTS, BATCH), list(rich_batches(rich))
+    if loaded:
+        first = batches[: len(batches) // EPOCHS]
+        source, batches = Loading(first, source), first * EPOCHS
+    expected = rich_loop(net, batches)
+    assert_same_weights(trained(rich, net, source), expected)
+
+
+def test_a_sweep_over_features_of_edges_is_its_members_alone(rich):
+    def run(work):
+        return weft.run(work, progress=False, device="cpu")
+
+    about = {"model": OfEdgesOf, "mode": "sampled", "fanout": FANOUTS, "batch": BATCH, "epochs": EPOCHS}
+    together = run(weft.Sweep(rich, lr=[0.02, 0.01], **about))
+    assert together[0].plan.join == "stacked"
+    alone = run(weft.Task(graph=rich, lr=0.02, **about))
+    assert together["lr=0.02"].history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-4)
+
+
+class OfEdgesOf(OfEdges):
+    def __init__(self, in_features, out_features):
+        super().__init__()
+
+
+@pytest.mark.parametrize("name", ["edge_weight", "edge_attr"])
+def test_a_loader_without_what_the_model_is_given_is_refused(rich, name):
+    batches = list(rich_batches(rich))
+    for batch in batches:
+        delattr(batch, name)
+    with pytest.raises(InputError, match=f"a batch of the loader has no {name}, which the graph has"):
+        weft.run(task_of(rich, OfEdges()), batches=batches, progress=False, device="cpu")
+
+
+def test_a_loader_with_features_of_another_width_is_refused(rich):
+    batches = list(rich_batches(rich))
+    for batch in batches:
+        batch.edge_attr = batch.edge_attr[:, :1]
+    with pytest.raises(InputError, match="edge_attr of a batch is"):
+        weft.run(task_of(rich, OfEdges()), batches=batches, progress=False, device="cpu")
+
+
+def test_a_sampler_gives_features_of_edges_where_there_are_some(graph, rich):
+    for direction in ("in", "out"):
+        about = {"subgraph": True, "edge_attr": True, "direction": direction}
+        b = NeighbourSampler(rich, FANOUTS, **about).sample(rich.train[:5])
+        assert torch.equal(b.edge_attr, (b.nodes[b.edge_index].T / 200).float())
+    with pytest.raises(InputError, match="a graph whose edges have features"):
+        NeighbourSampler(graph, FANOUTS, subgraph=True, edge_attr=True)
+
+
 # ---- batches of a loader -----------------------------------------------------------------------------
 
 

@@ -52,6 +52,32 @@ def test_two_that_leave_room_do_not_slow_each_other_down():
     assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 2.0, "a": 4.0}
 
 
+def test_others_slow_the_queue_down():
+    # One that takes half of the device beside others that want all of it: 1.5 times as much as there is.
+    conditions = Conditions(Interference(contention=0.0), background=1.0)
+    run = simulate(find_policy("base"), [task("a", 1, 4.0, utilisation=0.5)], [device()], conditions)
+    assert ends(run) == {"a": 6.0}
+
+
+def test_a_policy_decides_by_what_is_predicted_and_tasks_take_what_is_actual():
+    tasks = [task("short", 1, 1.0, utilisation=0.9), task("long", 1, 5.0, utilisation=0.9)]
+    actual = [task("short", 1, 7.0), task("long", 1, 2.0)]
+    run = simulate(find_policy("backfill"), tasks, [device(workers=1)], NO_CONTENTION, actual=actual)
+    assert ends(run) == {"short": 7.0, "long": 9.0}  # it believes that this is shortest first
+    assert [group.members for group in run.groups] == [("short",), ("long",)]
+    only = simulate(find_policy("backfill"), tasks, [device(workers=1)], NO_CONTENTION, actual=actual[1:])
+    assert ends(only) == {"short": 1.0, "long": 3.0}
+    with pytest.raises(SpecError, match="'other' is said to turn out otherwise"):
+        simulate(find_policy("base"), tasks, [device()], actual=[task("other")])
+
+
+def test_a_task_that_was_preempted_has_the_rest_of_its_actual_seconds_left():
+    tasks = [task("long", 4, 20.0), task("urgent", 4, 1.0, arrival=2.0, priority=5)]
+    one = [device(workers=1)]
+    run = simulate(find_policy("backfill"), tasks, one, NO_CONTENTION, actual=[task("long", 4, 30.0)])
+    assert ends(run) == {"urgent": 3.0, "long": 31.0}
+
+
 def test_too_much_memory_makes_the_device_page():
     tasks = [task("a", 20, 4.0, utilisation=0.5), task("b", 20, 4.0, utilisation=0.5)]
     conditions = Conditions(Interference(contention=0.0, paging=10.0))

@@ -118,7 +118,7 @@ def _simulate(names: list[str], queue: RecordedQueue) -> list[Simulation]:
 
     chosen = {name.lower(): find_policy(name) for name in names or POLICIES}
     about = queue.tasks, [queue.device], queue.conditions
-    return [simulate(policy, *about, name=name) for name, policy in chosen.items()]
+    return [simulate(policy, *about, name=name, actual=queue.actual) for name, policy in chosen.items()]
 
 
 def _json(runs: list[Simulation]) -> str:

@@ -125,6 +125,9 @@ def run(
     order: Annotated[
         str, typer.Option(help="With --gpus or --ranks: renumber the nodes first: given, degree, bfs, rcm, metis.")
     ] = "given",
+    peers: Annotated[
+        str, typer.Option(help="With --gpus: memory that ranks read each other's rows from: ipc, symmetric, nvshmem.")
+    ] = "auto",
     on: Annotated[
         str | None,
         typer.Option(metavar="ray|ray://HOST:PORT", help="Train on the nodes of a Ray cluster.", show_default="here"),
@@ -153,6 +156,7 @@ def run(
             "--gpus": gpus,
         }
         given |= {"--ranks": ranks, "--order": None if order == "given" else order}
+        given |= {"--peers": None if peers == "auto" else peers}
         given |= {"--features": features, "--topology": topology, "--cache": cache, "--cache-policy": cache_policy}
         _run_on_cluster(on, spec, changes or [], given, device, out, overwrite, budget)
         return
@@ -188,12 +192,13 @@ def run(
             ranks=count,
             **places,
             order=order,
+            peers=peers,
         )
     except Interrupted as interruption:
         options = {"--device": None if device == "auto" or gpus else device, "--prune": prune, "--budget": budget}
         options |= {name: None if number is None else str(number) for name, number in asked.items()}
         options |= {f"--{name.replace('_', '-')}": place for name, place in places.items()}
-        options |= {"--order": None if order == "given" else order}
+        options |= {"--order": None if order == "given" else order, "--peers": None if peers == "auto" else peers}
         chosen = {"weave": weave, "compile": compile}
         flags = ["--extend" if extend else "--resume"]
         flags += [f"--{name}" if choice else f"--no-{name}" for name, choice in chosen.items() if choice is not None]

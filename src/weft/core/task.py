@@ -85,7 +85,7 @@ class Task:
     label_smoothing: float = setting(0.0, float, low=0, below=1)
     class_weights: str | tuple[float, ...] | None = None  # multiclass: one per class, or "balanced"
     huber_delta: float = setting(1.0, float, above=0)  # huber: where it goes from squares to a straight line
-    convert: bool = setting(True, bool)  # layers of PyG in a module compute with Weft's operators, if that is equal
+    convert: bool | None = setting(None, bool)  # layers of PyG compute with Weft's operators: if nothing changes
 
     mode: str = choice("auto", "auto", "full", "sampled")  # the whole graph in every step, or sampled batches of it
     fanout: tuple[Hop, ...] | None = None  # sampled: neighbours per hop (and relation), seeds outwards; -1: all

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from weft.dist.exchange import Staging
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
 
 GatherTensors = Callable[[Tensor], list[Tensor]]
 

@@ -18,6 +18,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 from weft.core import errors
 from weft.core.errors import SpecError, TrainingError, WeftError
 from weft.dist.errors import RankLostError
+from weft.dist.peer_memory import check_peers
 from weft.dist.ranks import TIMEOUT, RankAddress, Ranks
 
 Worker = Callable[..., None]
@@ -61,18 +63,24 @@ def start_ranks(
     worker: Worker,
     arguments: tuple[Any, ...] = (),
     timeout: float = TIMEOUT,
+    peers: str = "auto",
 ) -> Iterator[Ranks]:
     """This process as rank 0 of ``count``; the others run ``worker(ranks, *arguments)`` in processes of their own.
 
+    ``peers``: the kind of memory that peers read (:data:`weft.dist.peer_memory.PEERS`).
     Inside torchrun the ranks are there already, and this process is the one that it was started as.
     """
     if under_torchrun():
-        with Ranks(_torchrun_address(count, device, timeout)) as ranks:
+        with Ranks(replace(_torchrun_address(count, device, timeout), peers=peers)) as ranks:
             yield ranks
         return
     devices, distinct = devices_for(count, device)
     place = Path(tempfile.gettempdir()) / f"weft-ranks-{uuid.uuid4().hex}"
-    addresses = [RankAddress(rank, count, f"file://{place}", devices[rank], distinct, timeout) for rank in range(count)]
+    check_peers(peers, device, distinct)  # before processes are started
+    about = (f"file://{place}", distinct, timeout)
+    addresses = [
+        RankAddress(rank, count, about[0], where, *about[1:], peers=peers) for rank, where in enumerate(devices)
+    ]
     threads = torch.get_num_threads()
     children = _Children(addresses[1:], worker, arguments, max(1, threads // count))
     if device.type == "cpu":

@@ -1,7 +1,8 @@
 """Peer memory: bytes of a rank that other ranks can read, behind one interface.
 
-Three kinds: files in shared memory between CPU ranks; CUDA IPC between ranks on one host, also several ranks on one
-GPU; torch's symmetric memory between distinct GPUs. Each rank writes to its own part only and reads those of others.
+Kinds: files in shared memory between CPU ranks; CUDA IPC between ranks on one host, also several ranks on one GPU
+(``"ipc"``); torch's symmetric memory between distinct GPUs, by its own mappings (``"symmetric"``) or on NVSHMEM's heap
+(``"nvshmem"``). Each rank writes to its own part only and reads those of others.
 
 Every rank has two slots of equal size. An exchange writes to one of them, waits at a barrier and reads the peers' slot;
 the next exchange uses the other one. A slot is written again only after the barrier of the exchange in between, which
@@ -21,10 +22,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from weft.core.errors import OutOfMemoryError
+from weft.core.errors import OutOfMemoryError, SpecError
 from weft.core.units import show_bytes
+from weft.dist.symmetric_memory import SLOTS, Symmetric, check_backend, is_available
 
-SLOTS = 2
+__all__ = ["SLOTS", "CudaIpc", "PeerMemory", "SharedFiles", "Symmetric", "peer_memory_for"]
+PEERS = ("auto", "ipc", "symmetric", "nvshmem")
+BACKENDS = {"symmetric": "CUDA", "nvshmem": "NVSHMEM"}  # torch's names
 GatherObjects = Callable[[Any], list[Any]]
 
 
@@ -168,52 +172,34 @@ class CudaIpc:
         torch.cuda.ipc_collect()
 
 
-class Symmetric:
-    """Ranks on distinct GPUs that torch's symmetric memory connects (NVLink); needs an NCCL process group."""
+def check_peers(peers: str, device: torch.device, distinct: bool) -> None:
+    """A :class:`SpecError` or :class:`InputError` for a kind of peer memory that there is not, or that cannot be had.
 
-    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
-        self._rank, self._ranks, self._device = rank, ranks, device
-        self._parts: list[list[Tensor]] = []
-        self._size = 0
-
-    @staticmethod
-    def available() -> bool:
-        """Whether this torch has it."""
-        try:
-            from torch.distributed import _symmetric_memory as symmetric
-        except ImportError:
-            return False
-        return hasattr(symmetric, "rendezvous")
-
-    def reserve(self, num_bytes: int) -> None:
-        """Grow to ``num_bytes`` per slot, if that is more than there is."""
-        if num_bytes <= self._size:
-            return
-        import torch.distributed as dist
-        from torch.distributed import _symmetric_memory as symmetric
-
-        size = -(-num_bytes // 512) * 512
-        own = symmetric.empty(SLOTS * size, dtype=torch.uint8, device=self._device)
-        handle = symmetric.rendezvous(own, dist.group.WORLD)
-        shape = (SLOTS * size,)
-        wholes = [
-            own if rank == self._rank else handle.get_buffer(rank, shape, torch.uint8) for rank in range(self._ranks)
-        ]
-        self._parts, self._size = [list(whole.split(size)) for whole in wholes], size
-
-    def slot(self, rank: int, which: int) -> Tensor:
-        """Slot ``which`` of ``rank``."""
-        return self._parts[rank][which]
-
-    def close(self, together: bool) -> None:
-        """Give the memory back."""
-        self._parts, self._size = [], 0
+    ``distinct``: no two ranks are on one GPU.
+    """
+    if peers not in PEERS:
+        raise SpecError(f"peers={peers!r} must be one of {', '.join(PEERS)}")
+    if peers == "auto":
+        return
+    if device.type != "cuda":
+        raise SpecError(f"peers={peers!r} is memory of GPUs; ranks on a CPU share files in memory: leave it out")
+    if peers in BACKENDS and not distinct:
+        raise SpecError(
+            f"peers={peers!r} needs a GPU per rank, and here ranks share one; use peers='ipc', or leave it out"
+        )
+    if peers in BACKENDS:
+        check_backend(BACKENDS[peers])
 
 
-def peer_memory_for(rank: int, ranks: int, device: torch.device, distinct: bool, gather: GatherObjects) -> PeerMemory:
-    """The kind that suits ``device``; ``distinct``: no two ranks are on one GPU."""
+def peer_memory_for(
+    rank: int, ranks: int, device: torch.device, distinct: bool, gather: GatherObjects, peers: str = "auto"
+) -> PeerMemory:
+    """The kind that suits ``device``, or the one that was asked for; ``distinct``: no two ranks are on one GPU."""
+    check_peers(peers, device, distinct)
     if device.type != "cuda":
         return SharedFiles(rank, gather)
-    if distinct and Symmetric.available():
+    if peers in BACKENDS:
+        return Symmetric(rank, ranks, device, BACKENDS[peers])
+    if peers == "auto" and distinct and is_available():
         return Symmetric(rank, ranks, device)
     return CudaIpc(rank, ranks, gather, device)

@@ -23,7 +23,7 @@ from weft.dist.barrier import Barrier
 from weft.dist.errors import RankLostError
 from weft.dist.exchange import Staging
 from weft.dist.gathered_staging import GatheredStaging
-from weft.dist.peer_memory import PeerMemory, peer_memory_for, shared_counters
+from weft.dist.peer_memory import PeerMemory, check_peers, peer_memory_for, shared_counters
 
 TIMEOUT = 300.0  # seconds: a rank may compile kernels for the first time while others wait
 
@@ -39,6 +39,7 @@ class RankAddress:
     distinct: bool = False  # no two ranks are on one GPU
     timeout: float = TIMEOUT
     one_host: bool | None = None  # whether ranks share memory; None: if their machines have one name
+    peers: str = "auto"  # the kind of memory that peers read: one of weft.dist.peer_memory.PEERS
 
 
 class Ranks:
@@ -57,6 +58,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         address = self._address
+        check_peers(address.peers, self.device, self.distinct)
         if dist.is_initialized():
             raise SpecError("ranks: torch.distributed is in use in this process already; start another process")
         backend = "cpu:gloo,cuda:nccl" if self.distinct else "gloo"
@@ -75,6 +77,8 @@ class Ranks:
         self._pids = [pid for pid, _ in about]
         same = len({name for _, name in about}) == 1
         self.one_host = same if address.one_host is None else address.one_host
+        if address.peers != "auto" and not self.one_host:
+            raise SpecError(f"peers={address.peers!r}: ranks on several machines share no memory; leave it out")
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -98,7 +102,8 @@ class Ranks:
     @cached_property
     def memory(self) -> PeerMemory:
         """What peers can read."""
-        return peer_memory_for(self.rank, self.ranks, self.device, self.distinct, self.gather_objects)
+        about = (self.device, self.distinct, self.gather_objects, self._address.peers)
+        return peer_memory_for(self.rank, self.ranks, *about)
 
     @cached_property
     def staging(self) -> Staging:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.dist.partition_arrays import halo_of, neighbour_pieces, places_in, split_edges
-from weft.ops.sparse.sharded_spmm_triton import ShardedCSR
+from weft.ops.sharded.shard import ShardedCSR
 
 WHOLE_ROWS = 2**31 - 1
 

@@ -25,6 +25,7 @@ from weft.core.errors import InputError
 from weft.dist.exchange import Exchange, Staging, make_halo
 from weft.dist.partition_arrays import own_rows, own_rows_of_transpose, to_block
 from weft.dist.shard_csr import shard_csr
+from weft.dist.tiled_csr import tiled_csr
 from weft.ops.attention.gat import attention_torch, coefficient_mask
 from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
@@ -32,7 +33,9 @@ from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
 from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
-from weft.ops.sparse.sharded_spmm_triton import ShardedCSR, ShardedLaunch, address_table, sharded_spmm_triton
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
+from weft.ops.sharded.sharded_spmm import sharded_spmm_triton
+from weft.ops.sharded.streamed_spmm import TiledCSR, streamed_spmm_triton
 
 # Remote rows are copied in chunks, and summed chunk by chunk: more of them overlap more, and cut rows into more pieces.
 CHUNK_ROWS, MOST_CHUNKS = 1 << 17, 4
@@ -257,7 +260,7 @@ class ShardedAdjacency(Adjacency):
     def aggregate(self, x: Tensor) -> Tensor:
         """``A x`` without a gradient: own rows are published, remote ones read.
 
-        On a GPU one kernel reads remote rows where they lie, while it sums local ones. On a CPU they are copied first.
+        On a GPU kernels read remote rows where they lie, while others sum local ones. On a CPU they are copied first.
         """
         with torch.no_grad():
             block, exchange = self.block(), self.forward.exchange
@@ -269,19 +272,29 @@ class ShardedAdjacency(Adjacency):
             return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
 
     def _aggregate_in_place(self, x: Tensor, peers: Sequence[Tensor]) -> Tensor:
+        if self.launch.streamed:
+            return streamed_spmm_triton(x, peers, self.derived(("tiles", 0), self._tiles), self.row_scale)
         table, counts = address_table(peers, x.device)
         csr = self.derived(("csr", self.launch.ps), self._csr)
         return sharded_spmm_triton(x, table, counts, csr, self.row_scale, self.launch)
 
     def _csr(self) -> ShardedCSR:
-        rows, scale = self.forward, self.block().col_scale
-        factors = self.weight if scale is None else scale[self.indices.long()]
-        if scale is not None and self.weight is not None:
-            factors = factors * self.weight
-        exchange = rows.exchange
+        rows, exchange = self.forward, self.forward.exchange
         chunks = min(MOST_CHUNKS, max(1, exchange.halo.size // CHUNK_ROWS))
-        rank = exchange.staging.rank
-        return shard_csr(rows.indptr, rows.columns, exchange.bounds, rank, self.launch.ps, factors, chunks)
+        about = (rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank)
+        return shard_csr(*about, self.launch.ps, self._factors(), chunks)
+
+    def _tiles(self) -> TiledCSR:
+        rows, exchange = self.forward, self.forward.exchange
+        return tiled_csr(rows.indptr, rows.columns, exchange.bounds, exchange.staging.rank, self._factors())
+
+    def _factors(self) -> Tensor | None:
+        """Of the edges, with those of their columns."""
+        scale = self.block().col_scale
+        if scale is None:
+            return self.weight
+        found = scale[self.indices.long()]
+        return found if self.weight is None else found * self.weight
 
     def spmm_max(self, x: Tensor) -> Tensor:
         """The maximum over in-edges, as :func:`weft.ops.spmm` has it."""

@@ -89,6 +89,7 @@ def run(
     cache: str | float | None = None,
     cache_policy: Any = None,
     order: str = "given",
+    peers: str = "auto",
 ) -> Result | SweepResult:
     """Train a task, or all tasks of a sweep (or of a list) together, and return the outcome.
 
@@ -123,6 +124,8 @@ def run(
     object with a ``choose`` method (:class:`weft.flow.CachePolicy`).
     ``order``: renumber the nodes before they are spread over ranks, so that fewer edges cross between them:
     ``"degree"``, ``"bfs"``, ``"rcm"`` or ``"metis"``; the numbers are those of the renumbered graph on one rank.
+    ``peers``: the memory that ranks on GPUs read each other's rows from: ``"ipc"`` (CUDA IPC), ``"symmetric"`` (torch's
+    symmetric memory) or ``"nvshmem"`` (the same on NVSHMEM's heap), the last two with a GPU per rank.
 
     Raises :class:`InputError` for a task that cannot be trained, :class:`DivergedError` when the loss is no
     longer a number, :class:`OutOfMemoryError`, and ``KeyboardInterrupt`` (after a checkpoint) on Ctrl-C. A member of
@@ -148,7 +151,7 @@ def run(
     options = JobOptions(driver, handle, limit, PlanOptions(weave, compile, **places), report, batches, hardware)
     handle.expect(task.label for task in tasks)
     target = choose_device(device) if report is None else device_of(report, device)
-    count = check_ranks(ranks, weave, compile, report is not None, order)
+    count = check_ranks(ranks, weave, compile, report is not None, order, peers)
     check_relations(tasks, count)
     check_splits(tasks, count)
     if count > 1 and not is_first_rank():
@@ -167,7 +170,7 @@ def run(
         if count > 1:
             stack.enter_context(_lost_ranks_told(folder))
             spread = torch.device(target.type) if str(device) in ("auto", "cuda") else target
-            here = stack.enter_context(_ranks(count, spread, tasks, order))
+            here = stack.enter_context(_ranks(count, spread, tasks, order, peers))
             make_job, target = partial(_sharded, here, order), here.device
         if isinstance(work, Task):
             return _run_task(work, target, folder, resume, emit, options, make_job)
@@ -187,11 +190,13 @@ def _sharded(ranks: Ranks, order: str, tasks: Sequence[Task], _: torch.device, *
     return ShardedJob(tasks, ranks, *others, order=order)
 
 
-def _ranks(count: int, device: torch.device, tasks: Sequence[Task], order: str) -> AbstractContextManager[Ranks]:
+def _ranks(
+    count: int, device: torch.device, tasks: Sequence[Task], order: str, peers: str
+) -> AbstractContextManager[Ranks]:
     from weft.dist.launch import start_ranks
     from weft.engine.training.sharded_job import train_as_rank
 
-    return start_ranks(count, device, train_as_rank, (tuple(tasks), order))
+    return start_ranks(count, device, train_as_rank, (tuple(tasks), order), peers=peers)
 
 
 @contextmanager

@@ -30,11 +30,15 @@ MOST_TRIALS = 24
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """``ps``: neighbours of a piece. ``dist``: pairs of local and remote pieces per warp. ``wpb``: warps per block."""
+    """``ps``: neighbours of a piece. ``dist``: pairs of local and remote pieces per warp. ``wpb``: warps per block.
+
+    ``streamed``: not in pieces, but by tiles of remote rows.
+    """
 
     ps: int = 1
     dist: int = 1
     wpb: int = 1
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -147,6 +151,10 @@ class CrossIterationSearch:
         self.trials[self._wanted] = seconds
         self._wanted = next(self._moves, None) if len(self.trials) < MOST_TRIALS else None
 
+    def also(self, config: KernelConfig, seconds: float) -> None:
+        """Another configuration took ``seconds``: one that the search does not come by."""
+        self.trials[config] = seconds
+
     # ---- how it goes ---------------------------------------------------------------------------------
 
     def _search(self) -> Iterator[KernelConfig]:
@@ -224,6 +232,7 @@ class TunedKernels:
 def _rows(data: Any) -> Iterable[tuple[str, tuple[KernelConfig, float]]]:
     for key, row in data.items() if isinstance(data, Mapping) else ():
         try:
-            yield key, (KernelConfig(row["ps"], row["dist"], row["wpb"]), float(row["seconds"]))
-        except (KeyError, TypeError, ValueError, SpecError):
+            config = KernelConfig(row["ps"], row["dist"], row["wpb"], row.get("streamed") is True)
+            yield key, (config, float(row["seconds"]))
+        except (AttributeError, KeyError, TypeError, ValueError, SpecError):
             continue

@@ -21,15 +21,6 @@ def needed_bytes(predicted: int, safety: float = SAFETY_THRESHOLD) -> int:
     return math.ceil(predicted * safety)
 
 
-def group_bytes(members: Iterable[QueuedTask], safety: float = SAFETY_THRESHOLD) -> int:
-    """The bytes to set aside for a fused group: what its members share once, and each member's own."""
-    shared = own = 0
-    for task in members:
-        shared = max(shared, task.shared_bytes)
-        own += task.bytes - task.shared_bytes
-    return needed_bytes(shared + own, safety)
-
-
 def free_bytes(device: DeviceState, running: Iterable[RunningGroup]) -> int:
     """What the groups on ``device`` leave for others."""
     return device.task_bytes - sum(group.bytes for group in running if group.device == device.name)

@@ -14,7 +14,10 @@ ROUNDING = 1e-9
 
 @dataclass
 class LiveGroup:
-    """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds."""
+    """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds.
+
+    ``as_planned``: policies are told the end and the utilisation that were predicted, not those that are to be.
+    """
 
     id: str
     plan: GroupStart
@@ -24,6 +27,7 @@ class LiveGroup:
     model: Interference
     progress: float = 0.0
     rate: float = 1.0
+    as_planned: bool = False
     demand: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,14 +59,17 @@ class LiveGroup:
     def state(self, now: float) -> RunningGroup:
         """What a policy sees of it."""
         first = self.left[0]
+        ends = now + max(first.seconds - self.progress, 0.0) / self.rate
+        if self.as_planned:
+            ends = self.start + self.plan.seconds
         return RunningGroup(
             id=self.id,
             device=self.plan.device,
             members=tuple(task.id for task in self.left),
             bytes=self.plan.bytes,
-            utilisation=self.demand,
+            utilisation=self.plan.utilisation if self.as_planned else self.demand,
             started=self.start,
-            ends=now + max(first.seconds - self.progress, 0.0) / self.rate,
+            ends=ends,
             graph=first.graph,
             kind=first.kind,
             slowdown_limit=slowdown_limit(first, now),

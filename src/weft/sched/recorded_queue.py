@@ -16,16 +16,21 @@ from weft.sched.simulator import Conditions
 
 @dataclass(frozen=True)
 class RecordedQueue:
-    """What the simulator needs to run a queue again under any policy."""
+    """What the simulator needs to run a queue again under any policy.
+
+    ``tasks`` are as predicted. ``actual``: those of them that turned out otherwise, as they were measured.
+    """
 
     tasks: tuple[QueuedTask, ...]
     device: DeviceState
     interference: Interference = field(default_factory=Interference)
+    actual: tuple[QueuedTask, ...] = ()
+    background: float = 0.0
 
     @property
     def conditions(self) -> Conditions:
         """The simulator's conditions."""
-        return Conditions(self.interference)
+        return Conditions(self.interference, background=self.background)
 
     def on(self, budget: int | None, workers: int | None) -> RecordedQueue:
         """The same on a device with another budget or other workers."""
@@ -37,13 +42,16 @@ class RecordedQueue:
         """The text of its file."""
         tasks = [task.to_dict() for task in self.tasks]
         about = {"device": self.device.to_dict(), "interference": asdict(self.interference)}
-        return json.dumps({"tasks": tasks, **about}, allow_nan=False, indent=1)
+        measured = {"actual": [task.to_dict() for task in self.actual], "background": self.background}
+        return json.dumps({"tasks": tasks, **about, **measured}, allow_nan=False, indent=1)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RecordedQueue:
         """The inverse of :meth:`to_json`, after parsing."""
         tasks = tuple(QueuedTask.from_dict(task) for task in data["tasks"])
-        return cls(tasks, DeviceState.from_dict(data["device"]), Interference(**data.get("interference", {})))
+        actual = tuple(QueuedTask.from_dict(task) for task in data.get("actual", ()))
+        about = DeviceState.from_dict(data["device"]), Interference(**data.get("interference", {}))
+        return cls(tasks, *about, actual, float(data.get("background", 0.0)))
 
 
 def read_recorded(path: Path) -> RecordedQueue:

@@ -8,7 +8,7 @@ and its bytes until its last member ends. Equal input gives an equal result.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from weft.core.errors import SpecError, WeftError
@@ -23,10 +23,14 @@ from weft.sched.task_queue import TaskQueue, lane_key, lane_name
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the simulated device is like: how groups interfere, and what a cold start costs."""
+    """What the simulated device is like: how groups interfere, and what a cold start costs.
+
+    ``background``: the share of the device that others than the queue keep busy all the time.
+    """
 
     interference: Interference = field(default_factory=Interference)
     cold_start_seconds: float = 0.0
+    background: float = 0.0
 
 
 def simulate(
@@ -35,19 +39,33 @@ def simulate(
     devices: Sequence[DeviceState],
     conditions: Conditions | None = None,
     name: str = "",
+    actual: Iterable[QueuedTask] = (),
 ) -> Simulation:
-    """Run ``policy`` over ``tasks`` until all are done or refused."""
-    return _Run(policy, list(tasks), devices, conditions or Conditions()).until_done(name or type(policy).__name__)
+    """Run ``policy`` over ``tasks`` until all are done or refused.
+
+    ``actual``: tasks of the queue as they turn out, with other seconds or another utilisation than predicted. The
+    policy decides by what is predicted, as a server does, and the simulated device does what is actual.
+    """
+    turned_out = {task.id: task for task in actual}
+    made = _Run(policy, list(tasks), devices, conditions or Conditions(), turned_out)
+    return made.until_done(name or type(policy).__name__)
 
 
 class _Run:
     """The state of a simulation."""
 
     def __init__(
-        self, policy: Policy, tasks: list[QueuedTask], devices: Sequence[DeviceState], conditions: Conditions
+        self,
+        policy: Policy,
+        tasks: list[QueuedTask],
+        devices: Sequence[DeviceState],
+        conditions: Conditions,
+        actual: Mapping[str, QueuedTask],
     ) -> None:
-        _check(tasks)
+        _check(tasks, actual)
         self.policy, self.conditions = policy, conditions
+        self.predicted = {task.id: task for task in tasks}
+        self.actual = dict(actual)
         self.devices = {device.name: device for device in devices}
         self.arrivals = sorted(tasks, key=lambda task: task.arrival)[::-1]  # the next one last
         self.expected = {task.id for task in tasks}
@@ -157,13 +175,23 @@ class _Run:
                 groups.remove(group)
                 self._end_group(group)
                 for task in group.left:
-                    left = max(task.seconds - max(group.progress, 0.0), 0.0)
-                    self.queue.put_back(replace(task, seconds=left))
+                    self._put_back(task, max(group.progress, 0.0))
         if decision.preempt:
             self._decide()
 
+    def _put_back(self, task: QueuedTask, progress: float) -> None:
+        """Queue what is left of a task; what is predicted of it shrinks by as many seconds."""
+        left = max(task.seconds - progress, 0.0)
+        if task.id in self.actual:
+            self.actual[task.id] = replace(task, seconds=left)
+            told = self.predicted[task.id]
+            task, left = told, max(told.seconds - progress, 0.0)
+        self.predicted[task.id] = replace(task, seconds=left)
+        self.queue.put_back(self.predicted[task.id])
+
     def _start(self, start: GroupStart) -> None:
-        tasks = [self.queue.take(name) for name in start.members]
+        taken = [self.queue.take(name) for name in start.members]
+        tasks = [self.actual.get(task.id, task) for task in taken]
         device = self.devices[start.device]
         self.devices[start.device] = replace(device, started=device.started + len(tasks))
         groups = self.live[start.device]
@@ -171,10 +199,12 @@ class _Run:
         worker = next(number for number in range(len(used) + 1) if number not in used)
         setup = 0.0 if start.warm else -self.conditions.cold_start_seconds
         name = f"{start.device}/{device.started}"
-        made = LiveGroup(name, start, worker, self.now, tasks, self._model, progress=setup)
+        made = LiveGroup(
+            name, start, worker, self.now, tasks, self._model, progress=setup, as_planned=bool(self.actual)
+        )
         groups.append(made)
         self.peak_bytes = max(self.peak_bytes, sum(group.plan.bytes for group in groups))
-        for task in tasks:
+        for task in taken:
             self.starts[task.id] = (made.id, self.starts.get(task.id, ("", self.now))[1])
             self._count(task)
 
@@ -190,16 +220,19 @@ class _Run:
 
     def _update_rates(self) -> None:
         for name, groups in self.live.items():
-            total = math.fsum(group.demand for group in groups)
+            total = math.fsum(group.demand for group in groups) + self.conditions.background
             over = sum(group.plan.bytes for group in groups) > self.devices[name].task_bytes
             for group in groups:
                 slowdown = self._model.slowdown(group.demand, max(total - group.demand, 0.0))
                 group.rate = 1.0 / (slowdown * (self._model.paging if over else 1.0))
 
 
-def _check(tasks: Sequence[QueuedTask]) -> None:
+def _check(tasks: Sequence[QueuedTask], actual: Iterable[str]) -> None:
     """Ids are distinct and dependencies do not form a circle."""
     names = {task.id for task in tasks}
+    unknown = next((name for name in actual if name not in names), None)
+    if unknown is not None:
+        raise SpecError(f"task {unknown!r} is said to turn out otherwise, and is not in the queue; name a task that is")
     for task in tasks:
         for name in task.after:
             if name not in names:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.flow.graphs import random_graph
 from weft.flow import FeatureStore, NeighbourSampler, SeedOrder
-from weft.flow.division.padded_batches import PaddedHost, PaddedLayout, padded_item
+from weft.flow.division.layouts import PaddedLayout
+from weft.flow.division.padded_batches import PaddedHost, layout_of, layouts_of, padded_item
 from weft.flow.sampling.hops import TritonHops
 from weft.ops.sampling.draws import make_clock
 
 CPU = torch.device("cpu")
 
 
-def test_both_sides_make_the_same_batch():
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_both_sides_make_the_same_batch(buckets):
     graph = random_graph()
     sampler = NeighbourSampler(graph, [3, 2], seed=4)
-    host = PaddedHost(sampler, graph.x, CPU, slots=1)
+    layouts = layouts_of(sampler, buckets)
+    host = PaddedHost(sampler, graph.x, CPU, slots=1, layouts=layouts)
     store = FeatureStore(graph.x)
     store.tier = "device"  # as on a GPU; the interpreter runs its kernels on CPU tensors
     triton = TritonHops(graph.adj.indptr, graph.adj.indices, replace=False, edges=False, device=CPU)
@@ -25,8 +29,11 @@ def test_both_sides_make_the_same_batch():
         mine = host.transfer(packed)
         host.discard(packed)
         ids, clock = seeds.seeds.to(torch.int32), make_clock(4, seeds.epoch, seeds.batch)
-        theirs = padded_item(seeds, triton.padded(ids, [3, 2], clock), sampler, store)
-        assert mine.layout == theirs.layout == PaddedLayout.of(seeds.seeds.numel(), [3, 2], graph.num_nodes)
+        hops = triton.padded(ids, [3, 2], clock)
+        theirs = padded_item(seeds, hops, layout_of(hops, seeds.seeds.numel(), layouts), store)
+        largest = PaddedLayout.of(seeds.seeds.numel(), [3, 2], graph.num_nodes)
+        assert mine.layout == theirs.layout
+        assert (mine.layout == largest) == (buckets == 1)
         assert [t.shape for t in mine.tensors()] == [t.shape for t in theirs.tensors()]
         assert torch.equal(mine.x, theirs.x)
         count = packed.count

@@ -87,9 +87,6 @@ def test_a_module_that_names_edge_attr_trains_as_a_plain_loop():
 def test_what_a_model_needs_of_edges_and_does_not_get_is_refused():
     with pytest.raises(SpecError, match=r"of EdgeNet .* needs 'edge_attr': the edges of this graph have none"):
         weft.run(weft.Task(graph=tiny_graph(), model=EdgeNet), progress=False)
-    task = weft.Task(graph=with_features(), model=EdgeNet, mode="sampled", fanout=[2], batch=8)
-    with pytest.raises(SpecError, match="takes edge_attr, which sampled batches do not have"):
-        weft.run(task, progress=False)
     with pytest.raises(GraphError, match="edge_attr has 1 rows but the graph has 2 edges"):
         Graph.from_edges([0, 1], [1, 0], edge_attr=[[1.0]])
 

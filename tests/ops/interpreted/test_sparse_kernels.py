@@ -65,6 +65,19 @@ def test_spmm_under_other_launch_parameters(launch):
     assert_same(spmm_triton(x, None, None, None, csr, launch), spmm_torch(x, None, None, None, csr), x.dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_spmm_adds_to_what_is_there(dtype):
+    """Light rows, heavy rows and hubs, each once; sums of half precision stay in single precision."""
+    adj = small()
+    csr, _ = both_csr(adj)
+    x, scale = numbers(2, adj.num_cols, 5, dtype=dtype), numbers(adj.num_rows, seed=1)
+    before = numbers(2, adj.num_rows, 5, seed=2)
+    out = before.clone()
+    found = spmm_triton(x, None, scale, None, csr, out=out, add=True)
+    assert found.data_ptr() == out.data_ptr()
+    assert_same(out, before + spmm_torch(x.float(), None, scale, None, csr), torch.float32)
+
+
 @pytest.mark.parametrize("make", [empty, no_rows])
 def test_graphs_without_edges(make):
     adj = make()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.division.cases import times
@@ -9,7 +11,8 @@ from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.division.choose import Setup, batch_bytes, choose, elsewhere
+from weft.planner.division.choose import choose
+from weft.planner.division.setup import Setup, batch_bytes, elsewhere, may_have_buckets
 from weft.planner.machine_profiles import profile
 
 GB = 10**9
@@ -21,7 +24,8 @@ HOST, GPU = Placement("host", "host", overlap=True), Placement()
 
 
 def task(**changes) -> Task:
-    return Task(graph="g", model="sage", layers=3, fanout=[15, 10, 5], batch=1024, **{"mode": "sampled", **changes})
+    usual = {"model": "sage", "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024}
+    return Task(graph="g", layers=3, **{**usual, **changes})
 
 
 def setup(placement=HOST, bytes=4 * GB, seconds=0.4, **changes) -> Setup:
@@ -119,3 +123,47 @@ def test_if_nothing_fits_the_smallest_is_said_not_to():
     found = chosen([setup(bytes=50 * GB), setup(GPU, 90 * GB)], budget=GB)
     assert found.best.device_bytes == 50 * GB
     assert "nothing that was tried fits" in found.why[0]
+
+
+PRODUCTS = {"matmul": 0.7, "pointwise": 0.25, "spmm": 0.05}  # a step that padding lengthens
+
+
+def padded_setup(epochs: int = 200, **families) -> Setup:
+    training = Cost(seconds={"gpu": 8.0}, phases={"forward": 8.0}, families=families or PRODUCTS)
+    return Setup(task(epochs=epochs, fanout=[25, 20, 10]), HOST, training, 4 * GB)
+
+
+def slow_training(one: Setup):
+    """Only batches of one size were measured."""
+    return times(host=0.3, dma=0.004, sample=0.001, uva=0.002, train=0.04) if one.buckets == 1 else None
+
+
+def test_several_sizes_of_batches_where_padding_costs_most():
+    found = chosen([padded_setup()], budget=80 * GB, measured=slow_training)
+    assert found.best.division.buckets > 1
+    assert f"padded to one of {found.best.division.buckets} sizes" in found.best.words()
+    assert "more to record" in found.why[-1]
+    assert not found.best.measured  # phases of these sizes are to be measured before they are trusted
+    one_size = next(one for one in found.runners_up if one.setup.padding is None)
+    assert found.best.seconds < 0.9 * one_size.seconds
+
+
+def test_recordings_do_not_repay_in_few_epochs_and_edges_do_not_pad():
+    short = chosen([padded_setup(epochs=1)], budget=80 * GB, measured=lambda one: times(train=0.0004, uva=0.0002))
+    assert short.best.setup.padding is None
+    followed = chosen([padded_setup(spmm=1.0)], budget=80 * GB, measured=slow_training)
+    assert followed.best.setup.padding is None
+    assert "no less busy" in followed.why[-1]
+
+
+def test_sizes_that_save_too_little_are_named():
+    little = chosen([padded_setup(spmm=0.9, matmul=0.1)], budget=80 * GB, measured=slow_training)
+    assert little.best.setup.padding is None
+    assert "padded to one size" in little.why[-1]
+    assert any(one.setup.padding is not None for one in little.runners_up)
+
+
+def test_batches_with_relations_or_of_users_modules_have_one_size():
+    apart = replace(padded_setup(), task=task(model="rgcn", fanout=[{"each": 3}, 5, 5]))
+    for one in (apart, replace(padded_setup(), captured=False), replace(padded_setup(), rough=True)):
+        assert not may_have_buckets(one, STATS)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import weft
 from weft.core.errors import SpecError
+from weft.ops.random.torch_bits import keep_mask_rows
 from weft.runtime.user_modules.converting import Trials, try_conversion
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -177,10 +178,175 @@ def test_convert_is_refused_where_nothing_reads_it():
         run("gcn", convert=False)
 
 
-def test_sampled_batches_are_left_to_pyg():
-    results, notes = run(Weighted, mode="sampled", batch=8, fanout=(3, 3))
-    assert results[0].status == "finished"
-    assert not [note for note in notes if "convert" in note]
+@pytest.mark.parametrize("model", [Jumping, Weighted, OtherEdges])
+def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
+    about = {"graph": small(weight=True), "seeds": (0, 1), "mode": "sampled", "batch": 8, "fanout": (3, 3)}
+    (mine, notes), (plain, others) = run(model, **about), run(model, **about, convert=False)
+    assert [note for note in notes if note.startswith("converted: 1 GCNConv")]
+    assert not [note for note in others if "convert" in note]
+    for one, other in zip(mine, plain, strict=True):
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
+        assert one.history["val_loss"] == pytest.approx(other.history["val_loss"], rel=1e-4)
+
+
+def test_layers_that_give_other_numbers_on_a_sampled_batch_are_kept():
+    notes = run(Changing, mode="sampled", batch=8, fanout=(3,))[1]
+    assert any("not converted: 1 GCNConv of PyG give other numbers" in note for note in notes)
+
+
+class DropsCoefficients(nn.Module):
+    """Attention with dropout between dropout of features, of one kind or the other."""
+
+    def __init__(self, i, o, kind=pyg.GATConv):
+        super().__init__()
+        self.first, self.second = kind(i, 4, heads=2, dropout=0.5), kind(8, o, heads=2, concat=False, dropout=0.25)
+
+    def forward(self, x, edge_index):
+        x = F.dropout(x, 0.1, self.training)
+        return self.second(F.dropout(F.elu(self.first(x, edge_index)), 0.2, self.training), edge_index)
+
+
+class DropsCoefficientsV2(DropsCoefficients):
+    def __init__(self, i, o):
+        super().__init__(i, o, pyg.GATv2Conv)
+
+
+def by_hand(layer, x, graph, mask):
+    """Attention over all edges and loops; ``mask [E, H]`` of coefficients in the order of Weft's matrix."""
+    adj = graph.adj.with_self_loops()
+    src, dst = adj.indices.long(), adj.rows().long()
+    if isinstance(layer, pyg.GATv2Conv):
+        z, q = layer.lin_l(x).view(-1, 2, layer.out_channels), layer.lin_r(x).view(-1, 2, layer.out_channels)
+        scores = (F.leaky_relu(z[src] + q[dst], 0.2) * layer.att).sum(-1)
+    else:
+        z = layer.lin(x).view(-1, 2, layer.out_channels)
+        scores = F.leaky_relu((z * layer.att_src).sum(-1)[src] + (z * layer.att_dst).sum(-1)[dst], 0.2)
+    exp = (scores - scores.max()).exp()
+    alpha = exp / torch.zeros(x.shape[0], 2).index_add(0, dst, exp)[dst] * mask
+    out = torch.zeros_like(z).index_add(0, dst, alpha[..., None] * z[src])
+    return (out.flatten(1) if layer.concat else out.mean(1)) + layer.bias
+
+
+@pytest.mark.parametrize("model", [DropsCoefficients, DropsCoefficientsV2])
+def test_converted_attention_with_dropout_is_a_plain_loop_with_its_masks(model):
+    """Masks are those of (seed, step, site, element), sites in the order of all calls of dropout."""
+    torch.manual_seed(3)
+    net, graph, losses = model(GRAPH.num_features, GRAPH.num_classes), GRAPH, []
+    optimizer, edges = torch.optim.Adam(net.parameters(), lr=0.02), graph.adj.with_self_loops().num_edges
+    for step in range(EPOCHS):
+
+        def kept(p, site, rows, columns, step=step):
+            mask = keep_mask_rows(torch.tensor(p), torch.tensor([3, step]), site, rows, columns)
+            return mask / (1 - p)
+
+        optimizer.zero_grad()
+        x = by_hand(net.first, graph.x * kept(0.1, 0, *graph.x.shape), graph, kept(0.5, 1, edges, 2))
+        out = by_hand(net.second, F.elu(x) * kept(0.2, 2, *x.shape), graph, kept(0.25, 3, edges, 2))
+        losses.append(F.cross_entropy(out[graph.train], graph.y[graph.train]))
+        losses[-1].backward()
+        optimizer.step()
+    (mine,), notes = run(model, seeds=(3,), convert=True, lr=0.02)
+    assert mine.history["loss"] == pytest.approx([loss.item() for loss in losses], rel=1e-4)
+    (note,) = [one for one in notes if "convert" in one]
+    assert "forward and gradient without dropout of attention, whose masks are not those of convert=False" in note
+
+
+def test_attention_with_dropout_is_converted_only_for_who_asks():
+    _, notes = run(DropsCoefficients)
+    assert any("dropout=0.5 of its attention would draw other masks; convert=True converts it" in n for n in notes)
+    together, _ = run(DropsCoefficients, seeds=(0, 1), convert=True)
+    assert together[0].plan.join == "stacked"
+    for seed, one in enumerate(together):
+        (alone,), _ = run(DropsCoefficients, seeds=(seed,), convert=True)
+        assert one.history["loss"] == pytest.approx(alone.history["loss"], rel=1e-4)
+        assert one.history["val_loss"] == pytest.approx(alone.history["val_loss"], rel=1e-4)
+        assert type(one.model.first) is pyg.GATConv
+        torch.testing.assert_close(one.model(GRAPH.x, GRAPH.edge_index()), one.predict_logits(), rtol=1e-4, atol=1e-5)
+
+
+def test_who_asks_hears_of_every_layer_that_is_kept():
+    class Transformer(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.conv = pyg.TransformerConv(i, o)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    class Plain(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.last = nn.Linear(i, o)
+
+        def forward(self, x):
+            return self.last(x)
+
+    assert any("TransformerConv has no counterpart" in note for note in run(Transformer, convert=True)[1])
+    assert any("not converted: it has no layers of PyG" in note for note in run(Plain, convert=True)[1])
+
+
+class Touches(nn.Module):
+    """Reaches the memory of its edges in a way that torch does not count; a subclass changes them there."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(i, 8), pyg.GCNConv(8, o)
+
+    def touch(self, edge_index):
+        return edge_index.data
+
+    def forward(self, x, edge_index):
+        x = torch.relu(self.first(x, edge_index))
+        self.touch(edge_index)
+        return self.second(x, edge_index)
+
+
+class TouchesByNumpy(Touches):
+    def touch(self, edge_index):
+        return edge_index.numpy()
+
+
+class Turns(Touches):
+    """Every call turns the edges of the next one around."""
+
+    def touch(self, edge_index):
+        memory = super().touch(edge_index)
+        memory[:] = memory.flip(0)
+
+
+class TurnsByNumpy(TouchesByNumpy):
+    def touch(self, edge_index):
+        memory = super().touch(edge_index)
+        memory[:] = memory[::-1].copy()
+
+
+class TurnsCounted(Touches):
+    def touch(self, edge_index):
+        edge_index.copy_(edge_index.flip(0))
+
+
+class TurnsCopy(Touches):
+    """Its second layer has the edges turned around, through the memory of a tensor of its own."""
+
+    def forward(self, x, edge_index):
+        own = edge_index.clone()
+        x = torch.relu(self.first(x, own))
+        own.data[:] = own.flip(0)
+        return self.second(x, own)
+
+
+@pytest.mark.parametrize("model", [Touches, TouchesByNumpy, TurnsCopy])
+def test_edges_whose_memory_is_reached_are_left_to_pyg(model):
+    (mine, notes), (plain, _) = run(model), run(model, convert=False)
+    assert mine[0].history["loss"] == pytest.approx(plain[0].history["loss"], rel=1e-5)
+    assert any("called with other edges than the graph's" in note for note in notes)
+
+
+@pytest.mark.parametrize("model", [Turns, TurnsByNumpy, TurnsCounted])
+@pytest.mark.parametrize("convert", [None, False])
+def test_a_module_that_changes_what_it_is_given_is_refused(model, convert):
+    with pytest.raises(SpecError, match=r"changes edge_index in place, .* edge_index = edge_index.clone\(\)"):
+        run(model, convert=convert)
 
 
 def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():

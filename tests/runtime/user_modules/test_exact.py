@@ -242,6 +242,44 @@ class ClampedLater(Base):
         return super().forward(x, adj)
 
 
+class ClampedInBackward(Base):
+    """A hook on an activation constrains the weights while gradients are computed."""
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if h.requires_grad:
+            h.register_hook(self.constrain)
+        return self.last(h)
+
+    def constrain(self, grad):
+        with torch.no_grad():
+            self.last.weight.clamp_(min=-0.1, max=0.1)
+
+
+class ClampedLaterInBackward(ClampedInBackward):
+    """Its weights do not reach the bounds before some epochs."""
+
+    def constrain(self, grad):
+        self.last.weight.data.clamp_(min=-0.38, max=0.38)
+
+
+class ReplacedInBackward(ClampedInBackward):
+    def constrain(self, grad):
+        self.last.weight.data = self.last.weight.data.clamp(min=-0.1, max=0.1)
+
+
+class DecaysInBackward(Base):
+    """Part of the update is in the backward pass."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last.weight.register_post_accumulate_grad_hook(self.decay)
+
+    @staticmethod
+    def decay(weight):
+        weight.data.mul_(0.9)
+
+
 class MaxNorm(nn.Module):
     def __init__(self, i, o):
         super().__init__()
@@ -322,7 +360,7 @@ ALL = [
     *(Base, ZeroD, KeepsActivation, ReadsKeptActivation, OwnList, OwnArrayInDict, Unregistered, OwnClosure),
     *(HookInForward, HookOnParameter, HookOnModule, ParameterInList, ParameterInClosure, TiedParameters, Frozen),
     *(Unused, Detached, TiedBuffers, ReplacedBuffer, IntegerBuffer, Complex, ClampedData, ClampedInPlace),
-    *(ClampedLater, MaxNorm),
+    *(ClampedLater, MaxNorm, ClampedInBackward, ClampedLaterInBackward, ReplacedInBackward, DecaysInBackward),
     *(CountsInPython, CountsInDict, Reentrant, OwnFunction, Spectral, Draws, DrawsWithPython, DrawsWithNumpy),
 ]
 STACKED = (
@@ -474,7 +512,7 @@ def test_state_that_no_checkpoint_holds_is_refused_when_resumed(tmp_path, monkey
         run(task, out=tmp_path / "out", resume=True)
 
 
-@pytest.mark.parametrize("model", [ClampedInPlace, ClampedData, ClampedLater, MaxNorm])
+@pytest.mark.parametrize("model", [ClampedInPlace, ClampedData, ClampedLater, MaxNorm, ClampedLaterInBackward])
 def test_weights_that_a_module_changes_itself_are_refused_where_they_are_copies(model):
     with pytest.raises(weft.SpecError, match="changes its own weights when it is called; only precision='fp32'"):
         run(tasks_of(model, range(1), epochs=2, precision="bf16"))

@@ -106,14 +106,14 @@ class LargeBatch:
     nodes: int
 
 
-def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int) -> LargeBatch:
-    """A batch :data:`DEVIATIONS` standard deviations above the expected one.
+def large_batch(stats: GraphStats, fanouts: Sequence[Hop], seeds: int, deviations: float = DEVIATIONS) -> LargeBatch:
+    """A batch so many standard deviations above the expected one.
 
     What one seed leads to deviates by about as much as it is, or as its picks do where degrees differ more; that of S
     seeds by its part of the square root of S.
     """
     expected = expected_batch(stats, fanouts, seeds)
-    more = 1.0 + DEVIATIONS * _deviation(stats, fanouts) / math.sqrt(max(seeds, 1))
+    more = 1.0 + deviations * _deviation(stats, fanouts) / math.sqrt(max(seeds, 1))
     rows = (seeds, *(math.ceil(more * count) for count in expected.rows[1:]))
     nodes = min(math.ceil(more * expected.nodes), max(stats.num_nodes, seeds))
     return LargeBatch(rows, tuple(math.ceil(more * count) for count in expected.edges), nodes)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from weft.core.batches.buckets import MOST_BUCKETS
 from weft.core.errors import SpecError
 
 
@@ -17,7 +18,8 @@ class Division:
     handed to the bus; ``device_buffer``: how many may lie on the device ahead of the one that is trained.
     ``takes_over``: what trains may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
     hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
-    and the batches of the two sides alternate.
+    and the batches of the two sides alternate. ``buckets``: how many sizes the batches of captured steps are padded to
+    (:mod:`weft.core.batches.buckets`).
 
     Batches are trained in their order whoever prepares them, so a division changes no number.
     """
@@ -30,12 +32,15 @@ class Division:
     takes_over: bool = False
     trainer: str = "gpu"
     beside: bool = False
+    buckets: int = 1
 
     def __post_init__(self) -> None:
         for name, low in (("host_batches", 0), ("device_batches", 0), ("workers", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise SpecError(f"division: {name}={value!r} must be a whole number, at least {low}")
+        if isinstance(self.buckets, bool) or self.buckets not in range(1, MOST_BUCKETS + 1):
+            raise SpecError(f"division: buckets={self.buckets!r} must be a whole number from 1 to {MOST_BUCKETS}")
         if not self.host_batches + self.device_batches:
             raise SpecError("division: host_batches and device_batches are both 0; one side has to prepare batches")
         host = self.host_buffer or max(self.workers, self.host_batches)
@@ -77,6 +82,9 @@ class Division:
 
     def words(self) -> str:
         """In words, for a plan."""
+        return self._who() + (f"; batches padded to one of {self.buckets} sizes" if self.buckets > 1 else "")
+
+    def _who(self) -> str:
         if not self.device_batches:
             return f"the host prepares all batches with {self.workers} workers (plain pipeline)"
         if not self.host_batches:

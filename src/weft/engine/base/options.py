@@ -79,8 +79,10 @@ def check_choices(**choices: Any) -> None:
             raise SpecError(f"{name}={choice!r} must be True, False or None, which leaves it to the plan")
 
 
-def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: bool, order: str = "given") -> int:
-    """The number of ranks, checked against what ranks cannot do; ``order``: of the nodes over them."""
+def check_ranks(
+    ranks: Any, weave: bool | None, compile: bool | None, planned: bool, order: str = "given", peers: str = "auto"
+) -> int:
+    """The number of ranks, checked against what ranks cannot do; ``order`` of the nodes, ``peers``: their memory."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise SpecError(f"ranks={ranks!r} must be a whole number, at least 1")
     if order != "given" and ranks == 1:
@@ -88,6 +90,8 @@ def check_ranks(ranks: Any, weave: bool | None, compile: bool | None, planned: b
 
         check_order(order)
         raise SpecError(f"order={order!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
+    if peers != "auto" and ranks == 1:
+        raise SpecError(f"peers={peers!r} is of use over several ranks only; give ranks=2 or more, or leave it out")
     if ranks == 1:
         return 1
     if planned:

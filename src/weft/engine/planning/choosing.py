@@ -16,7 +16,8 @@ from weft.engine.base.machines import Given, find_machine, load_calibration
 from weft.engine.planning.estimator import NONE, Estimate, Estimator
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.search.setups import Setups
-from weft.planner.division.choose import Candidate, Choice, Setup, choose, without_cache
+from weft.planner.division.choose import Candidate, Choice, choose, worth
+from weft.planner.division.setup import Setup, without_cache
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.sampling.places import reasons
 
@@ -68,7 +69,8 @@ def choose_group(
 
     def measured(setup: Setup) -> PhaseTimes | None:
         same = setup.captured and not setup.condition
-        return known.get(phases_key([setup.task] * setup.members, setup.placement, digest)) if same else None
+        about = ([setup.task] * setup.members, setup.placement, digest)
+        return known.get(phases_key(*about, buckets=setup.buckets)) if same else None
 
     # The whole graph has exact gradients: taken if it fits and nothing says otherwise.
     whole = tasks[0].mode != "sampled"
@@ -149,7 +151,8 @@ def _with_division(
     helped = [
         one for one in helped if one.seconds < alone or without_cache(one.setup.placement) == without_cache(place)
     ]
-    best = min(helped, key=lambda one: one.seconds, default=None)
+    helped = [one for one in helped if one.setup.padding is None or worth(one) * one.setup.members < alone]
+    best = min(helped, key=worth, default=None)
     if best is None or best.seconds > NEARLY * alone:
         return plan, estimate
     phases = best.times.to_dict() if best.measured and best.times is not None else {}

@@ -37,7 +37,8 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
         if ranks.rank == 0:
             _keep(machine, name, shape, search)
     ranks.staging.launch = launch_of(found)
-    return f"sharded kernel: ps={found.ps}, dist={found.dist}, warps per block={found.wpb} ({words})"
+    pieces = f"ps={found.ps}, dist={found.dist}, warps per block={found.wpb}"
+    return f"sharded kernel: {'by tiles of remote rows' if found.streamed else pieces} ({words})"
 
 
 def _words(search: CrossIterationSearch) -> str:

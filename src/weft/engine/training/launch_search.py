@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardedAdjacency
-from weft.ops.sparse.sharded_spmm_triton import ShardedLaunch
+from weft.ops.sharded.shard import ShardedLaunch
 from weft.planner.kernel_tuner import CrossIterationSearch, KernelConfig, KernelShape, Multiprocessors, search_for
 
 WARM, TIMED = 2, 3  # aggregations with every launch: the first compile the kernel and build its pieces
@@ -23,7 +24,7 @@ WARM, TIMED = 2, 3  # aggregations with every launch: the first compile the kern
 
 def launch_of(config: KernelConfig) -> ShardedLaunch:
     """The kernel's launch for a configuration of the search."""
-    return ShardedLaunch(config.ps, config.dist, config.wpb)
+    return ShardedLaunch(config.ps, config.dist, config.wpb, config.streamed)
 
 
 def shape_of(adj: ShardedAdjacency, features: int, ranks: Ranks) -> KernelShape:
@@ -68,9 +69,11 @@ def time_aggregation(adj: ShardedAdjacency, features: int, ranks: Ranks) -> Call
 
 
 def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> CrossIterationSearch:
-    """The whole search on ``adj``, on all ranks together; each of them finds the same."""
+    """The whole search on ``adj``, on all ranks together, and tiles in place of pieces; each of them finds the same."""
     search = search_for(shape, multiprocessors(adj.device))
     took = time_aggregation(adj, shape.features, ranks)
     while not search.finished:
         search.tell(took(search.next()))
+    streamed = replace(search.best, streamed=True)
+    search.also(streamed, took(streamed))
     return search

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core.division import Registry, built_in
 from weft.flow.division.exact_batches import ExactDevice, ExactHost
-from weft.flow.division.padded_batches import PaddedDevice, PaddedHost
+from weft.flow.division.padded_batches import PaddedDevice, PaddedHost, layouts_of
 from weft.flow.division.sides import DeviceClock, DeviceSide, HostSide, clock_of
 from weft.flow.features.feature_store import FeatureStore
 from weft.flow.sampling.sampler import NeighbourSampler
@@ -25,7 +25,8 @@ from weft.graph.data.graph import Graph
 class Parts:
     """What batches are made of: a graph, and a sampler and a store that make them where they are trained.
 
-    ``slots``: prepared batches that may be in host memory at once. ``padded``: batches of one size, for captured steps.
+    ``slots``: prepared batches that may be in host memory at once. ``padded``: batches of ``buckets`` sizes, for
+    captured steps.
     """
 
     graph: Graph
@@ -34,12 +35,14 @@ class Parts:
     degrees: str
     slots: int
     padded: bool = False
+    buckets: int = 1
 
     def host_sampler(self) -> NeighbourSampler:
         """The same batches, sampled on the CPU."""
         graph = self.graph if self.graph.adj.device.type == "cpu" else self.graph.to("cpu")
         degrees = "sampled" if self.padded else self.degrees  # padded batches look degrees up on the device
         about = {"degrees": degrees, "subgraph": self.sampler.subgraph, "seed": self.sampler.seed}
+        about["edge_attr"] = self.sampler.edge_attr
         return NeighbourSampler(graph, self.sampler.fanouts, device="cpu", **about)
 
     def host_features(self) -> Tensor:
@@ -83,11 +86,11 @@ class Gpu:
     def sides(self, parts: Parts) -> Sides:
         """The host reads graph and features where they lie in its memory, or copies of its own."""
         device, clock = parts.store.device, clock_of(parts.store.device)
-        host = (PaddedHost if parts.padded else ExactHost)(
-            parts.host_sampler(), parts.host_features(), device, parts.slots
-        )
-        own = PaddedDevice(parts.sampler, parts.store) if parts.padded else ExactDevice(parts.sampler, parts.store)
-        return Sides(host, own, clock)
+        about = (parts.host_sampler(), parts.host_features(), device, parts.slots)
+        if not parts.padded:
+            return Sides(ExactHost(*about), ExactDevice(parts.sampler, parts.store), clock)
+        layouts = layouts_of(parts.sampler, parts.buckets)
+        return Sides(PaddedHost(*about, layouts), PaddedDevice(parts.sampler, parts.store, layouts), clock)
 
 
 def exact_sides(parts: Parts) -> tuple[ExactHost, ExactDevice]:

@@ -1,4 +1,4 @@
-"""The two sides with batches padded to their capacity on a GPU, so that the training step can be captured.
+"""The two sides with batches padded to one of few sizes on a GPU, so that the training step can be captured.
 
 The host packs the structure of a batch into one pinned buffer in the layout that the GPU's own sampler gives, so a
 transfer is two copies. Whoever prepares a batch, the arrays that exist are equal, and rows beyond them are zeros.
@@ -9,13 +9,13 @@ Shapes: S seeds, N nodes, M node capacity, F features.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from weft.flow.division.exact_batches import PinnedSlots
+from weft.flow.division.layouts import Layouts, PaddedLayout
 from weft.flow.division.sides import DeviceSide, HostSide
 from weft.flow.features.feature_store import FeatureStore
 from weft.flow.sampling.batch import MiniBatch
@@ -27,35 +27,6 @@ from weft.ops.sampling.draws import make_clock
 from weft.ops.sampling.gather_rows import gather_rows_cpu
 
 SPARE_ROWS = 1.1  # rows of a pinned buffer beyond the largest batch so far
-
-
-@dataclass(frozen=True)
-class PaddedLayout:
-    """Capacities of a batch of ``seeds``: ``rows[h]`` and ``edges[h]`` of hop h, seeds outwards, ``nodes`` of all."""
-
-    seeds: int
-    rows: tuple[int, ...]
-    edges: tuple[int, ...]
-    nodes: int
-
-    @classmethod
-    def of(cls, seeds: int, fanouts: Sequence[int], num_nodes: int) -> PaddedLayout:
-        """As the GPU's sampler pads: duplicates among the seeds keep their rows."""
-        rows, edges, count = [], [], seeds
-        for fanout in fanouts:
-            rows.append(count)
-            edges.append(count * fanout)
-            count = min(count * (fanout + 1), seeds + num_nodes)
-        return cls(seeds, tuple(rows), tuple(edges), count)
-
-    @property
-    def sizes(self) -> list[int]:
-        """Elements of each part of the packed structure: nodes, then offsets and neighbours of every hop."""
-        return [self.nodes, *(size for r, e in zip(self.rows, self.edges, strict=True) for size in (r + 1, e))]
-
-    def parts(self, packed: Tensor) -> list[Tensor]:
-        """The parts as views of ``packed`` int32."""
-        return list(packed.split(self.sizes))
 
 
 @dataclass(frozen=True)
@@ -82,7 +53,10 @@ class PaddedItem:
 
 @dataclass(frozen=True)
 class PackedItem:
-    """A batch in host memory: the packed structure, and its features in the first ``count`` of ``rows [M, F]``."""
+    """A batch in host memory: the packed structure, and its features in the first ``count`` of ``rows [M, F]``.
+
+    ``room``: the buffer that the structure is the beginning of.
+    """
 
     layout: PaddedLayout
     packed: Tensor
@@ -90,6 +64,7 @@ class PackedItem:
     count: int
     epoch: int
     batch: int
+    room: Tensor
 
     @property
     def x(self) -> Tensor:
@@ -114,8 +89,11 @@ def pack(batch: MiniBatch, layout: PaddedLayout, packed: Tensor) -> None:
 class PaddedHost(HostSide):
     """Compiled sampling and gathering on the CPU into pinned buffers, at most ``slots`` of them; ``x`` on the host."""
 
-    def __init__(self, sampler: NeighbourSampler, x: Tensor, device: torch.device, slots: int) -> None:
+    def __init__(
+        self, sampler: NeighbourSampler, x: Tensor, device: torch.device, slots: int, layouts: Layouts | None = None
+    ) -> None:
         self._sampler, self._x, self._device = sampler, x, device
+        self._layouts = layouts or layouts_of(sampler)
         self.slots = PinnedSlots(slots)
         self._pins = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._pins else None
@@ -127,16 +105,17 @@ class PaddedHost(HostSide):
         """Sample, pack and gather, in the calling thread alone."""
         self.slots.take()
         count = seeds.seeds.numel()
-        layout = PaddedLayout.of(count, self._sampler.fanouts, self._sampler.graph.num_nodes)
         batch = self._sampler.sample(seeds.seeds.cpu(), seeds.epoch, seeds.batch)
-        nodes = batch.input_nodes.numel()
-        packed, rows = self._buffers(layout, nodes)
+        nodes, hops = batch.input_nodes.numel(), batch.blocks[::-1]
+        layout = self._layouts.fitting(count, [hop.num_dst for hop in hops], [hop.num_edges for hop in hops], nodes)
+        room, rows = self._buffers(self._layouts.largest(count), nodes)
+        packed = room[: sum(layout.sizes)]
         pack(batch, layout, packed)
         gather_rows_cpu(self._x, batch.input_nodes, rows[:nodes], shares=1)
-        return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch)
+        return PackedItem(layout, packed, rows, nodes, seeds.epoch, seeds.batch, room)
 
     def _buffers(self, layout: PaddedLayout, nodes: int) -> tuple[Tensor, Tensor]:
-        """Pinned buffers that no batch holds; pinning takes long, so they are kept. ``nodes``: rows that are needed."""
+        """Pinned buffers for ``layout`` that no batch holds, kept, since pinning takes long; ``nodes``: rows needed."""
         size = sum(layout.sizes)
         with self._lock:
             self._largest = max(self._largest, nodes)
@@ -168,33 +147,52 @@ class PaddedHost(HostSide):
     def discard(self, item: PackedItem) -> None:
         """Its buffers may be used again."""
         with self._lock:
-            self._idle.append((item.packed, item.rows))
+            self._idle.append((item.room, item.rows))
         self.slots.give_back()
 
 
-class PaddedDevice(DeviceSide):
-    """The GPU samples and gathers by itself on a stream of its own; nothing but the end of the work is read back."""
+def layouts_of(sampler: NeighbourSampler, buckets: int = 1) -> Layouts:
+    """Of the batches of ``sampler``."""
+    stats = sampler.graph.stats() if buckets > 1 else None
+    return Layouts(tuple(sampler.fanouts), sampler.graph.num_nodes, buckets, stats)
 
-    def __init__(self, sampler: NeighbourSampler, store: FeatureStore) -> None:
+
+@dataclass(frozen=True)
+class SampledItem:
+    """A batch that the GPU has sampled, and the layout that it fits into."""
+
+    seeds: SeedBatch
+    hops: list[DeviceHop]
+    layout: PaddedLayout
+
+
+class PaddedDevice(DeviceSide):
+    """The GPU samples and gathers by itself on a stream of its own.
+
+    Nothing but the end of the work is read back, and with batches of several sizes how large the sampled one is.
+    """
+
+    def __init__(self, sampler: NeighbourSampler, store: FeatureStore, layouts: Layouts | None = None) -> None:
         self._sampler, self._store = sampler, store
+        self._layouts = layouts or layouts_of(sampler)
         self._stream = torch.cuda.Stream(sampler.device)
         self._stream.wait_stream(torch.cuda.current_stream(sampler.device))
 
-    def batch(self, seeds: SeedBatch) -> tuple[SeedBatch, list[DeviceHop]]:
+    def batch(self, seeds: SeedBatch) -> SampledItem:
         """Sample."""
         device = self._sampler.device
         with torch.cuda.stream(self._stream):
             ids = seeds.seeds.to(device, torch.int32, non_blocking=True)
             clock = make_clock(self._sampler.seed, seeds.epoch, seeds.batch).to(device, non_blocking=True)
             hops = self._sampler.sample_padded(ids, clock)
+            layout = layout_of(hops, seeds.seeds.numel(), self._layouts)
             self._finish()
-        return seeds, hops
+        return SampledItem(seeds, hops, layout)
 
-    def read(self, item: tuple[SeedBatch, list[DeviceHop]]) -> OnDevice:
+    def read(self, item: SampledItem) -> OnDevice:
         """Features of all nodes."""
-        seeds, hops = item
         with torch.cuda.stream(self._stream):
-            found = padded_item(seeds, hops, self._sampler, self._store)
+            found = padded_item(item.seeds, item.hops, item.layout, self._store)
             ready = self._finish()
         return OnDevice(found, ready)
 
@@ -205,11 +203,22 @@ class PaddedDevice(DeviceSide):
         return ready
 
 
-def padded_item(seeds: SeedBatch, hops: list[DeviceHop], sampler: NeighbourSampler, store: FeatureStore) -> PaddedItem:
-    """The batch that the GPU's sampler has made, with features that the GPU reads by itself."""
+def layout_of(hops: list[DeviceHop], seeds: int, layouts: Layouts) -> PaddedLayout:
+    """The layout of a batch that the GPU's sampler has made; with several sizes, its own are read back."""
+    if layouts.buckets == 1:
+        return layouts.largest(seeds)
+    sizes = torch.cat([hop.num_nodes.view(1).long() for hop in hops] + [hop.indptr[-1:].long() for hop in hops])
+    numbers = sizes.tolist()
+    nodes, edges = numbers[: len(hops)], numbers[len(hops) :]
+    return layouts.fitting(seeds, [seeds, *nodes[:-1]], edges, nodes[-1])
+
+
+def padded_item(seeds: SeedBatch, hops: list[DeviceHop], layout: PaddedLayout, store: FeatureStore) -> PaddedItem:
+    """The batch that the GPU's sampler has made in ``layout``, with features that the GPU reads by itself."""
     last = hops[-1]
-    layout = PaddedLayout.of(seeds.seeds.numel(), sampler.fanouts, sampler.graph.num_nodes)
-    rows = torch.zeros(last.nodes.numel(), store.x.shape[1], dtype=store.x.dtype, device=last.nodes.device)
-    rows = store.read_padded(last.nodes, last.num_nodes, rows, beside=True)
-    pairs = tuple((hop.indptr, hop.indices) for hop in hops)
-    return PaddedItem(layout, last.nodes, rows, pairs, seeds.epoch, seeds.batch)
+    nodes = last.nodes[: layout.nodes]
+    rows = torch.zeros(nodes.numel(), store.x.shape[1], dtype=store.x.dtype, device=nodes.device)
+    rows = store.read_padded(nodes, last.num_nodes, rows, beside=True)
+    ends = zip(hops, layout.rows, layout.edges, strict=True)
+    pairs = tuple((hop.indptr[: count + 1], hop.indices[:edges]) for hop, count, edges in ends)
+    return PaddedItem(layout, nodes, rows, pairs, seeds.epoch, seeds.batch)

@@ -51,7 +51,8 @@ class Subgraph:
     """The sampled edges of a batch as one local edge list, as PyG's ``NeighborLoader`` gives it.
 
     ``edge_index [2, P]`` int64 holds sources above destinations as positions in ``nodes [M]`` int32, which begin with
-    the ``num_seeds`` seeds. ``edges [P]`` int64: where each edge is in the graph's CSR, or None.
+    the ``num_seeds`` seeds. ``edges [P]`` int64: where each edge is in the graph's CSR, or None. ``weight [P]``,
+    ``relation [P]`` and ``edge_attr [P, ...]``: those of the graph at these edges, or None.
     """
 
     edge_index: Tensor
@@ -65,6 +66,7 @@ class Subgraph:
     x: Tensor | None = None
     y: Tensor | None = None
     num_relations: int = 0
+    edge_attr: Tensor | None = None
 
     @property
     def input_nodes(self) -> Tensor:
@@ -86,7 +88,7 @@ class Subgraph:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Subgraph:
         """The same subgraph on another device."""
-        names = ("edge_index", "nodes", "edges", "weight", "relation", "x", "y")
+        names = ("edge_index", "nodes", "edges", "weight", "relation", "edge_attr", "x", "y")
         return _moved(self, names, device, non_blocking)
 
 

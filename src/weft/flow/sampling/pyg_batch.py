@@ -18,8 +18,8 @@ def from_pyg(batch: Any) -> Subgraph:
     """The local subgraph of a PyG batch.
 
     It has ``n_id [M]`` (the graph's node ids, seeds first), ``edge_index [2, P]`` (places in ``n_id``) and
-    ``batch_size`` (or ``input_id [S]``); ``edge_weight [P]``, ``edge_type [P]``, ``x [M, F]`` and ``y [M]`` are taken
-    over if it has them.
+    ``batch_size`` (or ``input_id [S]``); ``edge_weight [P]``, ``edge_type [P]``, ``edge_attr [P, ...]``, ``x [M, F]``
+    and ``y [M]`` are taken over if it has them.
     """
     if hasattr(batch, "node_types"):
         raise InputError(
@@ -32,6 +32,8 @@ def from_pyg(batch: Any) -> Subgraph:
         )
     _check_places(edges, nodes.numel())
     given = {"weight": _per(batch, "edge_weight", edges.shape[1], "edge")}
+    attr = _per(batch, "edge_attr", edges.shape[1], "edge")
+    given["edge_attr"] = None if attr is None else attr.to(torch.float32)
     relation = _per(batch, "edge_type", edges.shape[1], "edge")
     given["relation"] = None if relation is None else relation.to(torch.int32)
     given |= {name: _per(batch, name, nodes.numel(), "node") for name in ("x", "y")}

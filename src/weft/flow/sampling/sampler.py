@@ -57,7 +57,8 @@ class NeighbourSampler:
     samples of the same distribution.
 
     ``degrees`` selects GCN's normalisation: "sampled" (default, as PyG on a ``NeighborLoader`` batch) or "full"; see
-    :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``.
+    :class:`Block`. ``subgraph=True`` gives local edge lists for modules that take ``(x, edge_index)``, and with
+    ``edge_attr=True`` the features of their edges.
 
     ``device`` is where batches are made, the graph's own unless given. A GPU can sample a graph in pinned host memory
     (uniform sampling with fan-outs up to 1,024); ``cached``: ids of nodes whose neighbour lists it keeps on the device.
@@ -77,6 +78,7 @@ class NeighbourSampler:
         seed: int = 0,
         degrees: str = "sampled",
         subgraph: bool = False,
+        edge_attr: bool = False,
         threads: int = 1,
         device: torch.device | str | None = None,
         cached: Tensor | None = None,
@@ -92,7 +94,7 @@ class NeighbourSampler:
         if weight is not None and weight.numel() != graph.num_edges:
             raise InputError(f"weight has {weight.numel()} numbers but the graph has {graph.num_edges} edges")
         self.graph, self.fanouts, self.replace, self.seed = graph, tuple(fanouts), replace, seed
-        self.direction, self.subgraph, self.threads = direction, subgraph, threads
+        self.direction, self.subgraph, self.threads, self.edge_attr = direction, subgraph, threads, edge_attr
         self.device = graph.device if device is None else exact_device(device)
         self.backend = _resolve(backend, self.device, replace, weight)
         plain = is_plain(fanouts) and weight is None and direction == "in" and not subgraph and not apart
@@ -101,6 +103,7 @@ class NeighbourSampler:
         self._weight = None if weight is None else self._reordered(weight.to(torch.float32)).contiguous()
         self._edge_weight = None if graph.adj.weight is None else self._reordered(graph.adj.weight)
         self._relation = None if graph.relation is None else self._reordered(graph.relation)
+        self._edge_attr = self._wanted_features()
         self._rows = RelationRows.of(self.adj, self._relation, graph.num_relations) if apart else None
         self._degrees, self._full = degrees, None
         self._offsets = self.adj.indptr.to(self.device)  # read twice per row: worth 4 or 8 bytes per node there
@@ -119,6 +122,14 @@ class NeighbourSampler:
     def _reordered(self, values: Tensor) -> Tensor:
         """Numbers per edge of the graph in the order of the matrix that is sampled."""
         return values if self.direction == "in" else values[self.adj.perm.long()]
+
+    def _wanted_features(self) -> Tensor | None:
+        """Features of the edges, where batches are to have them."""
+        if not self.edge_attr:
+            return None
+        if self.graph.edge_attr is None or not self.subgraph:
+            raise InputError("edge_attr=True needs a graph whose edges have features, and subgraph=True")
+        return self._reordered(self.graph.edge_attr)
 
     def _cached_lists(self, nodes: Tensor | None) -> CachedLists | None:
         if nodes is None or not nodes.numel() or self.adj.device == self.device:
@@ -215,6 +226,12 @@ class NeighbourSampler:
         """Positions of picked edges in ``self.adj``: rows per relation have them in another order."""
         return edges if self._rows is None else _values_at(self._rows.order, edges).long()
 
+    def _features_at(self, hop: Hop) -> Tensor:
+        """Features ``[P, ...]`` of the picked edges."""
+        assert self._edge_attr is not None
+        assert hop.edges is not None
+        return self._edge_attr.index_select(0, self._in_matrix(hop.edges).long())
+
     def _block(self, hop: Hop) -> Block:
         sizes = {"num_relations": self.graph.num_relations}
         block = Block(hop.indptr, hop.indices, hop.nodes.numel(), **self._per_edge(hop), **sizes)
@@ -228,6 +245,8 @@ class NeighbourSampler:
         pairs = torch.cat([_pairs(hop, self.direction) for hop in hops], 1)
         parts = [self._per_edge(hop) for hop in hops]
         joined = {name: _joined([part[name] for part in parts]) for name in parts[0]}
+        if self._edge_attr is not None:
+            joined["edge_attr"] = torch.cat([self._features_at(hop) for hop in hops])
         about = {"epoch": epoch, "batch": batch, "num_relations": self.graph.num_relations}
         return Subgraph(pairs, hops[-1].nodes, seeds.numel(), **joined, **about)
 

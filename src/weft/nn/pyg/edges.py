@@ -1,5 +1,9 @@
 """The adjacency that stands for an ``edge_index`` of PyG, remembered on the tensor itself.
 
+Torch counts what changes a tensor in place, and the adjacency of one that was changed is not used. It does not count
+writes through ``.data``, NumPy or DLPack: a run forgets the adjacency of a tensor that is reached that way; outside of
+a run nothing sees it, and a layer has to be given a new tensor.
+
 Shapes: N nodes, E edges.
 """
 
@@ -16,6 +20,10 @@ from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
 
 NAME = "_weft_edges"  # the attribute of a tensor
+BYPASSES = frozenset((
+    *(Tensor.data.__get__, Tensor.data.__set__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+    *(Tensor.untyped_storage, Tensor.storage),
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,17 @@ def remember(edge_index: Tensor, adj: Adjacency) -> Tensor:
     """``edge_index [2, E]`` with the adjacency that it was made from, edge for edge."""
     setattr(edge_index, NAME, Edges(adj, edge_index._version))
     return edge_index
+
+
+def is_bypass(func: Any) -> bool:
+    """Whether ``func`` gives access to a tensor's memory that torch does not count."""
+    return func in BYPASSES
+
+
+def forget(edge_index: Any) -> None:
+    """Let the adjacency of a tensor be found anew, or not at all."""
+    if getattr(edge_index, NAME, None) is not None:
+        delattr(edge_index, NAME)
 
 
 def edges_of(edge_index: Any, nodes: int, builds: bool) -> Edges | None:

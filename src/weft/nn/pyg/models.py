@@ -22,7 +22,8 @@ def from_pyg(module: nn.Module) -> Any:
     ``models.{GCN, GraphSAGE, GIN, GAT}`` and their convolutions become a :class:`GNN` or a :class:`Conv`, which take
     ``(x, adj)``. Every other module is copied, and those layers inside that have a counterpart here compute with
     Weft's operators; it takes the arguments it took, its parameters have the names they had, and what has no
-    counterpart stays as it is. The result has copies of the weights and of the running statistics, on the same device
+    counterpart stays as it is. A layer remembers the edges of a tensor; give a new one instead of changing its
+    ``.data``, which is not seen. The result has copies of the weights and of the running statistics, on the same device
     and in the same type. A single layer, or a module of which nothing has a counterpart, is refused with a
     :class:`SpecError` that says why.
     """

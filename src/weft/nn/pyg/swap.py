@@ -53,7 +53,8 @@ def possible_swaps(model: nn.Module, draws: bool) -> Swaps:
 def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
     """Swap the layers ``names`` of ``model`` in place.
 
-    ``builds``: whether a layer builds the adjacency of an ``edge_index`` that it does not know, or leaves it to PyG.
+    ``builds``: whether a layer builds the adjacency of an ``edge_index`` that it does not know, and draws masks by
+    itself; or leaves such a call to PyG, and takes its masks from whoever counts them (a run).
     """
     from weft.nn.pyg.swapped_layers import BUILDS, SWAPPED, TEMPLATE
 
@@ -61,7 +62,7 @@ def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
         layer = model.get_submodule(name)
         template = _template(layer)
         vars(layer).update({TEMPLATE: template, BUILDS: builds})
-        if isinstance(template, AttentionConv) and template.dropout.p > 0:
+        if builds and isinstance(template, AttentionConv) and template.dropout.p > 0:
             template.dropout = Dropout(template.dropout.p).to(_device(layer)).train(layer.training)
             layer.add_module(DROPOUT, template.dropout)  # so that a run finds it
         layer.__class__ = SWAPPED[type(layer)]
@@ -107,12 +108,20 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: it has hooks on its messages")
     if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
-    template = _template(layer)
-    rate = template.dropout.p if isinstance(template, AttentionConv) else 0.0
+    rate = _attention_dropout(_template(layer))
     if rate and not draws:
         raise SpecError(
-            f"{kind.__name__}: dropout={rate:g} of its attention would draw other masks; weft.nn.from_pyg converts it"
+            f"{kind.__name__}: dropout={rate:g} of its attention would draw other masks; convert=True converts it"
         )
+
+
+def drawing(model: nn.Module, names: Collection[str]) -> list[str]:
+    """Those of the layers ``names`` that drop coefficients of attention."""
+    return [name for name in names if _attention_dropout(_template(model.get_submodule(name)))]
+
+
+def _attention_dropout(template: Conv | None) -> float:
+    return template.dropout.p if isinstance(template, AttentionConv) else 0.0
 
 
 def _torch_hooks() -> frozenset[str]:

@@ -18,9 +18,12 @@ from torch_geometric import nn as pyg
 
 from weft import ops
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.conv.attention import AttentionConv
 from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.features import Features, as_dense, transform
+from weft.nn.pyg.call_mask import CallMask
 from weft.nn.pyg.edges import edges_of
+from weft.nn.pyg.swap import DROPOUT
 from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
 
@@ -61,8 +64,13 @@ class Swapped:
         """Weft's layer with ``weights``, for one call on ``x``; the template itself holds no data."""
         template: Conv = vars(self)[TEMPLATE]
         one = object.__new__(type(template))
-        constant = {"constant_input": is_constant(x)} if hasattr(template, "constant_input") else {}
-        one.__dict__ = {**vars(template), "_parameters": {"weight_residual": None, **weights}, **constant}
+        changed: dict[str, Any] = {"_parameters": {"weight_residual": None, **weights}}
+        if hasattr(template, "constant_input"):
+            changed["constant_input"] = is_constant(x)
+        if isinstance(template, AttentionConv) and DROPOUT not in self._modules:
+            mask = CallMask(self.dropout, self.training, next(w for w in weights.values() if w is not None))
+            changed["_modules"] = {**template._modules, "dropout": mask}
+        one.__dict__ = {**vars(template), **changed}
         return one
 
 

@@ -45,9 +45,12 @@ def _spmm_kernel(
     heavy_start, heavy_len, heavy_row, light_start, light_len, light_row,
     out, partial, num_heavy, num_light, num_partial, M, N, stride_w,
     F: tl.constexpr, HAS_W: tl.constexpr, HAS_RS: tl.constexpr, HAS_CS: tl.constexpr, ACC: tl.constexpr,
-    BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr,
+    BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, UNROLL: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """One work item and one tile of features of one task: a heavy row or chunk, or BR light rows."""
+    """One work item and one tile of features of one task: a heavy row or chunk, or BR light rows.
+
+    ADD: onto what is in ``out``; a row is one program's.
+    """
     piece = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -75,6 +78,8 @@ def _spmm_kernel(
         else:
             if HAS_RS:
                 sum_f *= tl.load(row_scale + row_one).to(ACC)
+            if ADD:
+                sum_f += tl.load(out + row_one * F + f, mask=in_f, other=0.0).to(ACC)
             tl.store(out + row_one * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
     else:
         item = (piece - num_heavy) * BR + tl.arange(0, BR)
@@ -99,19 +104,18 @@ def _spmm_kernel(
                 )
         if HAS_RS:
             total *= tl.load(row_scale + row, mask=valid, other=0.0).to(ACC)[:, None]
-        tl.store(
-            out + row[:, None] * F + f[None, :],
-            total.to(out.dtype.element_ty),
-            mask=valid[:, None] & in_f[None, :],
-        )
+        at, there = out + row[:, None] * F + f[None, :], valid[:, None] & in_f[None, :]
+        if ADD:
+            total += tl.load(at, mask=there, other=0.0).to(ACC)
+        tl.store(at, total.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _add_partials_kernel(
     partial, hub_ptr, hub_row, row_scale, out, num_partial, N,
-    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial rows of one hub, BP at a time and always in the same order."""
+    """Add the partial rows of one hub, BP at a time and always in the same order; ADD: onto what is in ``out``."""
     hub = tl.program_id(0)
     task = tl.program_id(2).to(tl.int64)
     f = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -127,6 +131,8 @@ def _add_partials_kernel(
     sum_f = tl.sum(total, 0)
     if HAS_RS:
         sum_f *= tl.load(row_scale + row).to(ACC)
+    if ADD:
+        sum_f += tl.load(out + (task * N + row) * F + f, mask=in_f, other=0.0).to(ACC)
     tl.store(out + (task * N + row) * F + f, sum_f.to(out.dtype.element_ty), mask=in_f)
 
 
@@ -185,14 +191,20 @@ def spmm_triton(
     col_scale: Tensor | None,
     csr: PackedCSR,
     launch: SpmmLaunch | None = None,
+    out: Tensor | None = None,
+    add: bool = False,
 ) -> Tensor:
-    """Launch the kernels over ``x [..., M, F]``; leading dimensions become tasks."""
+    """Launch the kernels over ``x [..., M, F]``; leading dimensions become tasks.
+
+    ``out [T, N, F]``, of the type of ``x`` or the one that sums are kept in: written to, or added to if ``add``. Rows
+    that are not in the work list are left as they are.
+    """
     work = csr.work
     assert work is not None
     lead, (num_cols, num_features) = x.shape[:-2], x.shape[-2:]
     x_TMF = x.reshape(lead.numel(), num_cols, num_features).contiguous()
     tasks = x_TMF.shape[0]
-    out_TNF = x.new_empty(tasks, csr.num_rows, num_features)
+    out_TNF = x.new_empty(tasks, csr.num_rows, num_features) if out is None else out
     if out_TNF.numel() == 0:
         return out_TNF.reshape(*lead, csr.num_rows, num_features)
     degree = csr.num_edges / max(csr.num_rows, 1)
@@ -214,12 +226,13 @@ def spmm_triton(
         num_heavy, num_light, num_partial, num_cols, csr.num_rows, csr.num_edges if per_task_weight else 0,
         F=num_features, HAS_W=weight is not None, HAS_RS=row_scale is not None, HAS_CS=col_scale is not None, ACC=acc,
         BR=launch.block_rows, BE=launch.block_edges, BF=launch.block_features, UNROLL=launch.unroll,
-        num_warps=launch.num_warps,
+        ADD=add, num_warps=launch.num_warps,
     )  # fmt: skip
     if num_partial:
         _add_partials_kernel[(work.hub_row.numel(), feature_tiles, tasks)](
             partial, work.hub_ptr, work.hub_row, row_scale if row_scale is not None else x_TMF, out_TNF,
             num_partial, csr.num_rows,
-            F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, num_warps=4,
+            F=num_features, HAS_RS=row_scale is not None, ACC=acc, BP=16, BF=launch.block_features, ADD=add,
+            num_warps=4,
         )  # fmt: skip
     return out_TNF.reshape(*lead, csr.num_rows, num_features)

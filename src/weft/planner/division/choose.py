@@ -2,27 +2,27 @@
 
 The search is over setups (the whole graph or sampled batches, where features and edges lie, the cache, how steps are
 captured, precision, how many tasks share a batch) and, for batches that two sides can prepare, over workers, the ratio
-of the sides and the buffers between them. Bounds in closed form come first; only the best are simulated.
+of the sides, the buffers between them and the sizes that batches are padded to. Bounds in closed form come first; only
+the best are simulated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from weft.core.cost import Cost
+from weft.core.batches.buckets import MOST_BUCKETS
 from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
 from weft.core.placement import Placement
-from weft.core.settings.fanout import picks_per_hop
-from weft.core.task import Task
 from weft.core.units import show_bytes, show_seconds
 from weft.planner.division.loads import bound, loads
 from weft.planner.division.partitioner import Limits, Partition, best_share, partition
 from weft.planner.division.predicted_times import predicted_times
+from weft.planner.division.setup import Setup, batch_bytes, may_have_buckets, with_buckets
 from weft.planner.division.simulator import Simulation, simulate
-from weft.planner.sampling.transfers import row_bytes, with_batches
+from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
 
 SIMULATED = 3  # of the setups with the lowest bounds
@@ -31,28 +31,8 @@ DEVICE_BUFFERS = (4, 2, 1)
 PINNED_SHARE = 0.25  # of the host's memory for prepared batches
 RESERVED_CORES, MOST_WORKERS = 2, 14
 RUNNERS_UP = 6
+BUCKETS_GAIN = 0.1  # of an epoch that batches of several sizes must be predicted to save: nobody has measured them yet
 SPARE_SLOTS = 4  # prepared batches in host memory beyond one per worker
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Where things lie and how a step runs, with what training takes then.
-
-    ``task``: the first of ``members`` tasks that share every batch, in the mode and precision of this setup.
-    ``training``: cost of an epoch of all members without sampling and fetching, evaluation included.
-    ``device_bytes``: with everything that is on the device. ``captured``: batches are padded to one size and steps
-    replayed; else they have their own sizes and steps are launched one by one. ``condition``: what has to be set for it
-    (empty: nothing). ``rough``: worked out from another setup, so that it is compared but not taken.
-    """
-
-    task: Task
-    placement: Placement
-    training: Cost
-    device_bytes: int
-    members: int = 1
-    captured: bool = True
-    condition: str = ""
-    rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,8 +110,9 @@ def choose(
     """
     search = _Search(stats, machine, budget, measured)
     plain = [search.undivided(one) for one in setups]
-    ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)
-    found = plain + [one for setup in ranked[:SIMULATED] for one in search.divided(setup)]
+    ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)[:SIMULATED]
+    ranked += [padded for one in ranked if (padded := search.in_buckets(one)) is not None]
+    found = plain + [one for setup in ranked for one in search.divided(setup)]
     drawn = min((one for one in found if one.simulation is not None), key=lambda one: one.seconds, default=None)
     sure = [one for one in found if not one.setup.condition and not one.setup.rough]
     allowed = [one for one in sure if one.device_bytes <= budget]
@@ -141,10 +122,17 @@ def choose(
         smallest = min(sure or found, key=lambda one: one.device_bytes)
         told = ("nothing that was tried fits; this takes the least",)
         return Choice(smallest, _others(found, smallest), told, drawn, contender)
-    best = min([one for one in allowed if prefer(one)] or allowed, key=lambda one: one.seconds_per_task)
+    best = min([one for one in allowed if prefer(one)] or allowed, key=worth)
     if contender is not None and (prefer(best) or contender.seconds_per_task >= best.seconds_per_task):
         contender = None
-    return Choice(best, _others(found, best), _why(best, found, budget), drawn, contender)
+    asked = best.setup.task.sampled and any(may_have_buckets(one, stats) for one in ranked)
+    why = (*_why(best, found, budget), *(_about_buckets(best, found, budget) if asked else ()))
+    return Choice(best, _others(found, best), why, drawn, contender)
+
+
+def worth(one: Candidate) -> float:
+    """Seconds that a candidate is chosen by: several sizes of batches have to be worth their recordings for sure."""
+    return one.seconds_per_task / (1.0 if one.setup.padding is None else 1.0 - BUCKETS_GAIN)
 
 
 def _others(found: Iterable[Candidate], best: Candidate) -> tuple[Candidate, ...]:
@@ -165,8 +153,27 @@ def _why(best: Candidate, found: Sequence[Candidate], budget: int) -> tuple[str,
     return tuple(told)
 
 
+def _about_buckets(best: Candidate, found: Sequence[Candidate], budget: int) -> list[str]:
+    """Padding against recordings."""
+    tried = [one for one in found if one.setup.padding is not None]
+    chosen = best if best.setup.padding is not None else min(tried, key=lambda one: one.seconds_per_task, default=None)
+    if chosen is None or chosen.setup.padding is None:
+        return ["batches are padded to one size: with more of them the busiest resource is no less busy"]
+    about, epochs = chosen.setup.padding, chosen.setup.task.epochs
+    told = f"{about.buckets} sizes have {about.rows:.0%} of the rows and {about.buckets - 1} more to record"
+    told += f" ({show_seconds(about.per_epoch(epochs))} of each of {epochs} epochs)"
+    if chosen is best:
+        return [f"batches are padded to one of {about.buckets} sizes, not to one: {told}"]
+    gains = chosen.seconds_per_task < best.seconds_per_task
+    reason = f"which saves less than {BUCKETS_GAIN:.0%}" if gains else "which is slower"
+    reason = "which does not fit" if chosen.device_bytes > budget else reason
+    return [f"batches are padded to one size: {told}, {chosen.figures()}, {reason}"]
+
+
 def _shared(result: Partition) -> Division:
     """The best division in which the host has a part: what the device prepares alone is a candidate already."""
+    if result.division.buckets > 1:  # only by itself in captured steps, of one size
+        return result.division
     tried = (division for division, _ in result.tried if division.host_batches)
     return result.division if result.division.host_batches else next(tried, result.division)
 
@@ -176,7 +183,8 @@ class _Search:
         self, stats: GraphStats, machine: Machine, budget: int, measured: Callable[[Setup], PhaseTimes | None]
     ) -> None:
         self._stats, self._machine, self._budget, self._measured = stats, machine, budget, measured
-        self._times: dict[int, tuple[PhaseTimes, bool]] = {}
+        self._times: dict[int, tuple[PhaseTimes, bool]] = {}  # by identity
+        self._kept: list[Setup] = []  # of those, so that no other has it
 
     @property
     def _workers(self) -> list[int]:
@@ -204,8 +212,16 @@ class _Search:
         """Phase times and whether they were measured."""
         if id(setup) not in self._times:
             known = self._measured(setup)
-            self._times[id(setup)] = (known or self._predicted(setup), known is not None)
+            self._times[id(setup)] = (known or self._with_padding(setup) or self._predicted(setup), known is not None)
+            self._kept.append(setup)
         return self._times[id(setup)]
+
+    def _with_padding(self, setup: Setup) -> PhaseTimes | None:
+        """What was measured with batches of one size, with what several sizes leave of the training."""
+        if setup.padding is None or setup.one_size is None:
+            return None
+        known = self._measured(setup.one_size)
+        return None if known is None else known.scaled(training_gpu=setup.padding.training)
 
     def _predicted(self, setup: Setup) -> PhaseTimes:
         steps = steps_per_epoch(setup.task, self._stats)
@@ -216,12 +232,39 @@ class _Search:
         """Seconds of an epoch per task that no division goes below."""
         by_resource = loads(self.times(setup)[0], built_in(setup.captured), "gpu", self._workers[0])
         steps = steps_per_epoch(setup.task, self._stats)
-        return steps * bound(by_resource, best_share(by_resource)) / max(setup.members, 1)
+        seconds = steps * bound(by_resource, best_share(by_resource)) + self._recordings(setup)
+        return seconds / max(setup.members, 1)
+
+    @staticmethod
+    def _recordings(setup: Setup) -> float:
+        """Seconds of an epoch that recordings of more than one size take."""
+        return 0.0 if setup.padding is None else setup.padding.per_epoch(setup.task.epochs)
+
+    def in_buckets(self, setup: Setup) -> Setup | None:
+        """The same with batches of the number of sizes that has the lowest bound; None if that is one."""
+        if not may_have_buckets(setup, self._stats):
+            return None
+        ways = [setup, *(with_buckets(setup, self._stats, count) for count in range(2, MOST_BUCKETS + 1))]
+        best = min(ways, key=self.bound)
+        return None if best is setup else best
+
+    def _beyond_simulation(self, setup: Setup) -> float:
+        """How many times as long the device alone is predicted to take as it is simulated: 1 if phases were measured.
+
+        Batches of several sizes are simulated, those of one size are not before they are measured.
+        """
+        if setup.one_size is None:
+            return 1.0
+        steps, base = steps_per_epoch(setup.task, self._stats), setup.one_size
+        alone = Division(0, 2, beside=True)
+        simulated = simulate(alone, self.times(base)[0], steps, built_in(setup.captured)).seconds
+        evaluation = base.training.phases.get("evaluation", 0.0)
+        return max(self.undivided(base).seconds - evaluation, 0.0) / max(simulated, 1e-12)
 
     def divided(self, setup: Setup) -> list[Candidate]:
         """The best division with all workers, and with fewer."""
         found = [self._partitioned(setup, workers) for workers in self._workers]
-        return [one for one in found if one is not None]
+        return list({one.division: one for one in reversed(found) if one is not None}.values())[::-1]
 
     def _partitioned(self, setup: Setup, workers: int) -> Candidate | None:
         times, known = self.times(setup)
@@ -231,42 +274,12 @@ class _Search:
         pinned = int(PINNED_SHARE * self._machine.host_bytes // max(size, 1)) - 1
         if device is None or pinned < 1:
             return None
-        limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers)
+        limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, buckets=setup.buckets)
         steps = steps_per_epoch(setup.task, self._stats)
         division = _shared(partition(times, registry, min(steps, SEARCHED), limits))
         whole = simulate(division, times, steps, registry)
-        evaluation = setup.training.phases.get("evaluation", 0.0)
+        seconds = whole.seconds * (self._beyond_simulation(setup) if not division.host_batches else 1.0)
+        more = setup.training.phases.get("evaluation", 0.0) + self._recordings(setup)
         held = setup.device_bytes + (division.device_buffer + 1) * size
         host = division.pinned_batches * size
-        return Candidate(setup, whole.seconds + evaluation, held, division, host, whole, times, known)
-
-
-def batch_bytes(task: Task, stats: GraphStats) -> int:
-    """Bytes of a batch at its largest: features and neighbours."""
-    rows = min(task.batch, max(stats.num_train, 1))
-    most, edges = rows, 0
-    for fanout in picks_per_hop(task.fanouts, stats):
-        edges += most * max(fanout, 1)
-        most = min(most * (max(fanout, 0) + 1), stats.num_nodes + rows)
-    return most * (row_bytes(task, stats) + 4) + 8 * edges
-
-
-def elsewhere(setup: Setup, placement: Placement, stats: GraphStats) -> Setup:
-    """About what ``setup`` would take with features and edges elsewhere, without a dry run of its own."""
-    moved = {
-        "features": stats.num_nodes * row_bytes(setup.task, stats),
-        "topology": 4 * stats.num_edges,
-    }
-    taken = setup.device_bytes - setup.placement.cache_bytes
-    taken += batch_bytes(setup.task, stats) * (placement.overlap - setup.placement.overlap)
-    for name, size in moved.items():
-        before, after = getattr(setup.placement, name) == "gpu", getattr(placement, name) == "gpu"
-        taken += size * (after - before)
-    return replace(setup, placement=without_cache(placement), device_bytes=max(taken, 0), rough=True)
-
-
-def without_cache(placement: Placement) -> Placement:
-    """The same with everything in host memory and nothing of it cached."""
-    place = {"cached": "host"}
-    features, topology = (place.get(one, one) for one in (placement.features, placement.topology))
-    return replace(placement, features=features, topology=topology, cache_bytes=0)
+        return Candidate(setup, seconds + more, held, division, host, whole, times, known)

@@ -24,12 +24,16 @@ GAIN = 0.002  # of an epoch that a move must save
 
 @dataclass(frozen=True)
 class Limits:
-    """The most batches that may wait in host and in device memory, the most workers, and how the device prepares."""
+    """The most batches that may wait in host and in device memory, the most workers, and how the device prepares.
+
+    ``buckets``: sizes that batches are padded to.
+    """
 
     host_buffer: int = 64
     device_buffer: int = DEVICE_BATCHES
     workers: int = 1
     beside: bool = False
+    buckets: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,11 @@ def partition(
     """The division for an epoch of ``batches``: the initial share, one-sided ones, and what feedback makes of them."""
     count = workers or limits.workers
     limits = replace(limits, beside=registry.beside(trainer))
-    search = _Search(lambda division: simulate(division, times, batches, registry), limits, trainer, count)
+
+    def run(division: Division) -> Simulation:
+        return simulate(replace(division, buckets=limits.buckets), times, batches, registry)
+
+    search = _Search(run, limits, trainer, count)
     host, device = registry.host_route() is not None, registry.device_route(trainer) is not None
     if host:
         search.try_(overlap_for(0.0, limits, trainer, count))
@@ -166,7 +174,8 @@ class _Search:
         fastest = min(one.seconds_per_batch for one in self._found.values())
         near = [one for one in self._found.values() if one.seconds_per_batch <= fastest * (1.0 + GAIN)]
         chosen = min(near, key=lambda one: (one.division.divided, one.division.overlap, one.division.host_buffer))
-        tried = sorted(((one, run.seconds_per_batch) for one, run in self._found.items()), key=lambda pair: pair[1])
+        runs = self._found.values()
+        tried = sorted(((run.division, run.seconds_per_batch) for run in runs), key=lambda pair: pair[1])
         return Partition(chosen.division, chosen, tuple(tried))
 
 

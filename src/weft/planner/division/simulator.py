@@ -2,7 +2,8 @@
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
 slow each other down by the measured interference; an event is the end of one. Where what trains prepares all batches it
-does so in captured steps, whose phases have times of their own. Results are per batch, so that epochs of different
+does so in captured steps, whose phases have times of their own (of batches of one size: see
+:mod:`weft.core.batches.buckets`). Results are per batch, so that epochs of different
 lengths compare.
 """
 
@@ -116,7 +117,7 @@ class _Run:
     def __init__(
         self, division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None
     ) -> None:
-        one_side = division.kind == "sequential"
+        one_side = division.kind == "sequential" and division.buckets == 1
         self._division, self._batches = division, batches
         self._times = times.for_one_side() if one_side else times
         self._random = None if seed is None else random.Random(seed)

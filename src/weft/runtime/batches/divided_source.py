@@ -70,9 +70,11 @@ class DividedSampled(Sampled):
         self._host_order = SeedOrder(request.graph.train.cpu(), about.sampling.batch, about.sampling.seed)
         self.slots = max(about.division.pinned_batches, about.division.workers + SPARE_SLOTS)
         degrees = "sampled" if request.subgraph or self._apart else "full"
-        parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured)
+        self._buckets = about.division.buckets if self._captured else 1  # batches of their own sizes are not padded
+        parts = Parts(self._graph, self._sampler, self.store, degrees, self.slots, self._captured, self._buckets)
         sides = self.hardware.sides(parts)
-        self.divided = DividedPipeline(about.division, sides.host, sides.device, sides.clock)
+        division = replace(about.division, buckets=self._buckets)
+        self.divided = DividedPipeline(division, sides.host, sides.device, sides.clock)
 
     @property
     def division(self) -> Division:
@@ -90,12 +92,13 @@ class DividedSampled(Sampled):
 
     @property
     def _alone(self) -> bool:
-        """Whether the GPU prepares all batches by itself, in captured steps."""
-        return self._captured and self.division.kind == "sequential"
+        """Whether the GPU prepares all batches by itself, in captured steps: not before it knows which of several."""
+        return self._captured and self.division.kind == "sequential" and self._buckets == 1
 
     def divide(self, division: Division) -> None:
-        """Divide batches otherwise from the next epoch on; host memory stays within what was reserved."""
-        self.divided.division = replace(division, host_buffer=min(division.host_buffer, self.slots - 1))
+        """Divide batches otherwise from the next epoch on; host memory stays within what was reserved, sizes stay."""
+        buffer = min(division.host_buffer, self.slots - 1)
+        self.divided.division = replace(division, host_buffer=buffer, buckets=self._buckets)
 
     def phases(self) -> Mapping[str, PhaseTime]:
         """Measured phases since the last call; none of a device that prepares all batches in captured steps."""
@@ -117,7 +120,7 @@ class DividedSampled(Sampled):
 
     def captured_sampling(self) -> Callable[[], None] | None:
         """Samples a batch as the GPU does where it prepares all of them, captured; None if it cannot."""
-        if not self._captured:
+        if not self._captured or self._buckets > 1:
             return None
         batch = self._device_batch(next(iter(self._order.epoch(0)))).static_copy()
         assert isinstance(batch, DeviceBatch)
@@ -144,7 +147,7 @@ class DividedSampled(Sampled):
         count = item.layout.seeds
         share = torch.full((1,), count / self._order.seeds.numel(), device=self._device)
         rows, none = torch.arange(count, device=self._device), self._graph.y[:0]
-        about = {"shape": ("divided", count), "varies": ("nodes", "features", "hops", "share")}
+        about = {"shape": ("divided", item.layout), "varies": ("nodes", "features", "hops", "share")}
         given = {"nodes": item.nodes, "features": item.x, "hops": item.hops, "make": self._with_blocks}
         return PreparedBatch(self._x[:0], self._graph.adj, none, rows, share, **given, **about)
 

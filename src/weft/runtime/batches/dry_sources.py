@@ -67,10 +67,19 @@ class DrySampled(FullGraph):
         size = self._size
         if self._request.subgraph:  # one local graph: every node is sampled for once, after the hop that found it
             block = _block(size.nodes, size.nodes, size.new_edges, self._request.graph)
-            return self._empty(size.nodes, self._request.graph.num_features), block
+            return self._empty(size.nodes, self._request.graph.num_features), self._with_edge_values(block)
         shapes = zip(size.rows, (*size.rows[1:], size.nodes), size.edges, strict=True)
         blocks = tuple(_block(rows, columns, edges, self._request.graph) for rows, columns, edges in shapes)
         return self._empty(size.nodes, self._request.graph.num_features), blocks[::-1]
+
+    def _with_edge_values(self, block: Adjacency) -> Adjacency:
+        """A local graph with what the model is given per edge."""
+        adj, given = self._request.graph.adj, self._request.of_edges
+        if "edge_weight" in given and adj.weight is not None:
+            block.weight = adj.weight.new_ones(block.num_edges)
+        if "edge_attr" in given and adj.edge_attr is not None:
+            return block.attributed(adj.edge_attr.new_zeros((block.num_edges, *adj.edge_attr.shape[1:])))
+        return block
 
     def _for_sampling(self, task: Task) -> list[Tensor]:
         """The table of local ids; for GCN, degrees of all nodes; for evaluation by layers, where their nodes are."""

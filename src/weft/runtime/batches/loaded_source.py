@@ -86,10 +86,26 @@ class Loaded(OneByOne):
                 f"the loader gave {local.num_seeds} seeds, the task says batch={self._most}; "
                 "give the task the loader's batch_size"
             )
+        self._check_edges(local)
         local = self._related(local.to(self._device))
         rows = torch.arange(local.num_seeds, device=self._device)
         share = torch.full((1,), local.num_seeds / self._seeds, device=self._device)
         return Batch(self._features(local), local_adjacency(local), self._labels(local), rows, share)
+
+    def _check_edges(self, local: Subgraph) -> None:
+        """An :class:`InputError` for batches without what the model is given of edges when it is evaluated."""
+        had = {"edge_weight": local.weight, "edge_type": local.relation, "edge_attr": local.edge_attr}
+        lacking = next((name for name in self._request.of_edges if had[name] is None), None)
+        if lacking is not None:
+            raise InputError(
+                f"a batch of the loader has no {lacking}, which the graph has and the model takes; give the loader's "
+                "data one, or the model a graph without"
+            )
+        attr = self._request.graph.edge_attr if "edge_attr" in self._request.of_edges else None
+        if attr is not None and local.edge_attr is not None and local.edge_attr.shape[1:] != attr.shape[1:]:
+            raise InputError(
+                f"edge_attr of a batch is {list(local.edge_attr.shape)}; that of the graph is {list(attr.shape)}"
+            )
 
     def _related(self, local: Subgraph) -> Subgraph:
         relations, found = self._request.graph.num_relations, local.relation

@@ -30,7 +30,8 @@ def local_adjacency(local: Subgraph) -> Adjacency:
     indptr, order = _by_rows(src, dst, local.nodes.numel())
     weight = None if local.weight is None else local.weight[order]
     adj = LocalAdjacency(indptr, src[order].to(torch.int32), local.nodes.numel(), weight=weight)
-    return adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
+    adj = adj if local.relation is None else adj.related(local.relation[order], local.num_relations)
+    return adj if local.edge_attr is None else adj.attributed(local.edge_attr[order])
 
 
 def _by_rows(src: Tensor, dst: Tensor, count: int) -> tuple[Tensor, Tensor]:

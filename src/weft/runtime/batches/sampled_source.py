@@ -99,6 +99,7 @@ class Sampled:
         self._device = exact_device(sampling.device or request.device or graph.device)
         self._order = SeedOrder(graph.train, sampling.batch, sampling.seed)
         self.steps_per_epoch = len(self._order)
+        self._edge_attr = request.subgraph and "edge_attr" in request.of_edges
         held = self._choose_cache(request.subgraph)
         self._sampler = self._make_sampler(request.subgraph, held.topology)
         self.store = FeatureStore(self._x, self._device, cached=held.features)
@@ -116,6 +117,7 @@ class Sampled:
     def _make_sampler(self, subgraph: bool, cached: Tensor | None = None) -> NeighbourSampler:
         degrees = "sampled" if subgraph or self._apart else "full"
         about = {"seed": self._sampling.seed, "threads": 1, "subgraph": subgraph, "degrees": degrees}
+        about["edge_attr"] = self._edge_attr
         return NeighbourSampler(
             self._graph, self._fanouts, device=self._sampling_device(subgraph), cached=cached, **about
         )

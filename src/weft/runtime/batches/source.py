@@ -148,7 +148,8 @@ class SourceRequest:
 
     ``subgraph``: one adjacency for all layers, because the model does not take a block per layer. ``padding``: whether
     batches may have rows that stand for no node; not where a norm is over all rows. ``device``: where it trains (None:
-    where the graph is).
+    where the graph is). ``of_edges``: what the model is given per edge: some of ``edge_weight``, ``edge_type`` and
+    ``edge_attr``.
     """
 
     graph: Graph
@@ -157,6 +158,7 @@ class SourceRequest:
     subgraph: bool = False
     padding: bool = False
     device: torch.device | None = None
+    of_edges: tuple[str, ...] = ()
 
 
 class Source(Protocol):

@@ -54,6 +54,8 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
             batch = _constant_batch(stack)
             if stack.members.hidden_state is not None:
                 raise InputError(stack.members.hidden_state)
+            if stack.members.writes:
+                raise InputError("it changes its own weights")
             if not stack.members.plain_output:
                 raise InputError("it returns more than logits")
             train = _of_any_batch(_compiled(stack, partial(stack.gradients, batch=batch), near))

@@ -20,7 +20,7 @@ from weft.ops.launch.backend import on_gpu
 from weft.ops.reduce import ONE_RANK, Reduce
 from weft.runtime.batches.source import Batch
 from weft.runtime.loop.outputs import with_member
-from weft.runtime.step.backward import gradient
+from weft.runtime.step.backward import backward, gradient
 from weft.runtime.step.buffers import BufferSlots, ClockSlots, drawing_modules
 from weft.runtime.step.parameters import Layout, Slots
 from weft.runtime.step.state import State
@@ -57,7 +57,7 @@ class Forward:
         self._set_mode = mode_switch(model)
         self._built_in, self._own_products = is_named_model(model), has_own_products(model)
         self._first_site = len(drawing_modules(model))  # their own sites come first
-        self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches the calls of a user's module
+        self.around: AbstractContextManager[Any] = nullcontext()  # a trial watches a user's module, both ways
         self._watch: Watch | None = None
         self._leaves: list[Tensor] = []
         self._slots, self._buffers, self._clocks = Slots(model, layout.names), BufferSlots(model), ClockSlots(model)
@@ -99,7 +99,8 @@ class Forward:
         """
         leaf = flat.detach().requires_grad_()
         losses = loss(self(leaf, training=True, batch=batch), batch)
-        return losses.detach(), gradient(losses, leaf, slopes)
+        with self.around:
+            return losses.detach(), gradient(losses, leaf, slopes)
 
     def copied(
         self, flat: Tensor, rates: Sequence[Tensor], buffers: dict[str, Tensor], state: State
@@ -210,7 +211,9 @@ class LeafForward(Forward):
         for parameter in self._parameters:
             parameter.grad = None
         losses = loss(self(flat, training=True, batch=batch), batch)
-        losses.backward(slopes)
+        with self.around:
+            backward(losses, slopes)
+        self._take_replaced()
         found = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None  # a captured step would hold them beside the flat gradient

@@ -89,6 +89,15 @@ def pyg_data(batch: Batch) -> Any:
     return Data(num_nodes=batch.x.shape[0], **values)
 
 
+def given_tensors(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Those tensors of a batch that a call gives to ``model``, by name."""
+    style = call_style(model)
+    found: dict[str, Any] = {"x": batch.x}
+    if style in ("edges", "data"):
+        found |= {"edge_index": batch.edge_index, "edge_weight": batch.edge_weight, "edge_attr": batch.edge_attr}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
 def edge_arguments(model: nn.Module, adj: Adjacency) -> dict[str, Tensor]:
     """``edge_index`` or ``adj_t``, and what else ``model`` takes of the edges of ``adj``, by name."""
     wanted = [name for name in ("edge_index", "adj_t", *OF_EDGES) if name in parameters_of(model)]
@@ -144,7 +153,7 @@ class Inputs:
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)
-        self._sources: dict[tuple[int, int, bool, bool], Source] = {}
+        self._sources: dict[tuple[Any, ...], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}
 
@@ -161,11 +170,19 @@ class Inputs:
             self._features[key] = place_features(x, self._place, self.device) if isinstance(x, Tensor) else x
         return self._features[key]
 
-    def source(self, x: Features, first: Tensor | None = None, subgraph: bool = False, padding: bool = False) -> Source:
+    def source(
+        self,
+        x: Features,
+        first: Tensor | None = None,
+        subgraph: bool = False,
+        padding: bool = False,
+        of_edges: tuple[str, ...] = (),
+    ) -> Source:
         """The source of batches with the features ``x``; stacks with equal inputs share it, and so its batches."""
-        key = (id(x), id(first), subgraph, padding)
+        key = (id(x), id(first), subgraph, padding, of_edges)
         if key not in self._sources:
-            self._sources[key] = self._make_source(SourceRequest(self.graph, x, first, subgraph, padding, self.device))
+            request = SourceRequest(self.graph, x, first, subgraph, padding, self.device, of_edges)
+            self._sources[key] = self._make_source(request)
         return self._sources[key]
 
     def release(self, x: Features) -> None:

@@ -1,11 +1,13 @@
 """Convert the layers of PyG in a user's module before training, if the converted module gives the same numbers.
 
-The decision rests on the numbers alone and never on the measured times: the same run converts the same layers again.
+Attention that drops coefficients draws other masks when it is converted, so only who asks for it (``convert=True``)
+gets it; it is then compared with its dropout off. The decision rests on the numbers alone and never on the measured
+times: the same run converts the same layers again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -13,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.nn.pyg.swap import Swaps, possible_swaps, swap
+from weft.nn.pyg.swap import Swaps, drawing, possible_swaps, swap
 from weft.nn.pyg.templates import TEMPLATES
 
 Numbers = tuple[Tensor, Tensor, Tensor]  # losses [1], gradients [P], logits [N, C]
+OTHER_MASKS = " without dropout of attention, whose masks are not those of convert=False"
+NONE = "it has no layers of PyG"
 LONG = 0.2  # seconds: a first step that takes longer is not repeated for its time alone
 
 
@@ -25,7 +29,8 @@ class Conversion:
     """Layers of a module that compute with Weft's operators, and what that gives.
 
     ``apart``: the largest difference of loss, gradients and logits, relative to the largest of each; ``before`` and
-    ``after``: seconds of a training step and an evaluation; ``sparse``: whether features need not become dense.
+    ``after``: seconds of a training step and an evaluation; ``sparse``: whether features need not become dense;
+    ``drawing``: whether layers among them drop coefficients of attention, which was off meanwhile.
     """
 
     swaps: Swaps
@@ -33,13 +38,15 @@ class Conversion:
     before: float
     after: float
     sparse: bool = False
+    drawing: bool = False
 
     def note(self) -> str:
         """One sentence for the user."""
+        masks = OTHER_MASKS if self.drawing else ""
         others = f"; kept: {_reasons(self.swaps.kept)}" if self.swaps.kept else ""
         return (
             f"converted: {self.swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them): equal "
-            f"to {self.apart:.0e} forward and gradient, {_ms(self.after)} per step and evaluation instead of "
+            f"to {self.apart:.0e} forward and gradient{masks}, {_ms(self.after)} per step and evaluation instead of "
             f"{_ms(self.before)}{', features stay sparse' if self.sparse else ''}{others}"
         )
 
@@ -54,16 +61,21 @@ class Trials:
     near: float
 
 
-def convertible(model: nn.Module) -> Swaps:
-    """The layers of ``model`` that a run may convert."""
-    return possible_swaps(model, draws=False)
+def convertible(model: nn.Module, asked: bool = False) -> Swaps:
+    """The layers of ``model`` that a run may convert; ``asked``: also those whose masks are then others."""
+    return possible_swaps(model, draws=asked)
 
 
-def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
-    """What to convert in ``model``, which is unchanged; or why nothing is, if that may surprise; or None."""
-    swaps = convertible(model)
+def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conversion | str | None:
+    """What to convert in ``model``, which is unchanged; or why nothing is, if that may surprise; or None.
+
+    ``asked``: the user wants it, and hears of every layer that is kept.
+    """
+    swaps = convertible(model, asked)
     if not swaps.layers:
-        return _why_not({name: why for name, why in swaps.kept.items() if why.split(":")[0] in TEMPLATES})
+        return _why_not(swaps.kept if asked else _surprising(swaps.kept)) or ("not converted: " + NONE) * asked or None
+    drops = drawing(model, swaps.layers)
+    trials = replace(given, copy=lambda one: _still(given.copy(one), drops))
     measured = _as_written(model, trials)
     if measured is None:
         return "not converted: the memory was not enough to compare with PyG's layers"
@@ -73,6 +85,8 @@ def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
         if not swaps.layers:
             return _why_not(swaps.kept)
         after, mine = _timed(trials, _swapped(model, swaps, trials), warm=True)
+        if drops:
+            given.step(_swapped(model, swaps, given))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -81,7 +95,19 @@ def try_conversion(model: nn.Module, trials: Trials) -> Conversion | str | None:
     if not apart <= trials.near:
         off = f"by {apart:.0e} of the largest"
         return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
-    return Conversion(swaps, apart, before, after)
+    return Conversion(swaps, apart, before, after, drawing=any(name in swaps.layers for name in drops))
+
+
+def _still(model: nn.Module, drops: Collection[str]) -> nn.Module:
+    """``model``, whose layers ``drops`` drop nothing."""
+    for name in drops:
+        model.get_submodule(name).dropout = 0.0
+    return model
+
+
+def _surprising(kept: dict[str, str]) -> dict[str, str]:
+    """Layers of kinds that Weft does have operators for."""
+    return {name: why for name, why in kept.items() if why.split(":")[0] in TEMPLATES}
 
 
 def _as_written(model: nn.Module, trials: Trials) -> tuple[float, Numbers] | None:
@@ -97,6 +123,10 @@ def _as_written(model: nn.Module, trials: Trials) -> tuple[float, Numbers] | Non
 
 def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trials) -> Conversion:
     """``found``, with sparse features if the converted module takes them and gives the same numbers."""
+    drops = drawing(model, found.swaps.layers)
+    dense, sparse = (
+        replace(one, copy=lambda model, copied=one.copy: _still(copied(model), drops)) for one in (dense, sparse)
+    )
     try:
         after, mine = _timed(sparse, _swapped(model, found.swaps, sparse), warm=True)
     except torch.OutOfMemoryError:

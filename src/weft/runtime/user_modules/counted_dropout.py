@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import dropout as torch_dropout
 from torch.overrides import TorchFunctionMode
 
+from weft.nn.pyg.call_mask import next_mask
+from weft.nn.pyg.edges import forget, is_bypass
 from weft.ops.dense.bias_act_dropout import dropout
 from weft.ops.dense.dropout_rows import dropout_rows
 from weft.ops.reduce import ONE_RANK, Reduce
@@ -36,6 +38,10 @@ class CountedDropout(TorchFunctionMode):
             x, p, training, inplace = _arguments(*args, **(kwargs or {}))
             if training and not inplace and isinstance(p, (int, float)) and 0.0 < p < 1.0 and self._serves(x):
                 return self._drop(x, p)
+        if func is next_mask and self._serves(args[0]):
+            return args[1], self._clock, self._next_site()
+        if is_bypass(func):
+            forget(args[0])  # its edges may change unseen
         return func(*args, **(kwargs or {}))
 
     def _serves(self, x: Any) -> bool:
@@ -52,13 +58,17 @@ class CountedDropout(TorchFunctionMode):
         return saved_tensors_are_hooked() or (self._with_grad and not torch.is_grad_enabled())
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
-        site, self._site = self._site, self._site + 1
+        site = self._next_site()
         if x.numel() == 0:
             return x
         if self._reduce.ranks > 1 and x.dim() > 1 and x.shape[0] == self._reduce.rows:
             return dropout_rows(x, p, self._clock, site, self._reduce.first_row)
         rows = x.reshape(-1, x.shape[-1]) if x.dim() > 2 else x.reshape(1, 1) if x.dim() == 0 else x
         return dropout(rows.contiguous(), p, self._clock, site).view(x.shape)
+
+    def _next_site(self) -> int:
+        self._site += 1
+        return self._site - 1
 
 
 def _arguments(

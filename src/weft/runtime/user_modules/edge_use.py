@@ -8,6 +8,7 @@ from torch import nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
+from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.user_modules.call_style import call_style, parameters_of
 
 
@@ -30,19 +31,22 @@ def reads_edges(task: Task, model: nn.Module, name: str) -> bool | None:
     return name in parameters_of(model) if call_style(model) == "edges" else None
 
 
-def check_edges(task: Task, model: nn.Module, graph: Graph) -> None:
-    """A :class:`SpecError` for a model that could not be given what the edges have, or cannot divide by it."""
-    _check_degrees(task, graph)
-    given = task.traits is None and (call_style(model) == "data" or reads_edges(task, model, "edge_attr"))
-    if given and graph.edge_attr is not None and task.sampled:
-        raise SpecError(
-            f"task {task.label!r}: model {task.model_name} takes edge_attr, which sampled batches do not have; train "
-            "it with mode='full'"
-        )
+def given_of_edges(task: Task, model: nn.Module, adj: Adjacency) -> tuple[str, ...]:
+    """What the model is given per edge, of what the edges have."""
+    had = {"edge_weight": adj.weight, "edge_type": adj.relation, "edge_attr": adj.edge_attr}
+    if task.traits is not None:
+        return ()
+    style, wanted = call_style(model), parameters_of(model)
+    return tuple(
+        name
+        for name, value in had.items()
+        if value is not None
+        and (style == "data" or (style == "edges" and name in wanted) or (style, name) == ("transposed", "edge_weight"))
+    )
 
 
-def _check_degrees(task: Task, graph: Graph) -> None:
-    """GCN divides by square roots of weighted degrees."""
+def check_edges(task: Task, graph: Graph) -> None:
+    """A :class:`SpecError` for a model that cannot divide by what the edges weigh: GCN, by roots of degrees."""
     weight = graph.edge_weight
     if task.model != "gcn" or weight is None or weight.is_meta or not bool((weight < 0).any()):
         return

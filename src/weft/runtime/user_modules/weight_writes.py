@@ -1,7 +1,8 @@
-"""WeightWrites: notice that a user's module changes its own weights when it is called, whether or not a number differs.
+"""WeightWrites: notice that a user's module changes its own weights in a step, whether or not a number differs.
 
 A constraint such as ``weight.clamp_(-5, 5)`` or ``max_norm`` may change nothing at the first call and much at the
-thousandth. Only a module that owns its parameters keeps such a change; a stack and cast weights are copies.
+thousandth, and so may a hook in the backward pass. Only a module that owns its parameters keeps such a change; a stack
+and cast weights are copies. Autograd's threads have the modes of the thread that calls it, so hooks on a GPU are seen.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ DATA = (Tensor.data.__get__, Tensor.data.__set__)
 
 
 class WeightWrites(TorchFunctionMode):
-    """Around a call, :attr:`seen` becomes true if it writes to a weight of ``model`` or touches its ``.data``."""
+    """Around a call or a backward pass, :attr:`seen` becomes true if it writes to a weight or touches its ``.data``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

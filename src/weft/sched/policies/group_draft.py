@@ -27,18 +27,20 @@ class GroupDraft:
         """Let ``task`` join."""
         self.members.append(task)
         self.shared_bytes = max(self.shared_bytes, task.shared_bytes)
-        self.own_bytes += task.bytes - task.shared_bytes
+        self.own_bytes = max(self.own_bytes, task.bytes - task.shared_bytes)
         self.longest = max(self.longest, task.seconds)
         self.work += task.work
         self.utilisation += task.utilisation
 
     def footprint(self, now: float) -> Footprint:
         """What the group takes as it is."""
-        return self._footprint(self.shared_bytes + self.own_bytes, self.longest, self.work, self.utilisation, 0, now)
+        total = self.shared_bytes + len(self.members) * self.own_bytes
+        return self._footprint(total, self.longest, self.work, self.utilisation, 0, now)
 
     def with_one_more(self, task: QueuedTask, now: float) -> Footprint:
         """What the group would take with ``task`` as well."""
-        total = max(self.shared_bytes, task.shared_bytes) + self.own_bytes + task.bytes - task.shared_bytes
+        own = max(self.own_bytes, task.bytes - task.shared_bytes)  # narrower members are padded to the widest
+        total = max(self.shared_bytes, task.shared_bytes) + (len(self.members) + 1) * own
         longest, demand = max(self.longest, task.seconds), self.utilisation + task.utilisation
         return self._footprint(total, longest, self.work + task.work, demand, 1, now)
 

@@ -35,7 +35,7 @@ class GroupEndings:
             if message["kind"] == "memory":  # what its model may have leaked stays with the process
                 worker.kill("is replaced after it ran out of memory")
             return
-        outcomes = message["members"]
+        outcomes, active.took = message["members"], message.get("took")
         self._learn(active, outcomes)
         left = False
         for name in active.members:
@@ -61,7 +61,7 @@ class GroupEndings:
             if status in ("finished", "stopped", "pruned"):
                 place = "/".join(filter(None, (active.group.folder, outcome["folder"])))
                 result = {"status": status, "metrics": outcome["metrics"], "folder": place, "group": active.group.id}
-                result["peak_bytes"] = outcome.get("peak_bytes")
+                result |= {"peak_bytes": outcome.get("peak_bytes"), "took": active.took}
                 if active.kind == "inference":
                     result |= self._latency(name)
                 self._state.db.finish(name, worker, attempt, finite(result))

@@ -35,6 +35,7 @@ class Active:
     epoch: int = 0
     told: float = 0.0
     leaving: bool = False  # asked to save and return
+    took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
 
     @property

@@ -76,7 +76,7 @@ class TaskPlanner:
         limit = task.spec.get("budget")
         if limit is None:
             return [(task.id, plan)]
-        if plan.get("alone"):  # a guess
+        if plan.get("guess"):
             return [(task.id, {**plan, "bytes": min(plan["bytes"], limit)})]
         if plan["bytes"] > limit:
             needs = f"needs {show_bytes(plan['bytes'])}, more than its budget of {show_bytes(limit)}"

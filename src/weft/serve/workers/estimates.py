@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft.core.compatibility import group_key, stack_key
+from weft.core.cost import Cost
 from weft.core.event import finite
+from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import show_bytes
@@ -25,6 +28,8 @@ from weft.runtime.user_modules.settings import check_tasks
 from weft.serve.workers.quick_estimates import quick_estimate
 
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
+STACKED = 1.3  # what a further member of a stack takes, at most, of what a task has of its own alone
+MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, whatever the epochs of its members
 UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step cannot be followed
 
 
@@ -61,14 +66,23 @@ def inference_estimate(task: Task, device: str, store: GraphStore | None = None,
 def _predicted(report: PlanReport, kind: str) -> dict[str, Any]:
     cost = report.groups[0].cost
     busy = cost.seconds_of("gpu") if kind == "cuda" else cost.epoch_seconds
-    shared = sum(cost.bytes.get(name, 0) for name in SHARED)
     return {
         "bytes": cost.total_bytes,
         "seconds": report.run_seconds,
-        "shared_bytes": min(shared, cost.total_bytes),
+        "shared_bytes": shared_bytes(cost, report.machine),
         "utilisation": min(max(busy / cost.epoch_seconds, 0.0), 1.0) if cost.epoch_seconds else 1.0,
         "why": f"{show_bytes(cost.total_bytes)} and {report.run_seconds:.3g} s predicted",
     }
+
+
+def shared_bytes(cost: Cost, machine: Machine) -> int:
+    """What a task shares with the others of a stack, so that a stack of such tasks takes no more than is set aside.
+
+    The graph, the features, the set-up, and what a process has of a GPU whatever it trains; the rest is a member's own.
+    """
+    once = sum(cost.bytes.get(name, 0) for name in SHARED) + machine.context_bytes
+    own = math.ceil(STACKED * max(cost.total_bytes - once, 0))
+    return max(cost.total_bytes - own, 0)
 
 
 def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
@@ -91,6 +105,7 @@ def _guess(reason: str) -> dict[str, Any]:
         "utilisation": 1.0,
         "why": why,
         "alone": True,
+        "guess": True,
     }
 
 
@@ -100,5 +115,6 @@ def _common(task: Task) -> dict[str, Any]:
 
 def join_key(task: Task) -> str:
     """Equal for tasks that can be one stack: same graph and objective, steps with the same operators."""
-    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda one: one[0]))
+    long = task.epochs if task.epochs > MANY_EPOCHS else 0  # every member has as many rows of history as the longest
+    parts = (group_key(task, multilabel=False), sorted(stack_key(task).items(), key=lambda one: one[0]), long)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -36,6 +36,7 @@ from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftErr
 from weft.core.event import Event, finite
 from weft.core.task import Task
 from weft.engine.base.control import Control
+from weft.serve.workers.processor_time import ProcessorTime
 
 ALIVE_SECONDS = 1.0
 LOG = "log.txt"
@@ -146,8 +147,10 @@ class Worker:
             self._channel.say("planned", id=message["id"], **self._plan(message))
             return
         self._group = message["group"]
+        begin = ProcessorTime.now()
         try:
-            self._channel.say("done", group=message["group"], **self._run(message))
+            found = self._run(message)
+            self._channel.say("done", group=message["group"], **found, took=ProcessorTime.now().since(begin))
         finally:
             self._controls.pop(message["group"], None)
             self._group = ""

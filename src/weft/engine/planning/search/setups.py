@@ -17,7 +17,7 @@ from weft.core.placement import Placement
 from weft.core.plan import Plan, PlanOptions
 from weft.core.task import Task
 from weft.engine.planning.estimator import Estimate, Estimator
-from weft.planner.division.choose import Setup, elsewhere, without_cache
+from weft.planner.division.setup import Setup, elsewhere, without_cache
 from weft.planner.sampling.places import candidates, feature_bytes, with_cache
 from weft.planner.training_mode import may_sample
 

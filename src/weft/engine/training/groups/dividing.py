@@ -81,7 +81,7 @@ class Dividing:
     def _limits(self, source: DividedSampled, times: PhaseTimes) -> Limits:
         memory = PINNED_SHARE * self.machine.host_bytes / max(times.bytes, 1)
         slots = max(1, min(source.slots - 1, int(memory)))
-        return Limits(slots, source.division.device_buffer, self.workers)
+        return Limits(slots, source.division.device_buffer, self.workers, buckets=source.division.buckets)
 
     def _known(self, key: str) -> PhaseTimes | None:
         calibration = load_calibration(self.machine)

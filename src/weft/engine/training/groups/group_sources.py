@@ -54,11 +54,12 @@ class GroupSources:
 
     def divide(self, group: GroupRun) -> tuple[Adapter | None, str]:
         """Choose who prepares the batches of ``group``, where both sides can; what adapts that later, and a remark."""
-        if divided_source(group) is None:
+        source = divided_source(group)
+        if source is None:
             return None, ""
         digest = self._graphs.stats(group.tasks[0]).fingerprint().digest
         trainer = getattr(self._hardware, "name", "gpu")
-        key = phases_key(group.tasks, group.plan.places, digest, trainer)
+        key = phases_key(group.tasks, group.plan.places, digest, trainer, source.division.buckets)
         plan, adapter, told = self._dividing.divide(group, key)
         if adapter is not None:
             group.plan = plan

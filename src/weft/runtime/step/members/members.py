@@ -38,8 +38,9 @@ class Members:
 
     What trying them shows (:class:`weft.runtime.step.members.trying.TryOut`): ``hidden_state``, why a captured step
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
-    parameters that the loss does not depend on; ``rebuilds``, whether a copy would not follow its own weights, so that
-    the module is built anew instead; ``alone_seconds``, of a step and evaluation of one alone, in stacks on a CPU.
+    parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
+    whether a copy would not follow its own weights, so that the module is built anew instead; ``alone_seconds``, of a
+    step and evaluation of one alone, in stacks on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -51,9 +52,10 @@ class Members:
         self.hidden_state: str | None = None
         self.plain_output, self.rebuilds = True, False
         self.without_gradient: tuple[str, ...] = ()
+        self.writes = False
         self.alone_seconds: float | None = None
         self._changing: tuple[str, ...] = ()
-        check_edges(self.task, self.model, inputs.graph)
+        check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
         converted = self._convert_unseen()
@@ -102,7 +104,7 @@ class Members:
     @property
     def converts(self) -> bool:
         """Whether the layers of PyG in a user's module may compute with Weft's operators."""
-        return self.is_users and self.task.convert and not self.task.sampled
+        return self.is_users and self.task.convert is not False
 
     def initial(self) -> tuple[Tensor, dict[str, Tensor]]:
         """Weights ``[T, P]`` and buffers ``[T, ...]`` before the first epoch; may be taken once."""
@@ -135,7 +137,7 @@ class Members:
     def learn(self, trial: Trial) -> None:
         """Keep what a trial of the first member tells of the module."""
         self.hidden_state, self._changing = trial.hidden_state, trial.attributes
-        self.without_gradient = trial.without_gradient
+        self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 
@@ -171,8 +173,10 @@ class Members:
 
     def _convert_unseen(self) -> bool:
         """In a dry run there is nothing to compare: convert as a run would, if it is equal."""
-        found = convertible(self.model) if self.converts and self.builder.inputs.device.type == "meta" else None
-        if found is None or not found.layers:
+        if not self.converts or self.builder.inputs.device.type != "meta":
+            return False
+        found = convertible(self.model, asked=self.task.convert is True)
+        if not found.layers:
             return False
         self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number")
         convert(self.model, found)

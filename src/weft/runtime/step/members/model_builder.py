@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from contextlib import nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.core.errors import SpecError
 from weft.core.settings.value_names import identity
@@ -21,6 +21,7 @@ from weft.runtime.step.members.checks import check_relations
 from weft.runtime.user_modules.build import build_model
 from weft.runtime.user_modules.compiled import as_written, was_compiled
 from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.edge_use import given_of_edges
 from weft.runtime.user_modules.error_place import model_errors
 
 
@@ -71,7 +72,7 @@ class ModelBuilder:
 
     def _call_lazy(self, model: nn.Module, task: Task, dense: bool) -> None:
         with torch.no_grad(), model_errors(task, self.graph.name):
-            bind(model.eval())(self.inputs.source(self._features(dense), subgraph=not takes_blocks(model)).example())
+            bind(model.eval())(self._source_for(model, self._features(dense)).example())
 
     def build_again(self, model: nn.Module) -> nn.Module:
         """The module of the widest task again: built anew, or a copy of the object that the task was given."""
@@ -116,7 +117,11 @@ class ModelBuilder:
             first = self.inputs.first(model, x, aggregation_key(task))
         over_rows = any(isinstance(module, BatchNorm) for module in model.modules())
         padding = task.traits is not None and not over_rows
-        return self.inputs.source(x, first, subgraph=not takes_blocks(model), padding=padding)
+        return self._source_for(model, x, first, padding)
+
+    def _source_for(self, model: nn.Module, x: Features, first: Tensor | None = None, padding: bool = False) -> Source:
+        of_edges = given_of_edges(self.task, model, self.graph.adj)
+        return self.inputs.source(x, first, not takes_blocks(model), padding, of_edges)
 
 
 def aggregation_key(task: Task) -> Hashable:

@@ -9,9 +9,10 @@ Shapes: P parameters, N nodes, C classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,13 @@ from weft.runtime.batches.source import Batch
 from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
+from weft.runtime.step.backward import backward
 from weft.runtime.step.forward import Forward, LeafForward, Loss
+from weft.runtime.step.inputs import given_tensors
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.input_writes import InputWrites
 from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
@@ -38,8 +42,9 @@ class Trial:
     """One member alone: its loss, gradients ``[P]`` and logits ``[N, C]``, and how its module behaves.
 
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
-    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call writes to the
-    module's own weights; ``seconds``: of the last training call and the one in evaluation mode.
+    ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
+    its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in
+    evaluation mode.
     """
 
     loss: Tensor
@@ -80,15 +85,17 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
     """
     before = state.snapshot()
     slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(forward.model)
+    inputs = InputWrites(given_tensors(forward.model, batch))
 
     def train() -> tuple[Tensor, Tensor]:
         state.restore(before)
         return forward.gradients(state.flat, batch, loss, slopes)
 
     with same_draws(state.flat.device) as moved:
-        forward.around = writes
+        forward.around = _Both(writes, inputs)
         first, grad = train()
         forward.around, drawn = nullcontext(), moved()
+    _check_inputs(forward.model, inputs.changed())
     attributes = tuple(changed(untouched, forward.model))
     with same_draws(state.flat.device):
         begin = step_seconds()
@@ -99,6 +106,30 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
+
+
+class _Both(AbstractContextManager[None]):
+    """Two that watch, one inside of the other; may be entered again."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._outer.__exit__(*error)
+
+
+def _check_inputs(model: nn.Module, changed: Sequence[str]) -> None:
+    if changed:
+        name = changed[0]
+        raise SpecError(
+            f"model {type(model).__name__} changes {name} in place, which every call is given again; let it change a "
+            f"copy: {name} = {name}.clone()"
+        )
 
 
 def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
@@ -122,6 +153,8 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
     forward.around = writes = WeightWrites(forward.model)
     try:
         losses = loss(forward(leaf, training=True, batch=batch), batch)
+        with writes:
+            backward(losses, torch.ones_like(losses), [leaf, *own])
     except RuntimeError:  # autograd may object first, in words about views
         if not writes.seen:
             raise
@@ -132,8 +165,10 @@ def check_used_through_modules(forward: Forward, state: State, batch: Batch, los
             f"model {type(forward.model).__name__} changes its own weights when it is called; only precision='fp32' "
             "and 'tf32' on one rank can train that"
         )
-    found = torch.autograd.grad(losses.sum(), [leaf, *own], allow_unused=True)
-    if any(grad is not None for grad in found[1:]):
+    found = [parameter.grad is not None for parameter in own]
+    for parameter in own:
+        parameter.grad = None
+    if any(found):
         raise SpecError(
             f"model {type(forward.model).__name__} reads a parameter other than as an attribute of its module (from a "
             "list or a closure); only precision='fp32' and 'tf32' on one rank can train that"

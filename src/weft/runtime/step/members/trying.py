@@ -110,18 +110,18 @@ class TryOut:
     def _try_conversion(self) -> None:
         """Convert the layers of PyG in all modules if that changes no number of the first member's step."""
         members = self._members
-        if not members.converts or not members.source.constant or members.source.reduce.ranks > 1:
+        if not members.converts or members.source.reduce.ranks > 1:
             return
         loss = self._loss_of([0])
         trials = self._trials_on(members.source, loss)
-        found = try_conversion(self._models[0], trials)
+        found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
         if isinstance(found, Conversion):
             found = self._convert(found, trials, loss).note()
         members.notes.extend([] if found is None else [found])
 
     def _convert(self, found: Conversion, trials: Trials, loss: Loss) -> Conversion:
         members = self._members
-        if members.builder.sparse and takes_edges(members.model):
+        if members.builder.sparse and takes_edges(members.model) and members.source.constant:
             dense, source = members.source.example().x, members.source_of(dense=False)
             found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
             if found.sparse:

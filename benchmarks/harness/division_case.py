@@ -1,0 +1,221 @@
+"""A group in training whose batches the host and the device prepare: its graph, its phases, the seconds of an epoch.
+
+Features and edges lie in pinned host memory, or partly in a cache of the GPU. Shapes: products; papers100M, as much of
+it as the host's memory holds; uk-like, which has the degrees of products and 256 random features, with random training
+nodes (as MorphGL makes UK). ``--quick`` makes a small graph, and a thread with given phase times in place of the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from benchmarks.harness.busy import profile
+from benchmarks.harness.graphs import make_graph
+from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
+from benchmarks.harness.timing import synchronize
+from weft.core.division import Division, PhaseTimes
+from weft.core.placement import Placement
+from weft.core.plan import Plan
+from weft.core.task import Task
+from weft.flow.division.thread_accelerator import ThreadAccelerator
+from weft.graph.data.graph import Graph
+from weft.graph.generate import citation
+from weft.planner.division.partitioner import Limits, overlap_for, partition
+from weft.planner.division.simulator import simulate
+from weft.runtime.batches.divided_source import DividedSampled, DividedSampling
+from weft.runtime.batches.placing import place_graph
+from weft.runtime.batches.sampled_source import Sampling
+from weft.runtime.group import GroupRun
+from weft.runtime.profile_division import divided_source, profile_group
+
+MOST_EPOCHS = 1000
+PROFILED = 12  # steps
+HIDDEN = {"sage": 256, "gcn": 64, "gat": 64}
+PCIE = 55.2e9  # bytes per second of a copy
+DEVICE_BUFFER, SPARE_SLOTS = 4, 4
+IN_HOST = Placement("host", "host", overlap=True)
+QUICK = {  # seconds of the phases of a fake accelerator, by shape: a device that is slow, even, and fast at batching
+    "products": {"batching_cpu": 0.16, "transfer_pcie": 0.01, "batching_npu": 0.02, "transfer_npu": 0.04},
+    "papers100m": {"batching_cpu": 0.12, "transfer_pcie": 0.02, "batching_npu": 0.04, "transfer_npu": 0.08},
+    "uk": {"batching_cpu": 0.2, "transfer_pcie": 0.03, "batching_npu": 0.03, "transfer_npu": 0.03},
+}
+QUICK_TRAINING = {"sage": 0.03, "gcn": 0.02, "gat": 0.04}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group in training and all that is known of its phases."""
+
+    group: GroupRun
+    source: DividedSampled
+    times: PhaseTimes
+    limits: Limits
+    profile_seconds: float
+    train: ThreadAccelerator | None = None
+
+    @property
+    def batches(self) -> int:
+        return self.source.steps_per_epoch
+
+    def side(self, name: str, workers: int) -> Division:
+        """The division of a side of the comparison."""
+        registry, trainer = self.source.hardware.registry(), self.source.hardware.name
+        limits = replace(self.limits, workers=workers, beside=registry.beside(trainer))
+        if name == "host":
+            return overlap_for(0.0, limits, trainer, workers)
+        if name == "device":
+            return overlap_for(1.0, limits, trainer, workers)
+        if name.startswith("share "):
+            return overlap_for(float(name.split()[1]), limits, trainer, workers)
+        return partition(self.times, registry, self.batches, limits, trainer, workers).division
+
+
+def shape_graph(shape: str, device: torch.device, args: Namespace) -> Graph:
+    """The graph of a shape with as many training nodes as an epoch has seeds, in pinned host memory."""
+    graph = _made(shape, device, args)
+    count = min(args.batches * args.seeds, graph.num_nodes // 2)
+    random = torch.Generator().manual_seed(7)
+    drawn = torch.randint(graph.num_nodes, (count * 2,), generator=random).unique()  # no permutation of 10^8 nodes
+    chosen = drawn[torch.randperm(drawn.numel(), generator=random)[:count]].sort().values
+    changed: dict[str, Any] = {"train": chosen.to(graph.train.device)}
+    if shape == "uk" and not args.quick:
+        changed["x"] = torch.randn(graph.num_nodes, 256, device=graph.device)
+    return place_graph(graph._changed(**changed), IN_HOST, device)
+
+
+def _made(shape: str, device: torch.device, args: Namespace) -> Graph:
+    if args.quick:
+        return citation(num_nodes=4000, num_edges=40000, num_features=32, num_classes=4, seed=1)
+    if shape == PAPERS:
+        return papers_graph(device, fitting_scale(args.papers_scale) * args.scale)
+    return make_graph("products" if shape == "uk" else shape, device, args.scale)
+
+
+def task_of(graph: Graph, model: str, args: Namespace) -> Task:
+    """A sampled task that is not evaluated."""
+    about = {"layers": 3, "hidden": HIDDEN[model] if not args.quick else 8, "dropout": 0.5, "mode": "sampled"}
+    about |= {"fanout": list(fanout(args)), "batch": args.seeds, "epochs": MOST_EPOCHS, "eval_every": MOST_EPOCHS}
+    return Task(graph=graph, model=model, name=model, **about)
+
+
+def fanout(args: Namespace) -> tuple[int, ...]:
+    """Neighbours per hop."""
+    return (5, 3, 2) if args.quick else (15, 10, 5)
+
+
+def plan_of(model: str, place: Placement, device: torch.device) -> Plan:
+    """A group of one task."""
+    return Plan((model,), device=device.type, replay=device.type == "cuda", mode="sampled", placement=place)
+
+
+def make_case(graph: Graph, shape: str, model: str, args: Namespace, place: Placement = IN_HOST) -> Case:
+    """A group on ``graph``, with things placed as ``place`` says, profiled with all workers."""
+    device = torch.device(args.device)
+    place = replace(place, overlap=True, evaluation="whole")
+    task, plan = task_of(graph, model, args), plan_of(model, place, device)
+    fake = ThreadAccelerator("npu", QUICK[shape] | {"training_npu": QUICK_TRAINING[model]}) if args.quick else None
+    sampling = Sampling(fanout(args), args.seeds, placement=place)
+    trainer = "npu" if fake else "gpu"
+    room = Division(1, 1, args.most_workers, args.most_workers + SPARE_SLOTS, DEVICE_BUFFER, trainer=trainer)
+    group = GroupRun([task], graph, plan, device, make_source=DividedSampling(sampling, room, fake))
+    source = divided_source(group)
+    assert source is not None
+    if fake is not None:
+        _pace_training(group, fake)
+    group.advance(1)  # compiles, captures, pins
+    synchronize(device)
+    begin = time.perf_counter()
+    times = profile_group(group, args.most_workers, limit=args.profile_seconds)
+    seconds = time.perf_counter() - begin
+    limits = Limits(source.slots - 1, DEVICE_BUFFER, args.most_workers)
+    return Case(group, source, times, limits, seconds, fake)
+
+
+def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
+    """Let training steps run as commands of the accelerator, for at least as long as its phase."""
+    (stack,) = group.stacks
+    plain = stack.train_on
+    stack.train_on = lambda batch: fake.train(lambda: plain(batch))  # type: ignore[method-assign]
+
+
+def measure(case: Case, division: Division, repeats: int, warm: bool = True) -> dict[str, Any]:
+    """Seconds of an epoch under ``division``, measured and simulated; ``warm``: after one that is not counted."""
+    device = case.group.device
+    case.source.divide(division)
+    if warm:
+        case.group.advance(1)  # buffers and captures of this division
+    synchronize(device)
+    case.source.phases()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        case.group.advance(1)
+        synchronize(device)
+        found.append(time.perf_counter() - begin)
+    busy = {key: time.mean * time.count / repeats for key, time in case.source.phases().items()}
+    seconds = sorted(found)[len(found) // 2]
+    registry = case.source.hardware.registry()
+    simulated = simulate(case.source.division, case.times, case.batches, registry)
+    return {
+        "epoch_seconds": round(seconds, 5),
+        "ms_per_batch": round(1e3 * seconds / case.batches, 4),
+        "simulated_seconds": round(simulated.seconds, 5),
+        "error": round(simulated.seconds / seconds - 1, 4),
+        "device_share": round(division.device_share, 3),
+        "division": division.to_dict(),
+        "busy": _busy(busy, seconds, division) or _busy_alone(case, seconds),
+        "bus_gb_s": round(case.times.bytes * case.batches / seconds / 1e9, 2),
+        "simulated_busy": {name: round(share, 3) for name, share in simulated.utilisation().items()},
+        "batches": case.batches,
+    }
+
+
+def plain_ms(graph: Graph, task: Task, place: Placement, args: Namespace) -> float:
+    """Milliseconds per batch with everything on the device."""
+    device = torch.device(args.device)
+    place = replace(place, evaluation="whole")
+    make = Sampling(fanout(args), args.seeds, placement=place)
+    run = GroupRun([task], graph, plan_of(task.label, place, device), device, make_source=make)
+    run.advance(1)
+    synchronize(device)
+    begin = time.perf_counter()
+    run.advance(args.repeats)
+    synchronize(device)
+    steps = run.stacks[0].source.steps_per_epoch
+    return round(1e3 * (time.perf_counter() - begin) / args.repeats / steps, 4)
+
+
+def _busy(seconds: dict[str, float], epoch: float, division: Division) -> dict[str, float]:
+    """Busy share of each resource; empty where captured steps do everything on the device."""
+    host = seconds.get("batching_cpu", 0.0) / division.workers
+    bus = sum(value for key, value in seconds.items() if key.startswith("transfer") or key == "batching_gpu")
+    device = sum(value for key, value in seconds.items() if key.startswith("training"))
+    found = {"cpu": host, "pcie": bus, "gpu": device}
+    return {name: round(value / epoch, 3) for name, value in found.items()} if seconds else {}
+
+
+def _busy_alone(case: Case, epoch: float) -> dict[str, float]:
+    """Of a GPU that prepares all batches in captured steps: by its kernels, and by the bytes that cross the bus."""
+    if case.group.device.type != "cuda":
+        return {}
+    left = iter(range(PROFILED - 1))
+    found = profile(lambda: case.group.advance(1, lambda: next(left, None) is None), PROFILED)
+    case.group.advance(1)  # the rest of that epoch
+    bus = case.times.bytes * case.batches / epoch / PCIE
+    return {"cpu": 0.0, "pcie": round(bus, 3), "gpu": found["busy"]} if found["busy"] is not None else {}
+
+
+def phases_of(case: Case) -> dict[str, Any]:
+    """The profile as a cell."""
+    means = {key: round(1e3 * time.mean, 4) for key, time in case.times.phases.items()}
+    stds = {key: round(1e3 * time.std, 4) for key, time in case.times.phases.items()}
+    about = {"crowding": round(case.times.crowding, 4), "batch_mb": round(case.times.bytes / 1e6, 2)}
+    factors = {key: {k: round(v, 3) for k, v in others.items()} for key, others in case.times.interference.items()}
+    captured = {key: round(1e3 * one.mean, 4) for key, one in case.times.captured.items()}
+    about |= {"beside": factors, "captured_ms": captured}
+    return {"profile_seconds": round(case.profile_seconds, 3), "ms": means, "std_ms": stds, **about}

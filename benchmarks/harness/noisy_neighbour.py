@@ -1,0 +1,74 @@
+"""Epochs of a divided group beside processes that take the cores, with and without dividing anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.harness.division_case import Case
+from benchmarks.harness.timing import synchronize
+from weft.planner.division.adapting import Adapter
+
+CALM, BUSY = 3, 6  # epochs
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Processes that keep as many cores busy."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
+    """Epochs before and after other processes take the cores; ``adapting``: divide anew when phases drift.
+
+    Begins with a division in which the host has a part, since a busy neighbour does nothing to a GPU.
+    """
+    chosen = case.side("weft", args.most_workers)
+    case.source.divide(chosen if chosen.host_batches else case.side("share 0.33", args.most_workers))
+    begun, registry = case.source.division, case.source.hardware.registry()
+    adapter = Adapter(case.times, case.source.division, registry, case.limits, case.batches)
+    seconds: list[float] = []
+    notes: list[str] = []
+    changed: list[int] = []
+
+    def epochs(count: int) -> None:
+        for _ in range(count):
+            case.source.phases()
+            begin = time.perf_counter()
+            case.group.advance(1)
+            synchronize(case.group.device)
+            seconds.append(time.perf_counter() - begin)
+            measured = {key: one.mean for key, one in case.source.phases().items()}
+            change = adapter.observe(measured) if adapting and measured else None
+            notes.extend(adapter.told(seconds[-1], change))
+            if change is not None:
+                case.source.divide(change.division)
+                changed.append(len(seconds))
+
+    epochs(CALM)
+    with busy_processes(2 * (os.cpu_count() or 2)):
+        time.sleep(0.5)
+        epochs(BUSY)
+    after = seconds[CALM:]
+    within_two = [one - CALM for one in changed if one > CALM]
+    return {
+        "begun": begun.words(),
+        "before_seconds": round(sorted(seconds[1:CALM])[(CALM - 1) // 2], 4),
+        "first_two_seconds": round(sum(after[:2]) / 2, 4),
+        "later_seconds": round(sorted(after[3:])[len(after[3:]) // 2], 4),
+        "adapted_after_epochs": within_two[0] if within_two else None,
+        "epochs": [round(one, 4) for one in seconds],
+        "notes": notes,
+    }

@@ -1,0 +1,170 @@
+"""Kernels that sum pieces of rows: local ones, remote ones where they lie or from a staging area, and pairs of both.
+
+Every piece writes a partial row of its own; a last kernel adds the partial rows of each row in their order. So nothing
+is atomic, and a run has the same bits as the next.
+"""
+
+from __future__ import annotations
+
+from weft.ops.launch.triton_lang import jit_any_size, tl, triton
+
+
+@triton.jit
+def _edge_rows_of(
+    x, indices, weight, start, length, place, f, in_f, F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr
+):
+    """The row of edge ``place`` of every piece, times its factor; zeros if the piece has no such edge."""
+    inside = place < length
+    column = tl.load(indices + start + place, mask=inside, other=0).to(tl.int64)
+    value = tl.load(x + column[:, None] * F + f[None, :], mask=inside[:, None] & in_f[None, :], other=0.0).to(ACC)
+    if HAS_W:
+        value *= tl.load(weight + start + place, mask=inside, other=0.0).to(ACC)[:, None]
+    return value
+
+
+@triton.jit
+def _sum_pieces(
+    x, indices, weight, start, length, f, in_f,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, W: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """The sums ``[W, BF]`` of W pieces of rows of ``x``, edge after edge; pieces of any length if PS is 0."""
+    total = tl.zeros([W, BF], ACC)
+    if PS == 0:
+        for place in range(tl.max(length, 0)):
+            total += _edge_rows_of(x, indices, weight, start, length, place, f, in_f, F, HAS_W, ACC)
+    else:
+        for place in tl.static_range(PS):
+            total += _edge_rows_of(x, indices, weight, start, length, place, f, in_f, F, HAS_W, ACC)
+    return total
+
+
+@jit_any_size("first", "last", "offset", "num_slots", "N")
+def near_kernel(
+    x, starts, lengths, indices, weight, order, partial, first, last, offset, num_slots, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ORDERED: tl.constexpr, ACC: tl.constexpr,
+    W: tl.constexpr, DIST: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """Pieces ``first`` to ``last`` (of ``order``, if ORDERED) of rows in the device's memory, DIST times W per program."""
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    x += task * N * F
+    partial += (task * num_slots + offset) * F
+    for step in range(DIST):
+        place = first + (tl.program_id(0) * DIST + step) * W + tl.arange(0, W)
+        there = place < last
+        piece = tl.load(order + place, mask=there, other=0) if ORDERED else place
+        start = tl.load(starts + piece, mask=there, other=0)
+        length = tl.load(lengths + piece, mask=there, other=0)
+        total = _sum_pieces(x, indices, weight, start, length, f, in_f, F, HAS_W, ACC, W, PS, BF)
+        tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=there[:, None] & in_f[None, :])
+
+
+@jit_any_size("num_local", "num_remote", "N")
+def pairs_kernel(
+    x, local_start, local_length, local_indices, local_weight,
+    table, counts, remote_start, remote_length, remote_owner, remote_row, remote_weight,
+    partial, num_local, num_remote, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr, HAS_LOCAL: tl.constexpr,
+    W: tl.constexpr, DIST: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """DIST times W pairs of a local and a remote piece; without HAS_LOCAL the remote pieces alone."""
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    x += task * N * F
+    partial += task * (num_local + num_remote) * F
+    slot = tl.arange(0, PS)
+    for step in range(DIST):
+        piece = (tl.program_id(0) * DIST + step) * W + tl.arange(0, W)
+        # All rows of the remote piece at once: nothing uses them before the local piece is done.
+        far = piece < num_remote
+        start_r = tl.load(remote_start + piece, mask=far, other=0)
+        length_r = tl.load(remote_length + piece, mask=far, other=0)
+        there = slot[None, :] < length_r[:, None]
+        edge_r = start_r[:, None] + slot[None, :]
+        owner = tl.load(remote_owner + edge_r, mask=there, other=0)
+        row_r = tl.load(remote_row + edge_r, mask=there, other=0).to(tl.int64)
+        base = tl.load(table + owner, mask=there, other=0)
+        row_r += task * tl.load(counts + owner, mask=there, other=0)
+        address = base.to(tl.pointer_type(x.dtype.element_ty), bitcast=True)
+        remote = tl.load(
+            address[:, :, None] + row_r[:, :, None] * F + f[None, None, :],
+            mask=there[:, :, None] & in_f[None, None, :],
+            other=0.0,
+        )
+        if HAS_LOCAL:
+            near = piece < num_local
+            start_l = tl.load(local_start + piece, mask=near, other=0)
+            length_l = tl.load(local_length + piece, mask=near, other=0)
+            total = _sum_pieces(x, local_indices, local_weight, start_l, length_l, f, in_f, F, HAS_W, ACC, W, PS, BF)
+            tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :])
+        arrived = remote.to(ACC)
+        if HAS_W:
+            factor = tl.load(remote_weight + edge_r, mask=there, other=0.0).to(ACC)
+            arrived *= factor[:, :, None]
+        place_r = (num_local + piece).to(tl.int64)
+        tl.store(partial + place_r[:, None] * F + f[None, :], tl.sum(arrived, 1), mask=far[:, None] & in_f[None, :])
+
+
+@jit_any_size("num_local", "num_halo", "num_slots", "N")
+def fetch_kernel(
+    x, local_start, local_length, local_indices, local_weight,
+    table, counts, halo_owner, halo_row, staging, partial, num_local, num_halo, num_slots, N,
+    F: tl.constexpr, HAS_W: tl.constexpr, ACC: tl.constexpr,
+    W: tl.constexpr, DIST: tl.constexpr, PS: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """DIST times W local pieces and W PS remote rows, which are copied to ``staging``."""
+    task = tl.program_id(2).to(tl.int64)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    in_f = f < F
+    x += task * N * F
+    partial += task * num_slots * F
+    staging += task * num_halo * F
+    for step in range(DIST):
+        unit = (tl.program_id(0) * DIST + step) * W
+        place_r = unit * PS + tl.arange(0, W * PS)
+        far = place_r < num_halo
+        owner = tl.load(halo_owner + place_r, mask=far, other=0)
+        row_r = tl.load(halo_row + place_r, mask=far, other=0).to(tl.int64)
+        base = tl.load(table + owner, mask=far, other=0)
+        row_r += task * tl.load(counts + owner, mask=far, other=0)
+        address = base.to(tl.pointer_type(x.dtype.element_ty), bitcast=True)
+        remote = tl.load(
+            address[:, None] + row_r[:, None] * F + f[None, :], mask=far[:, None] & in_f[None, :], other=0.0
+        )
+        piece = unit + tl.arange(0, W)
+        near = piece < num_local
+        start = tl.load(local_start + piece, mask=near, other=0)
+        length = tl.load(local_length + piece, mask=near, other=0)
+        total = _sum_pieces(x, local_indices, local_weight, start, length, f, in_f, F, HAS_W, ACC, W, PS, BF)
+        tl.store(partial + piece.to(tl.int64)[:, None] * F + f[None, :], total, mask=near[:, None] & in_f[None, :])
+        tl.store(staging + place_r.to(tl.int64)[:, None] * F + f[None, :], remote, mask=far[:, None] & in_f[None, :])
+
+
+@jit_any_size("num_local", "num_remote", "N")
+def add_pieces_kernel(
+    partial, local_ptr, remote_ptr, row_scale, out, num_local, num_remote, N,
+    F: tl.constexpr, HAS_RS: tl.constexpr, ACC: tl.constexpr, BR: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """BR rows and one tile of features: local partial rows, then remote ones, always in the same order."""
+    task = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    f = tl.program_id(1) * BF + tl.arange(0, BF)
+    valid, in_f = row < N, f < F
+    partial += task * (num_local + num_remote) * F
+    total = tl.zeros([BR, BF], ACC)
+    first = tl.load(local_ptr + row, mask=valid, other=0)
+    count = tl.load(local_ptr + row + 1, mask=valid, other=0) - first
+    for place in range(tl.max(count, 0)):
+        at = partial + (first + place).to(tl.int64)[:, None] * F + f[None, :]
+        total += tl.load(at, mask=(place < count)[:, None] & in_f[None, :], other=0.0)
+    first = tl.load(remote_ptr + row, mask=valid, other=0)
+    count = tl.load(remote_ptr + row + 1, mask=valid, other=0) - first
+    for place in range(tl.max(count, 0)):
+        at = partial + (num_local + first + place).to(tl.int64)[:, None] * F + f[None, :]
+        total += tl.load(at, mask=(place < count)[:, None] & in_f[None, :], other=0.0)
+    if HAS_RS:
+        total *= tl.load(row_scale + row, mask=valid, other=0.0).to(ACC)[:, None]
+    at = out + (task * N + row)[:, None] * F + f[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=valid[:, None] & in_f[None, :])

@@ -1,0 +1,213 @@
+"""sharded_spmm: sum neighbours' rows, some of which lie in the memory of peers (or of the host), piece by piece.
+
+The edges of a row are cut into pieces of at most ``ps``. A program takes pairs of pieces, a local and a remote one: it
+issues the reads of the remote rows first, accumulates the local piece while they are on their way, and adds the remote
+rows last. Every piece writes a partial row of its own; a second kernel adds the partial rows of each row in their
+order. So nothing is atomic, and a run has the same bits as the next.
+
+Peers are read through a table of base addresses: memory opened by CUDA IPC, symmetric memory, or pinned host memory.
+Nobody may write there meanwhile; the caller's barriers see to that.
+
+Five schedules. Two read a remote row once per edge, as the paper does:
+
+- ``interleaved``: pairs of pieces, as above.
+- ``apart``: all local pieces by one launch, all remote ones by the next.
+
+Three read every remote row once, into a staging area, which moves fewer bytes if a remote node has several edges here:
+
+- ``pipelined``: remote rows arrive in chunks, copied by few programs on a stream of their own, while local pieces and
+  then the remote pieces of chunks that have arrived are summed.
+- ``fetch_interleaved``: a program issues the reads of some remote rows, accumulates local pieces meanwhile, and stores
+  the rows to the staging area; a second launch sums remote pieces from there.
+- ``fetch_first``: all remote rows are fetched, then local pieces are summed, then remote ones.
+
+Shapes: T tasks, n own rows, h remote rows, F features, P local and Q remote pieces, G peers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core.errors import InputError
+from weft.ops.launch.backend import accumulate_dtype, next_power_of_2
+from weft.ops.launch.launch import triton_acc
+from weft.ops.launch.triton_lang import cdiv
+from weft.ops.sharded.copy_rows_triton import copy_rows_triton, copying_stream
+from weft.ops.sharded.pieces_triton import add_pieces_kernel, fetch_kernel, near_kernel, pairs_kernel
+from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch
+
+SCHEDULES = ("pipelined", "fetch_interleaved", "interleaved", "fetch_first", "apart")
+PER_EDGE = ("interleaved", "apart")  # schedules that read a remote row once per edge
+REMOTE_TILE = 4096  # numbers of remote rows that a warp keeps in flight, ps times features: 128 registers per thread
+
+
+class _Call:
+    """One aggregation: its sizes, the memory that it works in, and its launches."""
+
+    def __init__(self, x: Tensor, table: Tensor, counts: Tensor, csr: ShardedCSR, launch: ShardedLaunch) -> None:
+        self.x, self.table, self.counts, self.csr, self.launch = x, table, counts, csr, launch
+        self.tasks, self.own, self.features = x.shape
+        self.num_local, self.num_remote = csr.local_start.numel(), csr.remote_start.numel()
+        self.num_halo = csr.halo_row.numel()
+        self.acc, self.weighted = triton_acc(x.dtype), csr.local_weight is not None
+        self.warps, self.ps = next_power_of_2(launch.warps), next_power_of_2(csr.ps) if csr.ps else 0
+
+    def _sizes(self, most: int = 128) -> tuple[int, dict[str, Any]]:
+        """Tiles of features, and the constants of a launch."""
+        width = min(next_power_of_2(self.features), most, 128)
+        constants = {"F": self.features, "HAS_W": self.weighted, "ACC": self.acc, "W": self.warps, "PS": self.ps}
+        constants |= {"DIST": self.launch.dist, "BF": width, "num_warps": min(self.warps, 16)}
+        return cdiv(self.features, width), constants
+
+    def _local(self) -> tuple[Tensor, ...]:
+        csr = self.csr
+        return (
+            self.x,
+            csr.local_start,
+            csr.local_length,
+            csr.local_indices,
+            csr.local_weight if self.weighted else self.x,
+        )
+
+    def sum_local(self, partial: Tensor) -> None:
+        """All local pieces."""
+        if self.num_local:
+            self._near(*self._local(), self.csr.remote_order, partial, (0, self.num_local), 0, self.own, False)
+
+    def sum_staged(self, staging: Tensor, partial: Tensor, chunk: int | None = None) -> None:
+        """Remote pieces from the staging area: all of them, or those of one chunk."""
+        csr, ends = self.csr, (0, self.num_remote)
+        if chunk is not None:
+            ends = (csr.chunk_pieces[chunk], csr.chunk_pieces[chunk + 1])
+        weight = csr.remote_weight if self.weighted else self.x
+        if ends[1] > ends[0]:
+            self._near(
+                staging, csr.remote_start, csr.remote_length, csr.remote_place, weight, csr.remote_order, partial,
+                ends, self.num_local, self.num_halo, chunk is not None,
+            )  # fmt: skip
+
+    def _near(
+        self, x: Tensor, starts: Tensor, lengths: Tensor, indices: Tensor, weight: Tensor, order: Tensor,
+        partial: Tensor, ends: tuple[int, int], offset: int, rows: int, ordered: bool,
+    ) -> None:  # fmt: skip
+        tiles, constants = self._sizes()
+        constants["W"] *= max(1, 64 // constants["BF"])  # narrow rows: several pieces per warp, no idle lanes
+        grid = (cdiv(ends[1] - ends[0], constants["W"] * self.launch.dist), tiles, self.tasks)
+        near_kernel[grid](
+            x, starts, lengths, indices, weight, order, partial, *ends, offset, self.num_local + self.num_remote, rows,
+            ORDERED=ordered, **constants,
+        )  # fmt: skip
+
+    def sum_pairs(self, partial: Tensor, with_local: bool) -> None:
+        """Remote pieces, read where they lie, with as many local ones beside them or alone."""
+        csr, pairs = self.csr, max(self.num_remote, self.num_local if with_local else 0)
+        if pairs:
+            tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
+            pairs_kernel[cdiv(pairs, self.warps * self.launch.dist), tiles, self.tasks](
+                *self._local(), self.table, self.counts, csr.remote_start, csr.remote_length, csr.remote_owner,
+                csr.remote_row, csr.remote_weight if self.weighted else self.x,
+                partial, self.num_local, self.num_remote, self.own, HAS_LOCAL=with_local, **constants,
+            )  # fmt: skip
+
+    def fetch_beside_local(self, staging: Tensor, partial: Tensor) -> None:
+        """Remote rows to the staging area, and local pieces while they are on their way."""
+        units = max(cdiv(self.num_halo, self.ps), self.num_local)
+        if units:
+            tiles, constants = self._sizes(max(16, REMOTE_TILE // self.ps))
+            fetch_kernel[cdiv(units, self.warps * self.launch.dist), tiles, self.tasks](
+                *self._local(), self.table, self.counts, self.csr.halo_owner, self.csr.halo_row, staging, partial,
+                self.num_local, self.num_halo, self.num_local + self.num_remote, self.own, **constants,
+            )  # fmt: skip
+
+    def copy_rows(self, staging: Tensor, first: int, last: int) -> None:
+        """Remote rows ``first`` to ``last`` to the staging area."""
+        copy_rows_triton(staging, self.table, self.counts, self.csr.halo_owner, self.csr.halo_row, first, last)
+
+    def pipeline(self, staging: Tensor, partial: Tensor) -> None:
+        """Chunks of remote rows on a stream of their own; local pieces, and remote ones of chunks that are there."""
+        rows, here = self.csr.chunk_rows, None
+        arrived: list[Any] = []
+        beside: Any = nullcontext()
+        if self.x.is_cuda:
+            here, side = torch.cuda.current_stream(self.x.device), copying_stream(self.x.device.index or 0)
+            side.wait_stream(here)
+            beside = torch.cuda.stream(side)
+        with beside:
+            for first, last in itertools.pairwise(rows):
+                self.copy_rows(staging, first, last)
+                arrived += [] if here is None else [side.record_event()]
+        self.sum_local(partial)
+        for chunk in range(len(rows) - 1):
+            if here is not None:
+                here.wait_event(arrived[chunk])
+            self.sum_staged(staging, partial, chunk)
+
+    def add(self, partial: Tensor, row_scale: Tensor | None, out: Tensor) -> None:
+        """The rows of ``out`` from their partial rows."""
+        csr, width = self.csr, min(next_power_of_2(self.features), 128)
+        add_pieces_kernel[cdiv(csr.num_rows, 16), cdiv(self.features, width), self.tasks](
+            partial, csr.local_ptr, csr.remote_ptr, row_scale if row_scale is not None else self.x, out,
+            self.num_local, self.num_remote, csr.num_rows,
+            F=self.features, HAS_RS=row_scale is not None, ACC=self.acc, BR=16, BF=width, num_warps=4,
+        )  # fmt: skip
+
+
+def sharded_spmm_triton(
+    x: Tensor,
+    table: Tensor,
+    counts: Tensor,
+    csr: ShardedCSR,
+    row_scale: Tensor | None = None,
+    launch: ShardedLaunch | None = None,
+    schedule: str = SCHEDULES[0],
+    scratch: Tensor | None = None,
+    staging: Tensor | None = None,
+) -> Tensor:
+    """Launch the kernels over ``x [..., n, F]`` and the peers in ``table`` and ``counts`` (:func:`address_table`).
+
+    ``scratch``: memory for the partial rows, at least T (P + Q) F numbers; ``staging``: for remote rows, at least T h F
+    numbers of the type of ``x``. Whatever is read of them is written before.
+    """
+    launch = launch or ShardedLaunch(ps=csr.ps)
+    if schedule not in SCHEDULES:
+        raise InputError(f"sharded_spmm: schedule={schedule!r} must be one of {', '.join(SCHEDULES)}")
+    if launch.ps != csr.ps:
+        raise InputError(f"sharded_spmm: the csr has pieces of {csr.ps}, the launch was made for ps={launch.ps}")
+    if launch.ps == 0 and schedule not in ("pipelined", "fetch_first"):
+        raise InputError(f"sharded_spmm: ps=0 leaves rows whole, which schedule={schedule!r} cannot do")
+    lead, num_features = x.shape[:-2], x.shape[-1]
+    x_TNF = x.reshape(lead.numel(), *x.shape[-2:]).contiguous()
+    out = x.new_empty(lead.numel(), csr.num_rows, num_features)
+    if out.numel():
+        call = _Call(x_TNF, table, counts, csr, launch)
+        size = call.tasks * (call.num_local + call.num_remote) * num_features
+        partial = x.new_empty(max(size, 1), dtype=accumulate_dtype(x.dtype)) if scratch is None else scratch
+        _sum_all(call, schedule, partial, staging)
+        call.add(partial, row_scale, out)
+    return out.reshape(*lead, csr.num_rows, num_features)
+
+
+def _sum_all(call: _Call, schedule: str, partial: Tensor, staging: Tensor | None) -> None:
+    """Every piece, into its partial row."""
+    if schedule in PER_EDGE:
+        if schedule == "apart":
+            call.sum_local(partial)
+        call.sum_pairs(partial, with_local=schedule == "interleaved")
+        return
+    shape = (call.tasks, call.num_halo, call.features)
+    rows = call.x.new_empty(shape) if staging is None else staging[: math.prod(shape)].view(shape)
+    if schedule == "pipelined":
+        call.pipeline(rows, partial)
+        return
+    if schedule == "fetch_first":
+        call.copy_rows(rows, 0, call.num_halo)
+        call.sum_local(partial)
+    else:
+        call.fetch_beside_local(rows, partial)
+    call.sum_staged(rows, partial)

@@ -1,0 +1,48 @@
+"""InputWrites: notice that a user's module changes in place what it is given, such as ``edge_index``.
+
+A batch is given to a module again and again, in trials too, and several members share it: a plain loop would go on from
+what the last call left, and no run can do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from weft.nn.pyg.edges import is_bypass
+
+
+class InputWrites(TorchFunctionMode):
+    """Around calls of a module that is ``given`` these tensors by name; :meth:`changed` then names those it changed.
+
+    Torch counts what changes a tensor in place, but not through ``.data`` or NumPy: a tensor that is reached that way
+    is copied first, and compared.
+    """
+
+    def __init__(self, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._given = dict(given)
+        self._copies: dict[str, Tensor] = {}
+        self._versions: dict[str, int] = {name: tensor._version for name, tensor in given.items()}
+
+    def __enter__(self) -> Self:
+        """Watch."""
+        super().__enter__()
+        return self
+
+    def changed(self) -> list[str]:
+        """The names of what was changed."""
+        counted = {name for name, tensor in self._given.items() if tensor._version != self._versions[name]}
+        unequal = {name for name, before in self._copies.items() if not torch.equal(self._given[name], before)}
+        return sorted(counted | unequal)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_bypass(func):
+            for name, tensor in self._given.items():
+                if args[0] is tensor and name not in self._copies:
+                    self._copies[name] = tensor.clone()
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,61 @@
+"""The memory that ranks read each other's rows from: chosen by device, or asked for, or refused in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.core.errors import InputError, SpecError
+from weft.dist.launch import start_ranks
+from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, peer_memory_for
+from weft.dist.symmetric_memory import has_nvshmem, is_available
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def memory(device=GPU, distinct=True, peers="auto"):
+    return peer_memory_for(0, 2, device, distinct, lambda mine: [mine, mine], peers)
+
+
+def test_the_device_decides():
+    assert isinstance(memory(CPU, distinct=False), SharedFiles)
+    assert isinstance(memory(distinct=False), CudaIpc)
+    assert isinstance(memory(), Symmetric if is_available() else CudaIpc)
+
+
+def test_what_was_asked_for_is_what_there_is():
+    assert isinstance(memory(peers="ipc"), CudaIpc)
+    assert isinstance(memory(distinct=False, peers="ipc"), CudaIpc)
+    if is_available():
+        assert memory(peers="symmetric").backend == "CUDA"
+
+
+@pytest.mark.skipif(has_nvshmem(), reason="this torch has NVSHMEM")
+def test_without_nvshmem_it_is_refused():
+    with pytest.raises(InputError, match="has no NVSHMEM here"):
+        memory(peers="nvshmem")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"peers": "rdma"}, "peers='rdma' must be one of auto, ipc, symmetric, nvshmem"),
+        ({"peers": "nvshmem", "distinct": False}, "needs a GPU per rank"),
+        ({"peers": "symmetric", "distinct": False}, "needs a GPU per rank"),
+        ({"peers": "ipc", "device": CPU}, "ranks on a CPU share files in memory"),
+    ],
+)
+def test_refused(given, message):
+    with pytest.raises(SpecError, match=message):
+        memory(**given)
+
+
+def test_a_run_is_refused_before_it_starts():
+    task = weft.Task(graph="demo", model="gcn", epochs=1)
+    with pytest.raises(SpecError, match="of use over several ranks only"):
+        weft.run(task, peers="nvshmem", device="cpu", progress=False)
+    with pytest.raises(SpecError, match="ranks on a CPU"):
+        weft.run(task, peers="nvshmem", ranks=2, device="cpu", progress=False)
+    with pytest.raises(SpecError, match="must be one of"), start_ranks(2, CPU, print, peers="rdma"):
+        pass

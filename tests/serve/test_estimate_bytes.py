@@ -1,0 +1,110 @@
+"""What is set aside for a task or a fused group: never below what a dry run of it finds, on any known machine."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import weft
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.machines import find_machine, load_calibration
+from weft.engine.inference import one_epoch
+from weft.engine.planning.estimator import Estimator
+from weft.planner.grouping.groups import plan_as_one_group
+from weft.sched.interference import Interference
+from weft.sched.policies.group_draft import GroupDraft
+from weft.sched.queue_state import QueuedTask
+from weft.serve.options import MIB, ServeOptions
+from weft.serve.queue.queue_db import QueueDB, Submission
+from weft.serve.supervision.group_endings import GROWTH
+from weft.serve.supervision.supervisor_state import SupervisorState
+from weft.serve.supervision.task_planner import TaskPlanner
+from weft.serve.supervision.worker_pool import WorkerPool
+from weft.serve.workers import estimates
+from weft.serve.workers.estimates import join_key, shared_bytes
+from weft.serve.workers.quick_estimates import quick_estimate
+
+MACHINES = ["h200", "a100-80g", "v100-32g", "cpu"]
+GROUPS = {
+    "padded": ({"model": "gcn"}, [8, 8, 256]),
+    "norms": ({"model": "sage", "norm": "batch"}, [16, 16]),
+    "many": ({"model": "gcn", "dropout": 0.5, "norm": "batch", "residual": True, "layers": 4}, [32] * 8),
+}
+
+
+@cache
+def estimator_of(machine):
+    known = find_machine(machine)
+    return Estimator(known, load_calibration(known), Graphs())
+
+
+def tasks_of(given, widths):
+    return [
+        weft.Task(graph="demo", hidden=hidden, epochs=20, seed=place, name=f"t{place}", **given)
+        for place, hidden in enumerate(widths)
+    ]
+
+
+def predicted(task, estimator):
+    cost = estimator.alone(task).cost
+    return cost.total_bytes, shared_bytes(cost, estimator.machine)
+
+
+def bounded(task, estimator):
+    found, _ = quick_estimate(task, estimator)
+    return found["bytes"], found["shared_bytes"]
+
+
+def set_aside(tasks, estimator, estimate):
+    """Bytes of a group before the safety margin, as the default policy counts them."""
+    draft = GroupDraft(1.0, Interference())
+    for task in tasks:
+        size, shared = estimate(task, estimator)
+        draft.add(QueuedTask(task.label, size, 1.0, shared_bytes=shared, join_key="k"))
+    return draft.footprint(0.0).bytes
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_fused_group_has_what_its_dry_run_finds(group, machine):
+    given, widths = GROUPS[group]
+    tasks, estimator = tasks_of(given, widths), estimator_of(machine)
+    assert len({join_key(task) for task in tasks}) == 1
+    known = estimator.machine
+    plan = plan_as_one_group(tasks, estimator.stats(tasks[0]), known.device, machine=known, weave=False)
+    needed = estimator.together(tasks, plan).cost.total_bytes
+    for estimate in (predicted, bounded):
+        aside = set_aside(tasks, estimator, estimate)
+        assert aside >= needed, f"{estimate.__name__}: {aside / needed:.3f} of it"
+        if known.device == "cuda":  # the context is there once
+            assert aside < needed + 0.5 * len(tasks) * known.context_bytes
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_one_epoch_bounds_inference_and_a_retry_grows(machine):
+    estimator = estimator_of(machine)
+    (task,) = tasks_of({"model": "gin", "layers": 3}, [64])
+    cost = estimator.alone(one_epoch(task)).cost
+    forward = cost.bytes.get("graph", 0) + cost.bytes.get("input", 0) + cost.bytes.get("weight", 0)
+    assert bounded(one_epoch(task), estimator)[0] >= cost.total_bytes > forward > 0
+    assert GROWTH * predicted(task, estimator)[0] > predicted(task, estimator)[0]
+
+
+def test_tasks_of_many_epochs_join_only_those_of_as_many():
+    one, two, three = (weft.Task(graph="demo", epochs=epochs) for epochs in (10, 4096, 1_000_000))
+    assert join_key(one) == join_key(two) != join_key(three)
+    assert join_key(three) == join_key(weft.Task(graph="demo", epochs=1_000_000, lr=0.5))
+
+
+def test_a_budget_below_what_is_predicted_refuses_inference_as_well(tmp_path):
+    plan = estimates.inference_estimate(weft.Task(graph="demo", model="gcn", hidden=64), "cpu", bounds=False)
+    assert plan["bytes"] > MIB
+    state = SupervisorState(ServeOptions(tmp_path / "q.db"))
+    with QueueDB(state.options.db) as state.db:
+        (task,) = state.db.submit_many([Submission({"task": {"graph": "demo"}, "budget": MIB})])
+        planner = TaskPlanner(state, WorkerPool(state))
+        (kept,) = planner._within_limits(task, {**plan, "guess": True})  # nothing is known: its budget is the limit
+        assert kept[1]["bytes"] == MIB
+        assert planner._within_limits(task, plan) == []
+        assert "more than its budget of 1.00 MiB" in state.db.get(task.id).error
