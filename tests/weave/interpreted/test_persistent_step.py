@@ -82,6 +82,11 @@ def test_sparse_features_and_partial_sums_wait_for_what_they_read(as_on_a_gpu):
     assert "_copy_kernel" not in names[-3]  # the transposed gradient goes into the flat one at once
 
 
+def test_programs_must_be_a_power_of_two():
+    with pytest.raises(InputError, match="of 132 programs: a power of two is needed"):
+        PhasesLaunch(132)
+
+
 def test_a_wrong_step_is_noticed(as_on_a_gpu, monkeypatch):
     step = PersistentStep(stack_of(small_graph(), model="gcn"), PhasesLaunch(1))
     monkeypatch.setattr(kernel, "launch_alone", None)

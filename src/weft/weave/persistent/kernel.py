@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core.errors import InputError
 from weft.ops.launch.triton_lang import tl, triton
 from weft.weave.merged_launch import (
     Branch,
@@ -30,14 +31,15 @@ from weft.weave.merged_launch import (
 )
 from weft.weave.persistent.phases import Phases
 
-LIMIT = 1000  # arguments of one launch: since CUDA 12.1 some 32 KB of them, 8 bytes each, are left for other things
+LIMIT = 4000  # arguments of one launch: since CUDA 12.1 there is room for 32,764 bytes
 
 
 @triton.jit
 def wait_for_all(counter, programs):
     """Return when every one of ``programs`` (a power of two) has come here as often as this one.
 
-    The counter only grows; that it starts again from the least number after the largest does no harm.
+    The counter is a multiple of ``programs`` before and after; it only grows, and that it starts again from the least
+    number after the largest does no harm.
     """
     tl.debug_barrier()  # what the other threads of this program wrote is written
     arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
@@ -61,6 +63,10 @@ class PhasesLaunch:
     stages: int | None = None
     registers: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.programs < 1 or self.programs & (self.programs - 1):
+            raise InputError(f"a persistent kernel of {self.programs} programs: a power of two is needed")
+
     def options(self, parts: Sequence[Launch]) -> dict[str, Any]:
         """Triton's options of the launch of ``parts``."""
         own = {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
@@ -70,9 +76,10 @@ class PhasesLaunch:
 def launch_phases(phases: Phases, counter: Tensor, launch: PhasesLaunch, stamps: Tensor | None = None) -> None:
     """Run the launches of one phase after those of another, all in one kernel.
 
-    ``counter``: one int32 on the device that this kernel and others like it share; it may have any value. ``stamps``,
-    int64 ``[2 * phases]``, gets the nanosecond at which the first program began each phase and was through with its
-    share of it; the wait for the others is what is left until the next phase begins.
+    ``counter``: one int32 on the device, zero before the first of the kernels of as many programs that share it.
+    Raises :class:`weft.core.errors.InputError` for more arguments than fit into a launch. ``stamps``, int64
+    ``[2 * phases]``, gets the nanosecond at which the first program began each phase and was through with its share of
+    it; the wait for the others is what is left until the next phase begins.
     """
     parts = [part for phase in phases for part in phase]
     if len(parts) == 1 and stamps is None:
@@ -82,6 +89,8 @@ def launch_phases(phases: Phases, counter: Tensor, launch: PhasesLaunch, stamps:
     for phase in phases:
         branches, total, arguments = arguments_of(phase)
         shapes.append((branches, values.names([total, *arguments])))
+    if len(values.given) > LIMIT:
+        raise InputError(f"a persistent kernel of {len(values.given)} arguments; at most {LIMIT} fit into a launch")
     options, programs = launch.options(parts), launch.programs
     if counter.is_cuda:
         options["launch_cooperative_grid"] = True
