@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from weft.sched.admission import free_bytes
+from weft.sched.admission import free_bytes, waits_for
 from weft.sched.decide import decide
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy
@@ -104,7 +104,7 @@ class Scheduler:
             return True
         open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
         if open_names:
-            self._state.why[task.id] = f"waits for {', '.join(map(repr, open_names[:3]))} to be done"
+            self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
 
     def _resume_groups(self, planned: Mapping[str, QueueTask]) -> list[QueueTask]:
