@@ -7,9 +7,12 @@ import shutil
 import pytest
 import torch
 
+import weft
 from tests.serve.serving import FAULTY, Queue
+from weft.engine.base.graph_store import GraphStore
 from weft.serve.queue.queue_db import Submission
 from weft.serve.workers.mps import CONTROL
+from weft.serve.workers.prepared_starts import PreparedStarts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,5 +78,23 @@ def test_a_worker_with_a_pool_trains_and_infers(tmp_path):
         assert abs(done[2].result["metrics"]["accuracy"] - score) < 1e-3
         logs = [path.read_text() for path in pooled.options.runs.glob("*/log.txt")]
         assert not any("beside it" in text for text in logs), logs
+        leak = {"model": f"{FAULTY}:LeaksSmallOnDevice", "graph": "demo", "epochs": 100_000}
+        bad = [task.id for task in pooled.db.submit_many([Submission({"task": leak})])]
+        good = pooled.submit({"seed": 4, "hidden": 4})
+        [failed], [after] = pooled.wait(bad, 300.0), pooled.wait(good, 300.0)
+        assert (failed.state, after.state) == ("failed", "done"), after.error
+        assert "out of memory" in failed.error  # what is not in the pool is under torch's cap
     finally:
         pooled.close()
+
+
+def test_a_start_that_was_made_ready_has_the_same_numbers(tmp_path):
+    prepared = PreparedStarts(GraphStore(torch.device("cpu"), 0, GIB))
+    task = weft.Task(graph="demo", model="sage", hidden=64, epochs=3, seed=2, name="t")
+    plain = weft.run(task, device="cuda:0", progress=False)
+    prepared.prepare([task.to_dict()], [])
+    assert prepared.ready([task], tmp_path)["weights"] == 1
+    with prepared.using():
+        found = weft.run(task, device="cuda:0", progress=False)
+    assert found.history["loss"][0] == plain.history["loss"][0]  # before any update
+    assert prepared.ready([task], tmp_path)["weights"] == 0  # they were used

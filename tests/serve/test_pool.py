@@ -5,7 +5,7 @@ from __future__ import annotations
 import weft
 from tests.serve.serving import TASK, Queue, history_of
 from tests.serve.test_inference import infer
-from tests.serve.test_supervisor import same
+from tests.serve.test_supervisor import own, same, submit_own
 
 
 def test_tasks_of_a_worker_with_a_pool_have_the_numbers_of_a_run(tmp_path):
@@ -22,5 +22,9 @@ def test_tasks_of_a_worker_with_a_pool_have_the_numbers_of_a_run(tmp_path):
         assert abs(done[3].result["metrics"]["accuracy"] - score) < 1e-9
         logs = [path.read_text() for path in queue.options.runs.glob("*/log.txt")]
         assert not any("beside it" in text for text in logs), logs
+        bad, good = submit_own(queue, own("LeaksSmall", epochs=1000)), queue.submit({"seed": 4, "hidden": 4})
+        [failed], [after] = queue.wait(bad), queue.wait(good)
+        assert (failed.state, after.state) == ("failed", "done")
+        assert "ran out of memory" in failed.error  # what is not in the pool is under the group's limit
     finally:
         queue.close()

@@ -44,6 +44,7 @@ def groups_of(tasks: Sequence[weft.Task], graph: Graph) -> list[tuple[Plan, Grou
     by_name, made = {task.label: task for task in tasks}, []
     for plan in planner.groups(tasks, Throughput(planner.machine.name)):
         members = [by_name[name] for name in plan.members]
+        planner.warm(members, plan, lambda done, total: None)  # on all cores, as a run does
         group = GroupRun(members, graph, plan, graph.device, merger_for(plan), measure=True)
         group.advance(WARM_EPOCHS)
         made.append((group.plan, group))

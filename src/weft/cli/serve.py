@@ -79,13 +79,13 @@ def serve(
     checkpoint first. The dashboard is at the address that is printed.
     """
     from weft.serve.options import ServeOptions
-    from weft.serve.server import find_tokens, parse_address
+    from weft.serve.server import find_tokens, make_folder, parse_address
     from weft.serve.server import serve as run_server
 
     host, port = parse_address(bind)
     if on is not None:
         devices = _devices_on(on, devices)
-    db.absolute().parent.mkdir(parents=True, exist_ok=True)
+    make_folder(db.absolute().parent)
     options = ServeOptions(
         db=db.absolute(),
         devices=tuple(devices or ("auto",)),
@@ -106,8 +106,8 @@ def serve(
     )
     tokens, file = find_tokens(options.db, token, no_auth, host)
     known = f"token in {file}" if file is not None else "no token is needed"
-    print(f"weft: serving {db} at http://{bind} ({known})", file=sys.stderr, flush=True)
-    run_server(options, host, port, tokens, drain_seconds)
+    told = f"weft: serving {db} at http://{bind} ({known})"
+    run_server(options, host, port, tokens, drain_seconds, lambda: print(told, file=sys.stderr, flush=True))
 
 
 def _devices_on(on: str, devices: list[str] | None) -> list[str]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
+from weft.nn.drawn_ahead import DrawnAhead, Key, drawn_before
 from weft.ops.random import torch_bits as random
 
 
@@ -78,8 +80,7 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     for stream, (module, name, parameter) in enumerate(_owned_parameters(model)):
         initial = _initial_of(module, name)
         if initial is not None:
-            shape, device = parameter.shape, parameter.device
-            initial.fill_(parameter, lambda s=stream, sh=shape, d=device: random.uniform(seed, s, sh, d))
+            initial.fill_(parameter, partial(_drawn, seed, stream, parameter.shape, parameter.device))
         elif hasattr(module, "reset_parameters"):
             strangers.setdefault(module, stream)
     for module, stream in strangers.items():
@@ -87,6 +88,26 @@ def reset_parameters(model: nn.Module, seed: int) -> None:
     for module in model.modules():
         if hasattr(module, "reset_running_stats"):
             module.reset_running_stats()
+
+
+def _drawn(seed: int, stream: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    before = drawn_before(seed, stream, shape)
+    return random.uniform(seed, stream, shape, device) if before is None else before.to(device)
+
+
+def draw_ahead(model: nn.Module, seed: int, into: DrawnAhead) -> list[Key]:
+    """Draw what :func:`reset_parameters` of a model like ``model`` will need; what it was.
+
+    ``model`` may be on the meta device: its shapes alone count.
+    """
+    keys: list[Key] = []
+    for stream, (module, name, parameter) in enumerate(_owned_parameters(model)):
+        initial = _initial_of(module, name)
+        if initial is not None and initial.low != initial.high:
+            keys.append((seed, stream, tuple(parameter.shape)))
+            if not into.has(keys[-1]):
+                into.put(keys[-1], random.uniform(*keys[-1], torch.device("cpu")))
+    return keys
 
 
 def parameters_without_initial(model: nn.Module) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,10 @@ from weft.core.errors import SpecError
 from weft.core.files import replacing
 from weft.core.version import __version__
 from weft.core.wording import option
+from weft.runtime.checkpoint_data import Checkpoint as Checkpoint
+from weft.runtime.read_ahead import read_before
 
 FILE = "checkpoint.safetensors"
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A training state on the CPU, and what it belongs to.
-
-    ``about``: task (as plain data), epoch, seconds trained so far, whether it is finished, Weft's version.
-    """
-
-    tensors: dict[str, Tensor]
-    about: dict[str, Any]
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
@@ -48,6 +38,11 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     path = folder / FILE
     if not path.exists():
         return None
+    return read_before(path) or read_file(path)
+
+
+def read_file(path: Path) -> Checkpoint:
+    """The checkpoint in the file ``path``, checked against its checksum."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import os
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from weft.core.errors import SpecError, WeftError
 from weft.serve.http.tokens import Tokens, make_token_file
 from weft.serve.options import ServeOptions
+from weft.serve.queue.queue_file import open_file
 from weft.serve.supervisor import Supervisor
 
 try:
@@ -54,6 +57,15 @@ def find_tokens(db: Path, file: Path | None, no_auth: bool, host: str) -> tuple[
     return Tokens.read(path), path
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of the queue; a :class:`SpecError` if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(f"{path}: cannot be made ({reason}); name a folder to keep the queue in by --db") from None
+
+
 class ServerLock:
     """One server per queue file; the system lets go of it however the server ends."""
 
@@ -62,8 +74,12 @@ class ServerLock:
         self._handle = -1
 
     def __enter__(self) -> ServerLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        make_folder(self._path.parent)
+        try:
+            self._handle = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise SpecError(f"{self._path}: cannot be written ({reason}); a queue needs a folder to write to") from None
         if fcntl is not None:
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,21 +92,50 @@ class ServerLock:
         os.close(self._handle)
 
 
-def serve(options: ServeOptions, host: str, port: int, tokens: Tokens, drain_seconds: float = 60.0) -> None:
-    """Serve until SIGTERM or Ctrl-C; then let running groups save their state, which the next server resumes from."""
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket of the address that the server is to answer at; a :class:`SpecError` if it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except OSError:
+            made.close()
+            raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SpecError(f"--bind {host}:{port}: {reason}; choose another address or port") from None
+    return made
+
+
+def serve(
+    options: ServeOptions,
+    host: str,
+    port: int,
+    tokens: Tokens,
+    drain_seconds: float = 60.0,
+    begun: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; then let running groups save their state, which the next server resumes from.
+
+    ``begun`` is called once the queue and the address are this server's.
+    """
     try:
         import uvicorn
 
         from weft.serve.http.app import make_app
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
-    with ServerLock(options.db):
+    with ServerLock(options.db), bound_socket(host, port) as address:
+        open_file(options.db).close()  # a file that cannot be used is told before anything starts
+        begun()
         supervisor = Supervisor(options)
         app = make_app(options, supervisor, tokens)
         config = uvicorn.Config(
             app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=2
         )
-        server = _Server(uvicorn.Server(config))
+        server = _Server(uvicorn.Server(config), address)
         supervisor.start()
         watch = threading.Thread(target=_end_with, args=(supervisor, server), daemon=True)
         watch.start()
@@ -105,8 +150,8 @@ def serve(options: ServeOptions, host: str, port: int, tokens: Tokens, drain_sec
 class _Server:
     """uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
 
-    def __init__(self, server: Any) -> None:
-        self._server = server
+    def __init__(self, server: Any, address: socket.socket) -> None:
+        self._server, self._address = server, address
         self._server.install_signal_handlers = lambda: None
 
     def run(self) -> None:
@@ -114,7 +159,8 @@ class _Server:
 
         before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            asyncio.run(self._server._serve())  # serve() without uvicorn's own handlers, which raise the signal again
+            # serve() without uvicorn's own handlers, which raise the signal again
+            asyncio.run(self._server._serve(sockets=[self._address]))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -35,6 +35,7 @@ from weft.serve.workers.run_events import records_of
 from weft.serve.workers.worker_process import WorkerProcess
 
 TICK_SECONDS, LOOK_SECONDS, VIEW_SECONDS, FULL_DISK_SECONDS = 0.1, 2.0, 0.5, 0.5
+COMPLAIN_SECONDS = 60.0  # between two lines about the same trouble
 PROGRESS_SECONDS = 1.0  # between two progress events of a group in the queue
 PASS_SECONDS = 0.1  # between two passes while every worker is busy: submissions need the file, too
 BUSY_SECONDS = 1.0  # between two decisions while every worker is busy
@@ -53,7 +54,7 @@ class Supervisor:
         self._scheduler = Scheduler(self.state, self.pool, self._leaving)
         self._endings = GroupEndings(self.state)
         self._looked, self._viewed, self._beat, self._cleaned, self._decided = 0.0, 0.0, 0.0, 0.0, 0.0
-        self._drained_by = 0.0
+        self._drained_by, self._complaint = 0.0, ("", 0.0)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     @property
@@ -109,9 +110,16 @@ class Supervisor:
         except NoWorkersError:
             raise
         except WeftError as error:
-            print(f"weft: {error}; trying again", file=sys.stderr, flush=True)
+            self._complain(str(error))
             self.state.dirty = True
             time.sleep(FULL_DISK_SECONDS)
+
+    def _complain(self, reason: str) -> None:
+        """Say why a round failed; the same again only after a while."""
+        now = time.monotonic()
+        if reason != self._complaint[0] or now - self._complaint[1] > COMPLAIN_SECONDS:
+            self._complaint = (reason, now)
+            print(f"weft: {reason}; trying again", file=sys.stderr, flush=True)
 
     def _begin(self) -> None:
         self.state.options.runs.mkdir(parents=True, exist_ok=True)
@@ -202,6 +210,8 @@ class Supervisor:
             if now - active.told < PROGRESS_SECONDS and not last:
                 return
             active.told = now
+        elif event["event"] == "ready":
+            self.state.counters.count_ready(event)
         self.state.records += records_of(event, active.members, active.group.id)
 
     def _gone(self, worker: WorkerProcess, message: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ class GroupEndings:
         one = next(iter(outcomes.values())) if len(outcomes) == 1 else {}
         if one.get("status") == "finished" and active.kind == "training":
             trained = float(one["metrics"].get("epochs_run", 0)) * float(one["metrics"].get("seconds_per_epoch", 0.0))
-            self._state.learn_setup(active.group.device, max(time.time() - active.group.started - trained, 0.0))
+            self._state.learn_setup(active.group.device, max(active.seconds - trained, 0.0))
 
     def _member_done(self, active: Active, name: str, outcome: Mapping[str, Any]) -> bool:
         """Write down how a member ended; whether it was preempted, and so is to go on."""
@@ -85,7 +85,7 @@ class GroupEndings:
     def _latency(self, name: str) -> dict[str, Any]:
         """Seconds from submission to answer, and whether that is within the target, if there is one."""
         task = self._state.db.get(name)
-        took, target = time.time() - task.created, task.spec["infer"].get("latency_target")
+        took, target = max(time.time() - task.created, 0.0), task.spec["infer"].get("latency_target")
         return {"latency_seconds": took, "late": target is not None and took > target}
 
     def _group_failed(self, active: Active, kind: str, error: str) -> None:
@@ -132,7 +132,7 @@ class GroupEndings:
         self._state.db.fail(name, self._state.claimant(active.worker), active.attempts[name], told, retry=first)
 
     def _charge(self, active: Active) -> None:
-        seconds = (time.time() - active.group.started) * active.utilisation / len(active.members)
+        seconds = active.seconds * active.utilisation / len(active.members)
         for user in active.users.values():
             self._state.shares[user] = self._state.shares.get(user, 0.0) + seconds
 

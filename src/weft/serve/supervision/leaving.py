@@ -14,13 +14,17 @@ class Leaving:
         self._state = state
 
     def heartbeat(self) -> None:
-        """Renew the leases; members that were cancelled or paused in the queue are to leave their groups."""
-        self._state.db.requeue_expired()
+        """Renew the leases; members that were cancelled or paused in the queue are to leave their groups.
+
+        Leases of groups that run are renewed before others are looked at: a clock that was set forward, or a machine
+        that slept, ends none of them.
+        """
         for active in self._state.active.values():
             held = set(self._state.db.heartbeat(self._state.claimant(active.worker), self._state.options.lease_seconds))
             lost = [name for name in active.members if name not in held]
             if lost:
                 self._dismiss(active, lost)
+        self._state.db.requeue_expired()
 
     def _dismiss(self, active: Active, lost: Sequence[str]) -> None:
         paused = [name for name in lost if self._state.db.get(name).state in ("paused", "queued", "planned")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from weft.sched.admission import free_bytes, waits_for
 from weft.sched.decide import decide
@@ -15,11 +16,12 @@ from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.task_states import ENDED, QueueTask
 from weft.serve.supervision.group_starts import GroupStarts, weights_file
 from weft.serve.supervision.leaving import Leaving
-from weft.serve.supervision.queue_views import is_inference, queued_task
+from weft.serve.supervision.queue_views import is_inference, queued_task, worker_settings
 from weft.serve.supervision.supervisor_state import SupervisorState, unless_lost
 from weft.serve.supervision.worker_pool import PLANNER, WorkerPool
 
 MOST_PLANNED = 5_000  # waiting tasks that a decision looks at
+MOST_PREPARED = 8  # tasks whose weights are drawn ahead: as many as are fused whatever else runs
 
 
 class Scheduler:
@@ -69,16 +71,34 @@ class Scheduler:
         return [self._known[name] for name in stamps if name in self._known]
 
     def _prefetch(self, waiting: Sequence[QueueTask], decision: Decision) -> None:
-        """Let busy workers fetch the graph and weights of the task that is likely next, beside what they train."""
+        """Let busy workers make ready what is likely next, beside what they train: graph, weights, checkpoint."""
+        wanted = self._next_group(waiting, decision)
+        if not any(wanted.values()):
+            return
+        for worker in self._pool.workers.values():
+            if worker.group and worker.fetched != wanted:
+                worker.fetched = wanted
+                worker.send("prefetch", **wanted)
+
+    def _next_group(self, waiting: Sequence[QueueTask], decision: Decision) -> dict[str, Any]:
+        """What the group that is likely next needs: one that was preempted, or the first task with what may join it."""
+        runs = self._state.options.runs
+        for group in self._state.resumable.values():
+            task = self._state.db.get(group.members[0])
+            graph = task.spec.get("graph_path") or ""
+            return {"graph": graph, "weights": None, "tasks": [], "folders": [str(runs / group.folder)]}
         considered = {task.id: task for task in waiting}
         first = next((considered[name] for name in decision.wait if name in considered), next(iter(waiting), None))
-        place = None if first is None else first.spec.get("graph_path")
-        pooled = first is not None and is_inference(first) and self._state.options.pool
-        weights = weights_file(self._state, first) if pooled and first is not None else None
-        for worker in self._pool.workers.values():
-            if (place or weights) and worker.group and worker.fetched != (place, weights):
-                worker.fetched = (place, weights)
-                worker.send("prefetch", graph=place or "", weights=weights)
+        if first is None:
+            return {}
+        found: dict[str, Any] = {"graph": first.spec.get("graph_path") or "", "weights": None}
+        if is_inference(first):
+            weights = weights_file(self._state, first) if self._state.options.pool else None
+            return {**found, "weights": weights, "tasks": [], "folders": []}
+        plan = first.plan or {}
+        places = [plan["from"]] if "from" in plan else [first.id] if first.attempts else []
+        tasks = [] if places else [worker_settings(task) for task in _alike(first, waiting)]
+        return {**found, "tasks": tasks, "folders": [str(runs / place) for place in places]}
 
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
@@ -139,6 +159,13 @@ class Scheduler:
         device = next((one for one in self._machine().devices if one.name == group.device), None)
         running = [active.state() for active in self._state.active.values()]
         return device is not None and (not running or group.bytes <= free_bytes(device, running))
+
+
+def _alike(first: QueueTask, waiting: Sequence[QueueTask]) -> list[QueueTask]:
+    """``first`` and some tasks that may be fused with it."""
+    key = (first.plan or {}).get("join_key")
+    others = [task for task in waiting if task is not first and key and (task.plan or {}).get("join_key") == key]
+    return [first, *others[: MOST_PREPARED - 1]]
 
 
 def _urgency(task: QueueTask) -> tuple[int, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Active:
     leaving: bool = False  # asked to save and return
     took: Mapping[str, Any] | None = None  # of the processor, once it has ended
     split: set[str] = field(default_factory=set)  # members that were paused, and go on alone
+    began: float = field(default_factory=time.monotonic)  # the clock of the day may be set meanwhile
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -48,17 +50,22 @@ class Active:
         """Whether it is a group of several, with a folder of its own."""
         return len(self.group.members) > 1
 
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self.began
+
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
-        one = self.group
+        one, now = self.group, time.time()
         return RunningGroup(
             id=one.id,
             device=one.device,
             members=self.members,
             bytes=one.bytes,
             utilisation=self.utilisation,
-            started=one.started,
-            ends=one.started + one.seconds,
+            started=now - self.seconds,
+            ends=now - self.seconds + one.seconds,
             graph=self.graph,
             kind=self.kind,
             slowdown_limit=self.slowdown_limit,
@@ -76,6 +83,15 @@ class Counters:
     workers_lost: int = 0
     memory_errors: int = 0
     tasks_requeued: int = 0
+    graphs_ready: int = 0
+    weights_ready: int = 0
+    checkpoints_ready: int = 0
+
+    def count_ready(self, event: Mapping[str, Any]) -> None:
+        """What a worker had ready when its group started."""
+        self.graphs_ready += bool(event.get("graph"))
+        self.weights_ready += int(event.get("weights") or 0)
+        self.checkpoints_ready += bool(event.get("checkpoint"))
 
 
 @dataclass

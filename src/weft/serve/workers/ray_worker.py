@@ -83,7 +83,7 @@ class RayWorker(WorkerProcess):
         self.name, self.device, self._inbox = name, device, inbox
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes, self.pid = False, "", 0, 0
-        self.end_reason, self.fetched = "", (None, None)
+        self.end_reason, self.fetched = "", {}
         self._ended, self._stopping = threading.Event(), False
         self._ray = import_ray()
         self._host = self._place(dict(environment), keep_bytes, pooled)

@@ -24,6 +24,9 @@ def records_of(event: Mapping[str, Any], members: Sequence[str], group: str) -> 
     elif kind == "checkpoint":
         for name in members:
             yield name, "checkpoint", {"epoch": data.get("epoch"), "group": group}
+    elif kind == "ready":
+        for name in members[:MOST_NOTED]:
+            yield name, "ready", {**data, "group": group}
     elif kind == "start":
         for name in members:
             yield name, "start", {"device": data.get("device"), "group": group, "members": len(members)}

@@ -24,7 +24,13 @@ from weft.core.task import Task
 from weft.serve.workers.worker import end_with_parent, work_on
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
-PRELOADED = ("weft.engine.run", "weft.serve.workers.estimates", "weft.serve.workers.checkpoint_split", "torch._dynamo")
+PRELOADED = (
+    "weft.engine.run",
+    "weft.serve.workers.estimates",
+    "weft.serve.workers.checkpoint_split",
+    "weft.serve.workers.prepared_starts",
+    "torch._dynamo",
+)
 
 
 def warm_up() -> None:

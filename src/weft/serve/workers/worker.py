@@ -5,9 +5,9 @@ line to stdout. It imports torch once, so that a group starts without delay. Mes
 unpickled.
 
 To the worker (``do``): ``plan`` (a task: answered with its estimate), ``run`` (tasks, the plan of their group, a
-folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph
-that a group to come needs), ``cancel`` (members of the running group), ``pause``, ``resume``, ``preempt`` (checkpoint
-and return), ``stop``.
+folder, a byte budget), ``infer`` (a task, a file of weights, nodes, a folder, a byte budget), ``prefetch`` (a graph,
+weights, tasks and folders of checkpoints that a group to come needs), ``cancel`` (members of the running group),
+``pause``, ``resume``, ``preempt`` (checkpoint and return), ``stop``.
 From the worker (``say``): ``ready``, ``alive``, ``planned``, ``event``, ``done``.
 
 While a group trains, what its models print goes to ``log.txt`` in its folder. The worker ends with the process that
@@ -83,10 +83,12 @@ class Worker:
     def serve(self) -> None:
         """Work until told to stop, or until stdin ends."""
         from weft.serve.workers.kept_graphs import KeptGraphs
+        from weft.serve.workers.prepared_starts import PreparedStarts
         from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
 
         room = room_for_tasks(self.device)
         self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
+        self._prepared = PreparedStarts(self._kept.store)
         self._idle_bytes = held_bytes(self.device)
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._stay_alive, daemon=True).start()
@@ -116,6 +118,7 @@ class Worker:
                 self._work.put(message)
             elif message["do"] == "prefetch":
                 self._kept.prefetch(message["graph"], message.get("weights"))
+                self._prepared.fetch(message.get("tasks", ()), message.get("folders", ()))
             elif message["do"] == "stop":
                 self._work.put(None)
             else:
@@ -199,9 +202,11 @@ class Worker:
         from weft.serve.workers.worker_memory import byte_limit
 
         tasks = [Task.from_dict(task) for task in message["tasks"]]
-        drop_damaged(folder)
-        for one in message.get("split", ()):
-            split_off(Path(one["from"]), one["member"], Path(one["into"]))
+        ready = self._prepared.ready(tasks, folder)
+        with self._prepared.reading():
+            drop_damaged(folder)
+            for one in message.get("split", ()):
+                split_off(Path(one["from"]), one["member"], Path(one["into"]))
         control = self._controls[message["group"]]
         if message.get("cancel"):
             control.cancel(*message["cancel"])
@@ -216,7 +221,8 @@ class Worker:
             "checkpoint_every": message.get("checkpoint_every", 30.0),
         }
         work = self._work_of(message, tasks)
-        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store):
+        self._channel.say("event", group=message["group"], event={"event": "ready", **ready})
+        with byte_limit(self.device, message.get("limit")), sharing(self._kept.store), self._prepared.using():
             found = _when_unlocked(lambda: run(work, **options))
         self._kept.settle()
         if isinstance(found, Result):

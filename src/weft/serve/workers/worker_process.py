@@ -134,7 +134,7 @@ class WorkerProcess:
         self.started = self.last_heard = time.monotonic()
         self.ready, self.group, self.bytes = False, "", 0
         self.end_reason = ""  # why the supervisor ended it, if it did
-        self.fetched: tuple[str | None, str | None] = (None, None)  # graph and weights that it was last told to fetch
+        self.fetched: Mapping[str, Any] = {}  # what it was last told to make ready
         to_read, to_write = os.pipe()
         from_read, from_write = os.pipe()
         try:

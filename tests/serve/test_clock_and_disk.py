@@ -1,0 +1,96 @@
+"""A clock that is set while groups run, and places that cannot be written: one sentence, or nothing happens."""
+
+from __future__ import annotations
+
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from weft.core.errors import SpecError
+from weft.serve.http.tokens import make_token_file
+from weft.serve.options import ServeOptions
+from weft.serve.queue.queue_db import QueueDB, Submission
+from weft.serve.queue.queue_groups import Group
+from weft.serve.server import ServerLock, bound_socket, make_folder
+from weft.serve.supervision.leaving import Leaving
+from weft.serve.supervision.supervisor_state import Active, SupervisorState
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A task that a worker trains, in a queue whose clock can be set; ``set_clock`` moves it."""
+    ahead = [0.0]
+    state = SupervisorState(ServeOptions(tmp_path / "q.db"))
+    with QueueDB(state.options.db, lambda: time.time() + ahead[0]) as state.db:
+        task = state.db.submit(Submission({"task": {}}))
+        state.db.plan(task.id, {"bytes": 1, "seconds": 60.0})
+        worker = SimpleNamespace(name="cpu/0", pid=1, device="cpu")
+        group = Group("g", "cpu", "cpu/0", (task.id,), task.id, 1, 60.0, "is next", time.time())
+        (claimed,) = state.db.claim_all([task.id], state.claimant(worker), 30.0, group)
+        attempts, users = {task.id: claimed.attempts}, {task.id: ""}
+        state.active["g"] = Active(group, worker, attempts, users, 1.0, "", heard=time.monotonic())
+        yield state, task.id, lambda seconds: ahead.__setitem__(0, seconds)
+
+
+@pytest.mark.parametrize("seconds", [2 * HOUR, -HOUR])
+def test_a_clock_that_is_set_takes_no_task_from_its_worker(running, seconds):
+    state, task, set_clock = running
+    for _ in range(3):  # as often as a task is tried
+        set_clock(seconds)
+        Leaving(state).heartbeat()
+        set_clock(0.0)
+        Leaving(state).heartbeat()
+    found = state.db.get(task)
+    assert (found.state, found.attempts) == ("running", 1)
+
+
+def test_a_worker_that_is_gone_loses_its_task_all_the_same(running):
+    state, task, set_clock = running
+    state.active.clear()
+    set_clock(31.0)
+    Leaving(state).heartbeat()
+    assert state.db.get(task).state == "queued"
+
+
+@pytest.mark.parametrize("seconds", [2 * HOUR, -HOUR])
+def test_how_long_a_group_has_run_is_not_read_off_the_clock(running, seconds, monkeypatch):
+    state, _, _ = running
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + seconds)
+    active = state.active["g"]
+    assert 0 <= active.seconds < 30
+    assert 30 < active.state().ends - time.time() <= 60
+
+
+def test_an_address_that_is_taken_is_one_sentence():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(SpecError, match=rf"--bind 127.0.0.1:{port}: address already in use; choose another"):
+            bound_socket("127.0.0.1", port)
+    with bound_socket("127.0.0.1", 0) as free:
+        assert free.getsockname()[1] > 0
+    with pytest.raises(SpecError, match="choose another address"):
+        bound_socket("no-such-host.invalid", 1)
+
+
+def test_places_that_cannot_be_written_are_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    inside = tmp_path / "file" / "q.db"  # nobody, not even root, makes a folder of a file
+    with pytest.raises(SpecError, match=r"file: cannot be made \(file exists\)"):
+        make_folder(inside.parent)
+    with pytest.raises(SpecError, match="cannot be made"), ServerLock(inside):
+        pass
+    (tmp_path / "q.db.lock").mkdir()
+    with (
+        pytest.raises(SpecError, match=r"q\.db\.lock: cannot be written \(is a directory\)"),
+        ServerLock(tmp_path / "q.db"),
+    ):
+        pass
+    with pytest.raises(SpecError, match=r"no token could be written there \(not a directory\)"):
+        make_token_file(inside)
