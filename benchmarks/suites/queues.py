@@ -218,15 +218,15 @@ def run_queue(
         recorder.cell({"queue": name, "mode": PAIRS}, make, free=False)
     for mode in (mode for mode in modes if mode != ONE):
         recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
-    finish(recorder, args)
+    finish(recorder, args, [name])
 
 
-def finish(recorder: Recorder, args: Namespace) -> None:
-    """The simulator beside what was measured so far, and the charts."""
-    add_simulations(recorder.cells)
+def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
+    """The simulator beside what was measured of some queues so far, and their charts."""
+    add_simulations(recorder.cells, names)
     recorder.save()
     if args.out is not None:
-        write_plots(recorder.cells, Path(args.out))
+        write_plots([cell for cell in recorder.cells if cell["queue"] in names], Path(args.out))
 
 
 def run_pyg(name: str, mode: str, recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int) -> None:
@@ -329,7 +329,7 @@ def main() -> None:
             run_weft(folder, names, chosen, recorder, graphs, args, idle)
         for name in names if "pyg_mps" in chosen else ():
             run_pyg(name, "pyg_mps", recorder, graphs, args, idle)
-        finish(recorder, args)
+        finish(recorder, args, names)
     summary(recorder)
 
 
