@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from weft.engine.base.home import HOME_VARIABLE
+from weft.engine.probing.start import VARIABLE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,6 +15,7 @@ def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """For fixtures that train before a test begins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
+        patch.setenv(VARIABLE, "off")  # a fresh home has no probe, and every test would start one
         yield
 
 

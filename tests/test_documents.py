@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("", "docs", "examples", "benchmarks", "benchmarks/results")
 DOCUMENTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.md"))]
 IDS = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+CODE = ("src", "tests", "benchmarks", "examples")
+MODULES = {path.name for folder in CODE for path in (ROOT / folder).rglob("*.py")}
 LANGUAGES = {"python", "sh", "console", "text", "toml", ""}
 
 
@@ -81,10 +83,12 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)
 def test_files_that_are_named_exist(path):
-    """What looks like a path of this repository is one; ``foo`` stands for a name to be chosen."""
+    """What looks like a path or a module of this repository is one; ``foo`` stands for a name to be chosen."""
     text = path.read_text(encoding="utf-8")
     for name in re.findall(r"`((?:src|weft|tests|docs|examples|benchmarks)/[\w./-]+)`", text):
         assert "foo" in name or (ROOT / name).exists(), name
+    for name in re.findall(r"`(\w+\.py)`", text):
+        assert "foo" in name or name in MODULES, name
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=IDS)

@@ -1,11 +1,13 @@
 """Layers of PyG in users' modules, kept and converted: an epoch with its evaluation, and the difference in numbers.
 
     python -m benchmarks.suites.converted [--device cuda] [--graphs shape:arxiv,squirrel.npz] [--out converted.json]
+    python -m benchmarks.suites.converted --batch 1024 --graphs shape:arxiv --epochs 2 --modules sage-jk,gat-drop
 
 *Kept* is ``weft.run(..., convert=False)``, *converted* the same without it: one task of ``--epochs`` epochs each, in
 alternation ``--runs`` times. ``ms`` is the least of the seconds per epoch that a run reports, which leaves planning,
 trials and compilation out; ``note`` is what the run says of the conversion itself. ``apart`` is the largest relative
-difference of the training losses. Graphs are names for ``weft.load``, or files.
+difference of the training losses (of other masks in ``gat-drop``, attention with dropout, which is asked for). With
+``--batch`` training is sampled. Graphs are names for ``weft.load``, or files.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from benchmarks.harness.recorder import Recorder, common_arguments, find, listed
 from weft.graph.data.graph import Graph
 
 Maker = Callable[[int, int], nn.Module]
-SIDES = {"kept": False, "converted": True}
+SIDES = {"kept": False, "converted": None}
 
 
 def model_of_pyg(kind: str, **options: Any) -> Maker:
@@ -41,6 +43,7 @@ MODULES = {
     "sage-jk": model_of_pyg("GraphSAGE"),
     "gin-jk": model_of_pyg("GIN"),
     "gat-jk": model_of_pyg("GAT", heads=4),
+    "gat-drop": model_of_pyg("GAT", heads=4, dropout=0.5),
 }
 
 
@@ -52,7 +55,10 @@ def train(module: str, graph: Graph, side: str, args: Namespace) -> tuple[float,
         if event.kind == "note":
             notes.append(event.data["message"])
 
-    task = weft.Task(graph=graph, model=MODULES[module], epochs=args.epochs, convert=SIDES[side])
+    how: dict[str, Any] = {"convert": True if side == "converted" and module == "gat-drop" else SIDES[side]}
+    if args.batch:
+        how |= {"mode": "sampled", "batch": args.batch, "fanout": tuple(map(int, args.fanout))}
+    task = weft.Task(graph=graph, model=MODULES[module], epochs=args.epochs, **how)
     result = weft.run(task, device=args.device, progress=False, on_event=listen, compile=False)
     return float(result.metrics["seconds_per_epoch"]), result.history["loss"], notes
 
@@ -82,6 +88,8 @@ def arguments() -> Namespace:
     parser = common_arguments(__doc__.splitlines()[0])
     parser.add_argument("--graphs", type=listed, default=["shape:cora", "shape:pubmed", "shape:arxiv"])
     parser.add_argument("--modules", type=listed, default=list(MODULES))
+    parser.add_argument("--batch", type=int, default=0, help="train on sampled batches of so many seeds")
+    parser.add_argument("--fanout", type=listed, default=["10", "10", "10"], help="neighbours per hop")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--runs", type=int, default=2)
     return parser.parse_args()

@@ -19,7 +19,8 @@ makes the graphs and groups):
    worker counts, beside both sides alone with the same cache. What the host prepares does not depend on the cache, so
    it is measured once per model; neither does the GPU alone depend on the workers.
 
-The results file is written after every cell. ``--resume`` runs the cells that are not in it. ``--quick`` runs the same
+The results file is written after every cell, and a figure beside it at the end (speed over workers, as MorphGL's
+Figure 9). ``--resume`` runs the cells that are not in it. ``--quick`` runs the same
 on this CPU, where a thread with given phase times stands in for the GPU.
 """
 
@@ -36,6 +37,7 @@ import torch
 from benchmarks.harness.division_case import Case, make_case, measure, phases_of, plain_ms, shape_graph, task_of
 from benchmarks.harness.noisy_neighbour import stressed
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.speed_plot import speed_svg
 from weft.core.placement import Placement
 from weft.core.units import parse_bytes
 from weft.engine.planning.plan_report_builder import plan as make_plan
@@ -200,6 +202,17 @@ def print_report(recorder: Recorder) -> None:
     recorder.save()
 
 
+def speed_panels(cells: list[dict[str, Any]]) -> dict[str, dict[str, dict[int, float]]]:
+    """Batches per second by side and workers, of every shape, model and budget: MorphGL's Figure 9."""
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for cell in cells:
+        if cell["status"] == "ok" and cell["side"] in SIDES and cell.get("ms_per_batch"):
+            within = "" if cell.get("budget_gib") is None else f", {cell['budget_gib']:g} GiB"
+            sides = panels.setdefault(f"{cell['shape']}, {cell['model']}{within}", {})
+            sides.setdefault(cell["side"], {})[cell["workers"]] = 1e3 / cell["ms_per_batch"]
+    return panels
+
+
 def _compared(cells: list[dict[str, Any]]) -> Iterable[list[Any]]:
     """A row per shape, model, budget and worker count that has all sides."""
     keys = {(c["shape"], c["model"], c.get("budget_gib"), c["workers"]) for c in cells if "workers" in c}
@@ -252,6 +265,8 @@ def main() -> None:
     recorder = Recorder("division", args)
     Suite(recorder, args).run()
     print_report(recorder)
+    if args.out is not None:
+        args.out.with_suffix(".svg").write_text(speed_svg(speed_panels(recorder.cells)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from argparse import Namespace
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.harness import division_case
+from benchmarks.harness.speed_plot import speed_svg
 from benchmarks.suites import division
 
 pytestmark = pytest.mark.timeout(240)
@@ -49,6 +51,27 @@ def test_quick_mode_compares_sides_and_ratios_and_goes_on_where_it_ended(cells, 
     assert more[1]["ms_per_batch"] == more[2]["ms_per_batch"] > 0
     assert more[3]["same_as"] == "host"
     assert "within 12 GiB: features gpu, edges gpu" in capsys.readouterr().out
+
+
+def test_the_figure_has_a_panel_per_group_and_a_line_per_side():
+    cells = [
+        {
+            "status": "ok",
+            "shape": "uk",
+            "model": model,
+            "side": side,
+            "workers": count,
+            "ms_per_batch": 10.0 * count,
+        }
+        for model in ("sage", "gat")
+        for side in division.SIDES
+        for count in (1, 4)
+    ]
+    panels = division.speed_panels([*cells, {"status": "ok", "shape": "uk", "model": "sage", "side": "profile"}])
+    assert list(panels) == ["uk, sage", "uk, gat"]
+    assert panels["uk, gat"]["weft"] == {1: 100.0, 4: 25.0}
+    drawn = ElementTree.fromstring(speed_svg(panels))
+    assert sum(part.tag.endswith("path") for part in drawn.iter()) == 6
 
 
 def test_when_the_time_is_over_nothing_is_made(cells):

@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 
 from benchmarks.suites.on_cpu import memory, never_slower, whole_process
+from benchmarks.suites.on_gpu import never_slower as on_gpu
 from weft.graph.generate import citation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -36,3 +37,15 @@ def test_both_scripts_train(tmp_path):
     path = whole_process.graph_file(tmp_path)
     for side in whole_process.SCRIPTS:
         assert 0.0 < whole_process.run_script(side, path, 2, tmp_path)["accuracy"] <= 1.0
+
+
+def test_a_sweep_on_a_gpu_against_its_tasks_in_turn():
+    """On a CPU, as far as it goes: planned, built, timed and told."""
+    graph = citation(80, 400, 10, 3, seed=2, name="tiny")
+    found = on_gpu.measure("own-layernorm-gcn", graph, Namespace(tasks=2, runs=1))
+    assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=1e-2)
+    assert found["join"] in ("stacked", "concurrent")
+    cells = [{"status": "ok", "graph": "g", "module": "m", **found}, {"status": "failed", "graph": "g", "module": "n"}]
+    assert on_gpu.table(cells) == [["m", found["turn_over_sweep"]], ["n", None]]
+    assert on_gpu.summary(cells)["lost"] == 1
+    assert on_gpu.summary([]) == {"cells": 0, "worst": None, "below_bound": 0, "lost": 0}

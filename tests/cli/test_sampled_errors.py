@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.test_run import spec, weft  # noqa: F401
+from tests.cli.test_run import spec  # noqa: F401
 from weft.flow import FeatureStore
 
 SPEC = """

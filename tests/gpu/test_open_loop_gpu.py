@@ -10,7 +10,7 @@ from tests import stacks
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
 from tests.runtime.loop.test_plain_torch import Two as TwoOutputs
-from tests.runtime.loop.test_plain_torch import focal, regression_graph, two, two_right
+from tests.runtime.loop.test_plain_torch import focal, regression_graph, several_numbers, two, two_right
 from tests.runtime.loop.test_stacked_and_resumed import STACKS, plateau
 
 pytestmark = [
@@ -47,9 +47,10 @@ def test_captured_is_the_cpu(case, model):
         torch.testing.assert_close(mine, true, rtol=5e-3, atol=5e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("make", [regression_graph, several_numbers])
 @pytest.mark.parametrize("name", ["mse", "mae", "huber"])
-def test_regression(name):
-    graph = regression_graph()
+def test_regression(name, make):
+    graph = make()
     there, here = both([weft.Task(graph=graph, model=Net, epochs=EPOCHS, objective=name, metric="mse")], graph)
     assert there.recorded, there.notes
     torch.testing.assert_close(rows_of(there)[0], rows_of(here)[0], rtol=1e-3, atol=1e-3)

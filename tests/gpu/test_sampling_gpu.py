@@ -231,6 +231,8 @@ def test_cpu_sampling_feeds_the_gpu():
     stages = training_stages(
         NeighbourSampler(graph, FANOUTS), FeatureStore(graph.x, "cuda"), graph.y, "cuda", workers=2
     )
-    for batch in Pipeline(stages, 3).run(SeedOrder(graph.train, 256).epoch(0)):
+    batches = list(Pipeline(stages, 3).run(SeedOrder(graph.train, 256).epoch(0)))
+    assert len(batches) == -(-graph.train.numel() // 256)
+    for batch in batches:
         assert torch.equal(batch.x.cpu(), graph.x[batch.input_nodes.cpu().long()])
         assert batch.blocks[0].indices.is_cuda

@@ -18,6 +18,12 @@ def test_below_the_median_of_the_others():
     assert MedianPruner(warmup=1)(50, {"a": [0.1], "b": [0.5]}, ["a"]) == [], "not among few"
 
 
+def test_others_must_be_enough():
+    pruner, three = MedianPruner(warmup=1, least=3), {"a": [0.1], "b": [0.5], "c": [0.6]}
+    assert pruner(1, three, ["a"]) == [], "two others are fewer than three"
+    assert pruner(1, three | {"d": [0.7]}, ["a"]) == ["a"]
+
+
 def test_equal_members_all_stay():
     assert MedianPruner(warmup=1)(1, {name: [0.5] for name in "abcdef"}, list("abcdef")) == []
 

@@ -216,6 +216,20 @@ def test_a_loader_with_features_of_another_width_is_refused(rich):
         weft.run(task_of(rich, OfEdges()), batches=batches, progress=False, device="cpu")
 
 
+def test_labels_of_a_loader_have_the_shape_of_the_graphs(rich):
+    def final(change):
+        batches = list(rich_batches(rich))
+        for batch in batches:
+            batch.y = change(batch.y)
+        return weft.run(task_of(rich, net), batches=batches, progress=False, device="cpu").history["loss"][-1]
+
+    torch.manual_seed(0)
+    net = OfEdges()
+    assert final(lambda y: y[:, None].int()) == final(lambda y: y)
+    with pytest.raises(InputError, match=r"y of a batch is \[\d+, 2\]; that of the graph is \[200\]"):
+        final(lambda y: torch.stack([y, y], 1))
+
+
 def test_a_sampler_gives_features_of_edges_where_there_are_some(graph, rich):
     for direction in ("in", "out"):
         about = {"subgraph": True, "edge_attr": True, "direction": direction}

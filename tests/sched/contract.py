@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from weft.sched.admission import needed_bytes, waiting_reason
+from weft.sched.admission import needed_bytes
 from weft.sched.policies import MPSNoAdmission
 from weft.sched.queue_state import Decision, MachineState, RunningGroup
 from weft.sched.task_queue import TaskQueue
@@ -59,7 +59,8 @@ class _Checked:
         queue = TaskQueue.of(self.queued.values(), self.running)
         for name in self.queued:
             if name not in decision.started:
-                assert waiting_reason(name, queue, decision), f"no reason why {name} waits"
+                why = decision.refuse.get(name) or queue.blocked_by(name) or decision.reason(name)
+                assert why, f"no reason why {name} waits"
 
     def check_refusals(self, decision):
         assert not set(decision.refuse) & set(decision.started)

@@ -202,5 +202,6 @@ def test_the_interference_model():
     assert model.slowdown(0.5, 0.0) == 1.0
     assert model.slowdown(0.5, 0.4) == pytest.approx(1.04)
     assert model.slowdown(1.0, 1.0) == pytest.approx(2.2)
+    assert model.slowdown(0.5, 3.0) == pytest.approx(3.5 * 1.1), "neighbours cannot take more than the whole device"
     assert model.throughput([0.5, 0.4]) > model.throughput([0.5])
     assert model.throughput([1.0, 1.0]) < model.throughput([1.0])

@@ -34,7 +34,8 @@ def test_nothing_comes_from_elsewhere():
 
 
 def test_no_group_at_all():
-    ElementTree.fromstring(gantt_svg([simulate(find_policy("base"), [], [device()])]))
+    picture = ElementTree.fromstring(gantt_svg([simulate(find_policy("base"), [], [device()])]))
+    assert not [one for one in picture.iter(f"{SVG}rect") if one.get("class") == "bar"]
 
 
 def test_memory_over_time():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from tests.sched.queues import GIB, device, queues, task
 from weft.core.errors import SpecError
+from weft.sched.admission import waits_for
 from weft.sched.queue_state import DeviceState, GroupStart, MachineState, QueuedTask, RunningGroup, UserShare
 from weft.sched.task_queue import TaskQueue
 
@@ -98,3 +99,8 @@ def test_every_index_empties_with_the_queue(tasks):
     assert not queue.by_bytes
     assert not queue.all_by_bytes
     assert queue.ready_work == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_task_waits_for_a_few_names_and_a_number():
+    assert waits_for(["a", "b", "c"]) == "waits for 'a', 'b', 'c' to be done"
+    assert waits_for(["a", "b", "c", "d", "e"]) == "waits for 'a', 'b', 'c' and 2 more to be done"

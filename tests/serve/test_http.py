@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import weft
 from tests.serve.serving import FAULTY, TASK, ServeProcess, history_of
 from tests.serve.test_supervisor import same
-from weft.cli.main import app as cli
+from weft.cli.app import app as cli
 from weft.core.errors import InputError
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import problems
@@ -118,10 +118,8 @@ def test_events_go_on_where_they_were_cut_off(server, anna):
     with http(server) as client:
         headers = {"Last-Event-ID": str(middle)}
         with client.stream("GET", "/api/events", params={"task": task["id"]}, headers=headers) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("id: "):
-                    assert int(line[4:]) == first[len(first) // 2 + 1]["seq"]
-                    break
+            told = next(line for line in answer.iter_lines() if line.startswith("id: "))
+    assert int(told[4:]) == first[len(first) // 2 + 1]["seq"]
 
 
 def test_a_graph_of_the_operators_folder_and_a_model_that_is_allowed(anna):

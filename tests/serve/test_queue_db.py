@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import multiprocessing
 import sqlite3
 import subprocess
@@ -12,7 +10,7 @@ import sys
 import pytest
 
 from weft.serve.queue.queue_db import QueueDB, Submission
-from weft.serve.queue.queue_retention import delete_ended, export_lines, problems
+from weft.serve.queue.queue_retention import delete_ended, problems
 from weft.serve.queue.task_states import NEXT_STATES, STATES, LostClaimError, QueueError
 
 
@@ -191,13 +189,6 @@ def test_cancelling_twice_is_no_error(queue):
         queue.cancel("b")
 
 
-def test_a_claim_by_name(queue):
-    planned(queue, "a", "b")
-    assert queue.claim_task("b", "w", 10.0).state == "running"
-    with pytest.raises(QueueError, match="is running and cannot become running"):
-        queue.claim_task("b", "w2", 10.0)
-
-
 def test_every_state_has_its_changes():
     assert set(NEXT_STATES) == set(STATES)
     assert all(set(after) <= set(STATES) for after in NEXT_STATES.values())
@@ -230,15 +221,6 @@ def test_retention_keeps_what_is_needed(queue, clock):
     queue.claim("w", 10.0)
     queue.finish("b", "w", 1, {})
     assert delete_ended(queue, before=clock.now + 1) == 2
-
-
-def test_export(queue):
-    planned(queue, "a", "b")
-    out = io.StringIO()
-    assert export_lines(queue, out) == 6
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line["task"]["id"] for line in lines[:2]] == ["a", "b"]
-    assert [line["event"]["seq"] for line in lines[2:]] == [1, 2, 3, 4]
 
 
 def test_listing(queue):

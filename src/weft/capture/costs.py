@@ -1,7 +1,7 @@
 """Cost of one operator call: floating-point operations, sequential bytes, gathered bytes, kernel launches.
 
 A cost is computed from the shapes of one :class:`~weft.capture.observer.Call`. Weft's operators are in
-``costs_weft.py``, torch's in ``costs_aten.py``; an unknown one is reported and charged for its tensors once.
+``costs_weft.py``, torch's in ``costs_aten.py``; an unknown one is reported and counted as one pass over its tensors.
 """
 
 from __future__ import annotations

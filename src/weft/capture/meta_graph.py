@@ -287,6 +287,7 @@ def meta_graph(graph: Graph | GraphStats, placement: Placement | None = None) ->
         name=stats.name,
         num_classes=stats.num_classes,
         num_relations=stats.num_relations,
+        numbers=stats.regression,
     )
     whole._stats = stats
     return whole
@@ -313,6 +314,6 @@ def _features(stats: GraphStats, graph: Graph | GraphStats) -> Tensor | SparseFe
 
 
 def _labels(stats: GraphStats) -> Tensor:
-    if stats.multilabel:
+    if stats.multilabel or (stats.regression and stats.num_classes > 1):
         return torch.empty(stats.num_nodes, stats.num_classes, device=META)
     return torch.empty(stats.num_nodes, dtype=torch.float32 if stats.regression else torch.int64, device=META)

@@ -71,7 +71,7 @@ def small_graph(sizes: Sizes) -> Graph:
     if stats.multilabel:
         y = torch.randint(2, (NODES, stats.num_classes), generator=draw)
     elif stats.regression:
-        y = torch.rand(NODES, 1, generator=draw)
+        y = torch.rand(NODES, stats.num_classes, generator=draw)
     else:
         y = torch.arange(NODES) % stats.num_classes
     splits = rows[:TRAIN], rows[TRAIN : TRAIN + VAL], rows[TRAIN + VAL : TRAIN + VAL + TEST]

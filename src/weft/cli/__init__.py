@@ -1,1 +1,1 @@
-"""The commands of ``weft``: run, plan, probe, data, queue."""
+"""The commands of ``weft``, one module per command."""

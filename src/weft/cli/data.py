@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,22 +34,9 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a graph th
 @app.command("ls")
 def list_graphs(json: Json = False) -> None:
     """Everything that can be loaded by name (paths can be, too)."""
-    from weft.graph.catalog.listing import entries
+    from weft.cli.data_list import print_graphs
 
-    found = entries()
-    if json:
-        for entry in found:
-            print(jsonlib.dumps(asdict(entry)))
-        return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("name", "kind", "nodes", "edges", "features", "classes", "note"):
-        # A long note folds; a name or a number that was cut would be of no use.
-        justify = "right" if heading in _COUNTS else "left"
-        table.add_column(heading, justify=justify, no_wrap=heading != "note", overflow="fold")
-    for entry in found:
-        counts = (entry.num_nodes, entry.num_edges, entry.num_features, entry.num_classes)
-        table.add_row(entry.name, entry.kind, *(_count(value) for value in counts), entry.note)
-    _console().print(table)
+    print_graphs(json)
 
 
 @app.command()
@@ -216,8 +202,6 @@ def _save(graph: Graph, out: Path, overwrite: bool) -> None:
 
 
 # ---- showing ------------------------------------------------------------------------------------------
-
-_COUNTS = ("nodes", "edges", "features", "classes")
 
 
 def _console() -> Console:

@@ -1,4 +1,4 @@
-"""``weft``: parse the command line, call the command, turn errors into one line and an exit code.
+"""``weft``: answer at once what needs no parser, else call the command; errors become one line and an exit code.
 
 Exit codes: 0 done, 1 a fault of Weft's own, 2 a mistake in the input, 3 training failed, 4 a plan does not fit,
 130 interrupted.
@@ -8,75 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from typing import Annotated
 
-import typer
-
-from weft.cli.data import app as data
-from weft.cli.plan import plan
-from weft.cli.predict import predict
-from weft.cli.probe import probe
-from weft.cli.queue import app as queue
-from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
-from weft.cli.run import run
-from weft.cli.serve import serve
-from weft.cli.warm import warm
+from weft.cli.quick import answer_at_once
 from weft.core.errors import WeftError
-from weft.core.version import __version__
 from weft.core.wording import shell_words
-
-app = typer.Typer(
-    name="weft",
-    help="Train many graph neural networks at once, safely and at hardware speed.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # which folds the lines of a docstring anew
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(run)
-app.command()(plan)
-app.command()(predict)
-app.command()(probe)
-app.command()(warm)
-app.command()(serve)
-for command in (submit, watch, cancel, pause, resume, logs, fetch):
-    app.command()(command)
-queue.command("list")(list_tasks)
-queue.command("show")(show)
-app.add_typer(data, name="data")
-app.add_typer(queue, name="queue")
-
-
-@queue.callback(invoke_without_command=True)
-def _queue(context: typer.Context) -> None:
-    """The queue of a server: without a command, its tasks."""
-    if context.invoked_subcommand is None:
-        list_tasks()
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"weft {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    pass
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     try:
         with shell_words():
-            app()
+            if answer_at_once(sys.argv[1:]):
+                sys.exit(0)
+            _run_command()
     except WeftError as error:
         _fail(f"weft: error: {error}", error.exit_code)
     except KeyboardInterrupt:
@@ -89,11 +33,19 @@ def main() -> None:
         _fail(f"weft: internal error: {type(error).__name__}: {error}\n{_PLEASE_REPORT}", 1)
 
 
+def _run_command() -> None:
+    from weft.cli.app import app  # the parser and all commands: 0.1 s
+
+    app()
+
+
 _PLEASE_REPORT = "This is a fault of Weft's own. Please report it with the output of: weft --debug ..."
 
 
 def _fail(message: str, code: int) -> None:
     if "--debug" in sys.argv[1:]:
+        import traceback
+
         traceback.print_exc()
     print(message, file=sys.stderr)
     sys.exit(code)

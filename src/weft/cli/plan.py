@@ -13,10 +13,10 @@ import typer
 
 from weft.cli.files import check_file, write_file
 from weft.cli.run import Cache, CachePolicy, Compile, Features, Topology, Weave
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import finite
 from weft.core.lazy.names import gc_paused
-from weft.core.settings.spec_file import read_spec
 
 DOES_NOT_FIT = 4
 
@@ -61,7 +61,7 @@ def plan(
         ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="Also say what it takes over so many GPUs (of a CPU: ranks).", show_default="1")
+        int | None, typer.Option(help="Also predict a run over this many GPUs (on a CPU: ranks).", show_default="1")
     ] = None,
     order: Annotated[
         str | None,
@@ -86,8 +86,8 @@ def plan(
     if gpus is not None and gpus < 1:
         raise SpecError(f"--gpus {gpus}: must be at least 1")
     if order is not None and gpus is None:
-        raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several")
-    work = read_spec(spec, changes or [])  # a mistake in it is told before torch is loaded
+        raise SpecError(f"--order {order}: give --gpus as well; an order is of use over several GPUs only")
+    work = spec_of(spec, changes or [])  # a mistake in it is told before torch is loaded
     with gc_paused():
         from weft.dist.node_order import check_order
         from weft.engine.planning.explaining import explanation, schedules

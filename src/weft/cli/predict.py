@@ -105,7 +105,8 @@ def _write_npy(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
 def _write_csv(file: Any, ids: ndarray, values: ndarray, what: str) -> None:
     import numpy as np
 
-    several = [f"class_{c}" for c in range(values.shape[1])] if values.ndim == 2 else []
+    each = "value" if what == "classes" and values.dtype.kind == "f" else "class"
+    several = [f"{each}_{c}" for c in range(values.shape[1])] if values.ndim == 2 else []
     columns = ["class"] if values.ndim == 1 else ["value"] if len(several) == 1 else several
     file.write((",".join(["node", *columns]) + "\n").encode())
     whole = values.dtype.kind == "i"

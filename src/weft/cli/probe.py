@@ -14,6 +14,7 @@ from weft.core.errors import SpecError
 from weft.core.machine import Machine
 from weft.core.machine.processor import Processor
 from weft.core.units import show_bytes, show_seconds
+from weft.engine.probing.machine_load import MOST_BUSY, Look
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +49,17 @@ def probe(
     from weft.engine.base.device import choose_device  # loads torch, which --help can do without
     from weft.engine.base.machines import keep_probe
 
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), Look.here()
     found = measure(choose_device(device))
+    after = Look.here()
     kept = keep_probe(found)
     if out is not None:
         write_file(out, found.to_json())
     print(found.to_json() if json else describe(found))
     print(f"measured in {time.perf_counter() - begin:.1f} s, kept in {kept}", file=sys.stderr)
+    if before and after and after.others(before) > MOST_BUSY * after.cores:
+        taken = f"{after.others(before):.1f} of {after.cores} cores"
+        print(f"other processes took {taken} meanwhile: measure again once the machine is idle", file=sys.stderr)
 
 
 def measure(device: torch.device) -> Machine:

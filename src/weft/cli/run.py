@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.event import Event
 from weft.core.lazy.names import gc_paused
@@ -42,10 +43,10 @@ Compile = Annotated[
 PLACES = "gpu, host (pinned), cached (host, the most used also on the GPU) or disk (a saved graph's files)."
 Features = Annotated[
     str | None,
-    typer.Option(help=f"Of sampled training, where features lie: {PLACES}", show_default="the first that fits"),
+    typer.Option(help=f"Sampled training: where features are kept: {PLACES}", show_default="the first that fits"),
 ]
 Topology = Annotated[
-    str | None, typer.Option(help="Where the edges lie, in the same words.", show_default="the first that fits")
+    str | None, typer.Option(help="Where edges are kept; the same choices.", show_default="the first that fits")
 ]
 Cache = Annotated[
     str | None,
@@ -116,7 +117,7 @@ def run(
     compile: Compile = None,
     gpus: Annotated[int | None, typer.Option(help="Split the graph over so many GPUs.", show_default="1")] = None,
     ranks: Annotated[
-        int | None, typer.Option(help="Split the graph over so many processes on --device.", show_default="1")
+        int | None, typer.Option(help="Split the graph over this many processes on --device.", show_default="1")
     ] = None,
     features: Features = None,
     topology: Topology = None,
@@ -163,6 +164,7 @@ def run(
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
     work = _read(spec, changes or [], places, weave=weave, compile=compile)  # a mistake is told before torch is loaded
     with gc_paused():
+        from weft.engine.probing.start import is_wanted, start_probe
         from weft.engine.results.sweep_result import SweepResult
         from weft.engine.run import is_first_rank
         from weft.engine.run import run as train
@@ -173,6 +175,7 @@ def run(
     first = count == 1 or is_first_rank()
     shown = _progress(progress, json) if first else "none"
     live = shown in ("live", "plain")
+    probes = shown == "live" and is_wanted()  # for a person at a terminal; scripts are left no process behind
     if shown == "live" and not resume and not overwrite and not extend:
         resume, overwrite = _ask(folder)
     try:
@@ -208,6 +211,8 @@ def run(
         _conclude_sweep(result, folder, live)
     elif live:
         _show_summary(result, folder)
+    if probes and (told := start_probe(device)):
+        print(told, file=sys.stderr)
 
 
 def _run_on_cluster(
@@ -241,7 +246,7 @@ def _read(
 ) -> Task | Sweep | PlanReport:
     """What SPEC holds: a task, a sweep or, in a JSON file, a plan, which has decided everything already."""
     if spec.suffix != ".json":
-        return read_spec(spec, changes)
+        return spec_of(spec, changes)
     from weft.engine.planning.plan_file import read_plan
 
     asked = [f"--set {change}" for change in changes]

@@ -37,7 +37,7 @@ def serve(
     ] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no token; on loopback only.")] = False,
     policy: Annotated[
-        str, typer.Option(metavar="NAME", help="What starts when: see `weft queue simulate`.")
+        str, typer.Option(metavar="NAME", help="Policy that decides what starts; `weft queue simulate` compares them.")
     ] = "backfill",
     budget: Annotated[
         str | None,
@@ -65,7 +65,7 @@ def serve(
     quota: Annotated[int, typer.Option(metavar="N", help="Tasks per user that have not ended.")] = 10_000,
     checkpoint_seconds: Annotated[float, typer.Option(metavar="S", help="Between two checkpoints of a group.")] = 30.0,
     hang_seconds: Annotated[
-        float, typer.Option(metavar="S", help="Without progress, after which a worker is ended.")
+        float, typer.Option(metavar="S", help="Seconds without progress after which a worker is ended.")
     ] = 900.0,
     drain_seconds: Annotated[float, typer.Option(metavar="S", help="For running groups to save at the end.")] = 60.0,
     keep_days: Annotated[

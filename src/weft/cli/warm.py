@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.spec import spec_of
 from weft.core.errors import SpecError
 from weft.core.lazy.names import gc_paused
 from weft.core.models import BUILT_IN
-from weft.core.settings.spec_file import read_spec
 from weft.core.task import Task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def warm(
 
 
 def _tasks(spec: Path, changes: list[str]) -> list[Task]:
-    work = read_spec(spec, changes)
+    work = spec_of(spec, changes)
     return [work] if isinstance(work, Task) else work.tasks()
 
 

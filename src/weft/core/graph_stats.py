@@ -56,7 +56,7 @@ class GraphStats:
     feature_dtype: str = "float32"
     num_classes: int = 0
     multilabel: bool = False
-    regression: bool = False  # one number to predict per node, and no classes
+    regression: bool = False  # num_classes numbers to predict per node, and no classes
     symmetric: bool = False
     weighted: bool = False
     num_relations: int = 0

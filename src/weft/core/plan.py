@@ -13,7 +13,6 @@ from weft.core.placement import Placement, on_device
 from weft.core.stage import Stage, full_graph_stages
 from weft.core.task import Task
 
-JOINS = ("solo", "stacked", "concurrent", "woven")
 # Edges from which on a kernel fills a GPU by itself: on the arxiv shape (2.3 M) an H200 gained nothing from several
 # stacks at once, on pubmed's (0.1 M) they were 1.4 times as fast as in turn.
 FILLS_DEVICE = 1 << 20

@@ -98,7 +98,7 @@ def reordered_graph(graph: Graph, order: Tensor) -> Graph:
     y = None if graph.y is None else graph.y[order]
     adj = reordered(graph.adj, order)
     about = {"name": graph.name, "num_classes": graph.num_classes, "num_relations": graph.num_relations}
-    return Graph(adj, x, y, **splits, relation=adj.relation, **about)
+    return Graph(adj, x, y, **splits, relation=adj.relation, numbers=graph.regression, **about)
 
 
 def _rows_of(matrix: Adjacency, order: Tensor) -> Adjacency:

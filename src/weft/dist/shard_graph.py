@@ -34,7 +34,7 @@ class ShardGraph(Graph):
         splits = {name: _inside(getattr(whole, name), low, high).to(device) for name in SPLITS}
         x = None if whole.x is None else _rows(whole.x, low, high, device)
         y = None if whole.y is None else whole.y[low:high].to(device)
-        super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes)
+        super().__init__(adj, x, y, **splits, name=whole.name, num_classes=whole.num_classes, numbers=whole.regression)
         self._stats = whole.stats()
         self.first_row, self.num_train = low, whole.train.numel()
 

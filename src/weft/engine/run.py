@@ -44,7 +44,8 @@ from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.training.decisions import CHECKPOINT_SECONDS, DriverOptions
 from weft.engine.training.event_source import Broadcast, Listener, SweepEvents, TaskEvents
-from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.job import Job
+from weft.engine.training.job_options import JobOptions
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import REPORT, RunFolder, SweepFolder
 from weft.engine.training.running_report import RunningReport
@@ -110,7 +111,7 @@ def run(
     take on the device (``"24GiB"``; None: what is free there); what cannot keep within is refused before it begins.
     ``weave``: whether tasks of different structure are merged into one step with shared kernels, which takes up to half
     a minute to compile; None: on a GPU that they do not fill they train beside each other, False: in turn.
-    ``compile``: whether Inductor fuses what lies between Weft's operators, in modules of one's own above all; None: on
+    ``compile``: whether Inductor fuses what lies between Weft's operators, in users' modules above all; None: on
     a GPU, where the plan expects it to repay.
     ``ranks``: how many processes share the graph, each with about as many edges: GPUs of this host (``device="cuda"``),
     one GPU (``"cuda:0"``) or the CPU. This process is one of them. A checkpoint of some ranks is resumed by any number.
@@ -157,13 +158,13 @@ def run(
     if count > 1 and not is_first_rank():
         out, resume, on_event, progress = None, False, None, False
     with ExitStack() as stack:
+        folder = None if out is None else _folder(Path(out), work, resume or overwrite, extend)
+        if folder is not None:
+            stack.callback(folder.close)
         display = display_for(progress, several=isinstance(work, Sweep))
         shown = [] if display is None else [stack.enter_context(display)]
         if target.type == "cuda":
             stack.enter_context(torch.cuda.device(target))
-        folder = None if out is None else _folder(Path(out), work, resume or overwrite, extend)
-        if folder is not None:
-            stack.callback(folder.close)
         stack.enter_context(process_state(Needs.of(tasks, target, limit), target))
         emit = _broadcast(shown, folder, resume, on_event)
         make_job: MakeJob = Job

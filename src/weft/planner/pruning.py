@@ -1,9 +1,9 @@
 """Pruning: decide which members of a sweep to stop early.
 
 A policy is a callable ``policy(epoch, scores, running) -> names``. ``scores`` has the validation metric (higher is
-better; of an error its negative) of every member that has begun on the same graph, one value an evaluated epoch up to
-``epoch``; members that ended earlier keep what they had. ``running`` are the names that may be returned. It is called
-every ``policy.every`` epochs.
+better; of an error its negative) of every member that has begun on the same graph, one value per evaluated epoch
+up to ``epoch``; members that ended earlier keep what they had. ``running`` are the names that may be returned. It is
+called every ``policy.every`` epochs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from weft.core.graph_stats import GraphStats
 from weft.core.settings.fanout import show_hop
 from weft.core.stage import Stage
 from weft.core.task import Task
-from weft.core.units import show_bytes
 
 QUEUE_DEPTH = 2  # finished batches that wait behind a stage
 
@@ -38,8 +37,3 @@ def stages_of(task: Task, device: str) -> tuple[Stage, ...]:
 def may_sample(task: Task) -> bool:
     """Whether the choice is left to the plan, and Weft can sample for the model."""
     return task.mode == "auto" and not task.sampled and task.traits is not None and task.norm != "batch"
-
-
-def why_sampled_instead(needed: int, room: int) -> str:
-    """Why a plan samples though the task left it open."""
-    return f"sampled, because the whole graph in every step needs {show_bytes(needed)} of {show_bytes(room)}"

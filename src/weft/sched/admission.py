@@ -7,10 +7,10 @@ for tasks. CoGNN multiplies its estimates by 1.15 to cover temporary tensors tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.core.units import show_bytes
-from weft.sched.queue_state import Decision, DeviceState, MachineState, QueuedTask, RunningGroup
+from weft.sched.queue_state import DeviceState, MachineState, QueuedTask, RunningGroup
 from weft.sched.task_queue import TaskQueue
 
 SAFETY_THRESHOLD = 1.15
@@ -24,11 +24,6 @@ def needed_bytes(predicted: int, safety: float = SAFETY_THRESHOLD) -> int:
 def free_bytes(device: DeviceState, running: Iterable[RunningGroup]) -> int:
     """What the groups on ``device`` leave for others."""
     return device.task_bytes - sum(group.bytes for group in running if group.device == device.name)
-
-
-def is_safe(device: DeviceState, running: Iterable[RunningGroup], extra: int) -> bool:
-    """Whether ``extra`` bytes fit on ``device`` beside what runs there."""
-    return extra <= free_bytes(device, running)
 
 
 def refusals(queue: TaskQueue, machine: MachineState, safety: float = SAFETY_THRESHOLD) -> dict[str, str]:
@@ -61,12 +56,7 @@ def lacks_bytes(needed: int, free: int, device: str) -> str:
     return f"needs {show_bytes(needed)}, and {device} has {show_bytes(max(free, 0))} free"
 
 
-def waiting_reason(task: str, queue: TaskQueue, decision: Decision) -> str:
-    """Why a queued task is not running, in one sentence: its dependencies first, then the policy's reason."""
-    if task in decision.refuse:
-        return decision.refuse[task]
-    blockers = queue.blocked_by(task)
-    if blockers:
-        more = f" and {len(blockers) - 3} more" if len(blockers) > 3 else ""
-        return f"waits for {', '.join(map(repr, blockers[:3]))}{more} to be done"
-    return decision.reason(task)
+def waits_for(tasks: Sequence[str]) -> str:
+    """Why a task waits for those that it depends on."""
+    more = f" and {len(tasks) - 3} more" if len(tasks) > 3 else ""
+    return f"waits for {', '.join(map(repr, tasks[:3]))}{more} to be done"

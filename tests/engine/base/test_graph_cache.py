@@ -37,7 +37,7 @@ def test_an_edge_to_a_node_that_is_not_there(tmp_path, value, model):
 @pytest.mark.parametrize(
     ("array", "position", "value", "kind", "words"),
     [
-        ("indptr", 5, 10**6, {}, "offsets never fall"),
+        ("indptr", 5, 10**6, {}, "offsets must not decrease"),
         ("x_indices", 3, 99, {"sparse": True}, r"x_indices\[3\] = 99 is out of range: feature ids"),
         ("train", 0, NODES, {}, rf"train\[0\] = {NODES} is out of range"),
         ("y", 4, 17, {}, r"y has a class outside 0..2"),

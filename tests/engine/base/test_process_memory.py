@@ -44,6 +44,14 @@ def test_small_blocks_leave_holes_and_large_ones_do_not():
     assert process_bytes(program(MIB), program(9 * MIB)) == BESIDE + MIB + int(small * 9 * MIB)
 
 
+def test_a_heap_stays_beside_what_is_mapped_later():
+    values = (Value(MIB, "weight"), Value(20 * MIB, "activation"), Value(64 * MIB, "activation"))
+    first, then = Operator("one", "forward", (0,), (1,)), Operator("two", "forward", (0,), (2,))
+    _, middle, mapped = (times for *_, times in KINDS)
+    found = process_bytes(Program(values, (first, then), (0,)))  # the two are never alive together
+    assert found == BESIDE + MIB + int(middle * 20 * MIB + mapped * 64 * MIB)
+
+
 def test_freed_memory_is_given_back():
     parts = [np.ones(MIB // 2, dtype=np.uint8) for _ in range(200)]
     kept = parts[::50]
@@ -93,7 +101,7 @@ def test_a_budget_on_a_cpu_is_told_for_what_it_is():
             notes.append(event.data["message"])
 
     weft.run(weft.Task(graph="demo", epochs=1, hidden=8), device="cpu", budget="64MiB", progress=False, on_event=listen)
-    assert "is of what the training adds; the process will take about" in notes[0]
+    assert "covers what training adds; the process will take about" in notes[0]
     notes.clear()
     weft.run(weft.Task(graph="demo", epochs=1, hidden=8), device="cpu", budget="64GiB", progress=False, on_event=listen)
     assert not any("budget" in note for note in notes)

@@ -129,7 +129,9 @@ def test_ends_and_notes():
 
 @pytest.mark.parametrize("kind", ["checkpoint", "finish", "interrupted", "failed"])
 def test_events_that_it_does_not_show(kind):
-    LiveTable(Console(file=io.StringIO()))(Event(kind, "s", {}))
+    console = Console(file=io.StringIO())
+    LiveTable(console)(Event(kind, "s", {}))
+    assert console.file.getvalue() == ""
 
 
 @pytest.mark.parametrize("kind", ["paused", "resumed", "preempted"])

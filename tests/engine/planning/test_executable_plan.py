@@ -115,8 +115,10 @@ def test_objects_are_run_where_they_were_planned():
 
 
 def test_settings_of_members_are_not_written_with_every_member(here):
-    weft.run(weft.plan(sweep(), machine="cpu"), out=here / "out", **QUIET)
-    for file in (here / "out").glob("tasks/*/result.json"):
+    result = weft.run(weft.plan(sweep(), machine="cpu"), out=here / "out", **QUIET)
+    files = list((here / "out").glob("tasks/*/result.json"))
+    assert len(files) == len(list(result)) > 1
+    for file in files:
         assert "tasks" not in json.loads(file.read_text())["plan"]
 
 

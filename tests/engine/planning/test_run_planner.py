@@ -86,7 +86,7 @@ def test_a_budget_that_is_enough(graph):
 
 
 class Stubborn(nn.Module):
-    """A model that cannot be followed: it wants its numbers on the host, and there is no small graph for it either."""
+    """A model without a dry run: it wants its numbers on the host, and there is no small graph for it either."""
 
     def __init__(self, inputs, outputs):
         super().__init__()

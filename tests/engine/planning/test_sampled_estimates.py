@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from weft.core.sweep import Sweep
-from weft.engine.base.home import home
+from weft.engine.base.home import STEPS, home
 from weft.engine.planning import sampled_estimates as following
 from weft.engine.planning.plan_report_builder import plan
-from weft.engine.planning.step_memory import FOLDER
 from weft.runtime import dry_run
 
 SWEEP = Sweep("shape:cora", model=["gcn", "sage"], hidden=[8, 16, 64], norm="layer", seed=range(4), epochs=10)
@@ -34,7 +33,7 @@ def test_few_tasks_are_all_followed(followed):
 def test_many_tasks_are_extrapolated_from_some(followed, monkeypatch):
     exact = plan(SWEEP, machine="cpu")
     followed.clear()
-    shutil.rmtree(home() / FOLDER)  # the steps that are remembered
+    shutil.rmtree(home() / STEPS)  # the steps that are remembered
     monkeypatch.setattr(following, "MAX_TASKS_TO_DRY_RUN", 8)
     monkeypatch.setattr(following, "MAX_DRY_RUNS", 8)
     monkeypatch.setattr(following, "MAX_SOLO_DRY_RUNS", 2)

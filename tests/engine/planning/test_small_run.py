@@ -12,9 +12,8 @@ from torch import nn
 import weft
 from tests.graphs_for_tests import tiny_graph
 from weft.engine.base.graph_cache import Graphs
-from weft.engine.base.home import home
+from weft.engine.base.home import STEPS, home
 from weft.engine.planning.run_planner import RunPlanner
-from weft.engine.planning.step_memory import FOLDER
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.machine_profiles import profile
 from weft.runtime import dry_run
@@ -88,7 +87,7 @@ def test_a_run_knows_what_was_planned(followed):
 def test_a_step_that_cannot_be_read_is_captured_again(followed):
     task = weft.Task(graph="shape:cora")
     weft.plan(task, machine="h200")
-    (kept,) = (home() / FOLDER).iterdir()
+    (kept,) = (home() / STEPS).iterdir()
     kept.write_bytes(kept.read_bytes()[:100])
     weft.plan(task, machine="h200")
     kept.write_bytes(gzip.compress(json.dumps({"step": {}}).encode()))
@@ -104,4 +103,4 @@ def test_a_registered_model_is_not_remembered(followed):
 
     with weft.nn.register_model(replace(traits, name="mine"), weft.nn.GCN):
         weft.plan(weft.Task(graph="shape:cora", model="mine"), machine=profile("h200"))
-    assert not (home() / FOLDER).exists()
+    assert not (home() / STEPS).exists()

@@ -132,6 +132,13 @@ def test_members_that_failed_are_there_without_a_model(saved, tmp_path):
     assert [member.status for member in loaded] == ["finished", "diverged"]
 
 
+def test_numbers_to_predict_have_a_column_each(tmp_path):
+    from weft.cli.predict import _write
+
+    _write(tmp_path / "p.csv", np.arange(2), np.array([[0.5, 1.0], [2.0, -3.0]], dtype="float32"), "classes")
+    assert (tmp_path / "p.csv").read_text() == "node,value_0,value_1\n0,0.5,1\n1,2,-3\n"
+
+
 def test_predicting_from_a_shell(saved, tmp_path, monkeypatch, capsys):
     from weft.cli.main import main
 

@@ -8,7 +8,7 @@ import torch
 import weft
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
-from tests.runtime.loop.test_plain_torch import focal, regression_graph, two, two_right
+from tests.runtime.loop.test_plain_torch import focal, regression_graph, several_numbers, two, two_right
 
 QUICK = {"device": "cpu", "progress": False}
 FUNCTIONS = """
@@ -171,7 +171,7 @@ REFUSED = {
     ),
     "no optimizer": ({"optimizer": lambda ps: 3}, "gave int; expected a torch.optim.Optimizer"),
     "no such parameter": ({"param_groups": {"conv1.*": {"lr": 1}}}, "is the group of no parameter of gcn; they are"),
-    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may have lr and weight_decay"),
+    "no such group setting": ({"param_groups": {"*": {"momentum": 1}}}, "may set lr and weight_decay"),
     "weights": ({"class_weights": [1, 2]}, "2 numbers for 3 classes"),
     "weights of a function": ({"class_weights": [1, 2, 3], "objective": focal}, "class_weights.* would have no effect"),
     "numbers of classes": ({"objective": "mse"}, "objective='mse' does not suit graph .* one class per node"),
@@ -184,7 +184,7 @@ REFUSED = {
     "no factor": ({"schedule": lambda epoch: -1}, r"schedule <lambda>\(0\) is -1; expected a factor"),
     "a plateau of torch": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)},
-        "gave ReduceLROnPlateau, not a scheduler of epochs alone",
+        "gave ReduceLROnPlateau, not a scheduler that needs the epoch alone",
     ),
     "momentum by schedule": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)},
@@ -259,6 +259,40 @@ def test_numbers_are_predicted():
     assert result.predict().shape == (graph.num_nodes, 1)
     error = (result.predict(nodes="val").squeeze(1) - graph.y[graph.val]).square().mean()
     assert float(error) == pytest.approx(result.metrics["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("how", [{}, {"mode": "sampled", "fanout": (3, 3), "batch": 8}])
+def test_several_numbers_are_predicted(tmp_path, how):
+    graph = several_numbers()
+    result = weft.run(quick(graph, epochs=2, **how), out=tmp_path / "run", **QUICK)
+    assert result.metrics["objective"] == "mse"
+    assert result.predict().shape == (graph.num_nodes, 3)
+    error = (result.predict(nodes="val") - graph.y[graph.val]).square().mean()
+    assert float(error) == pytest.approx(result.metrics["val_loss"], rel=1e-4)
+    again = weft.load_result(tmp_path / "run", graph=graph)
+    assert torch.equal(again.predict(), result.predict())
+    with pytest.raises(weft.SpecError, match="objective='mse' has no probabilities"):
+        result.predict_proba()
+
+
+class Wide(torch.nn.Module):
+    def __init__(self, i, o):
+        super().__init__()
+        self.last = torch.nn.Linear(i, 7)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"model": Wide}, r"returned shape \[60, 7\]; expected logits \[60, 3\]: .* one column per number to predict"),
+    ({"objective": "multiclass"}, "which has 3 numbers to predict per node; use 'mse' or 'mae' or 'huber'"),
+    ({"metric": "accuracy"}, "which has 3 numbers to predict per node; use mse, mae or r2"),
+    ({"class_weights": (1.0, 2.0, 3.0)}, "class_weights are for multiclass objectives"),
+])  # fmt: skip
+def test_what_does_not_suit_several_numbers(settings, words):
+    with pytest.raises(weft.SpecError, match=words):
+        weft.run(weft.Task(graph=several_numbers(), epochs=2, **settings), **QUICK)
 
 
 def test_an_auxiliary_loss_is_no_part_of_a_prediction():

@@ -118,6 +118,7 @@ def test_a_checkpoint_that_cannot_be_written_on_the_way_is_tried_again(tmp_path)
     assert session.checkpoint is not None
     assert len(notes) == 2
     assert notes[0].startswith(f"no checkpoint after epoch {tries[0]}: cannot write to run: No space left on device; ")
+    assert notes[1] == f"checkpoints are written again, after epoch {tries[2]}"
     last = make_session(tmp_path / "run")
     last._save_to = lambda group, about: tries.clear() or full_at_first(group, about)
     with pytest.raises(TrainingError, match="No space left"):

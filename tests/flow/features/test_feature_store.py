@@ -8,7 +8,7 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import InputError
 from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
-from weft.flow.features.cache_policy import cache_budget
+from weft.flow.features.cache_policy import count_reads
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 
@@ -104,12 +104,6 @@ def test_policies_keep_within_their_budget(name, budget):
     assert torch.equal(store.read(IDS), graph.x[IDS.long()])
 
 
-def test_the_cache_takes_what_training_leaves():
-    assert cache_budget(1000, [300, 500, 200]) == 400
-    assert cache_budget(1000, [300], reserve=0.5) == 200
-    assert cache_budget(1000, [2000]) == 0
-
-
 def test_degree_prefers_frequent_neighbours():
     graph = random_graph()
     counts = torch.bincount(graph.adj.indices, minlength=NODES)
@@ -122,6 +116,20 @@ def test_presampling_prefers_what_batches_read():
     chosen = ByPresampling(made).choose(random_graph(), 24, 240).features
     assert set(chosen.tolist()) <= set(torch.cat([b.input_nodes for b in made]).tolist())
     assert set(range(10)) == set(chosen.tolist())  # the seeds are in every batch
+
+
+def test_what_no_batch_reads_is_not_kept():
+    made = [NeighbourSampler(random_graph(), [2]).sample(torch.arange(5), 0, 0)]
+    read = set(made[0].input_nodes.tolist())
+    assert len(read) < NODES
+    assert set(ByPresampling(made).choose(random_graph(), 24, 10**9).features.tolist()) == read
+
+
+def test_lists_are_read_of_the_nodes_that_a_hop_samples_for():
+    made = batches()
+    features, lists = count_reads(made, NODES)
+    assert features.sum() == sum(batch.input_nodes.numel() for batch in made)
+    assert lists.sum() == sum(block.num_dst for batch in made for block in batch.blocks)
 
 
 def test_benefit_density_divides_one_budget():

@@ -20,6 +20,7 @@ def test_by_hand():
 def test_the_graph_bounds_it():
     assert capacity((15, 10, 5), 1024, 2000).nodes == 2000
     assert capacity((-1,), 5, 100).nodes == 100
+    assert capacity((3,), 10, 4).nodes == 10  # seeds may be given twice
 
 
 def test_no_batch_exceeds_it():

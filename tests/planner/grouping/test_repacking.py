@@ -14,6 +14,12 @@ def test_half_of_a_long_training_leaves_and_the_end_of_a_short_one_does_not():
     assert not pays_to_leave(1, 8, epochs_left=1000, pace=pace, prepare_seconds=1.0)
 
 
+def test_what_is_saved_must_exceed_what_it_costs_by_a_margin():
+    pace = Pace().after(4, 1.0)  # a quarter of a second per member and epoch
+    assert not pays_to_leave(1, 4, 4, pace, 1.0 / 1.4)
+    assert pays_to_leave(1, 4, 4, pace, 1.0 / 1.6)
+
+
 def test_nobody_and_everybody_stay():
     pace = Pace().after(4, 1.0)
     assert not pays_to_leave(0, 4, 1000, pace, 0.0)
@@ -32,7 +38,7 @@ def test_a_device_that_is_not_full_gains_nothing_by_it():
 
 
 def test_the_slope_is_found_and_bounded():
-    pace = Pace().after(8, 0.011).after(4, 0.007)  # 0.003 of its own and 0.001 a member
+    pace = Pace().after(8, 0.011).after(4, 0.007)  # 0.003 of its own and 0.001 per member
     assert pace.marginal(4) == pytest.approx(0.001)
     odd = Pace().after(8, 0.100).after(4, 0.001)
     assert odd.marginal(4) == pytest.approx(0.001 / 4), "more than everybody's share cannot be won"

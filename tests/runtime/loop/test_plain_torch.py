@@ -14,6 +14,7 @@ from tests.stacks import start
 from weft.core.settings.callback import Callback
 from weft.core.task import Task
 from weft.graph import Graph
+from weft.runtime.step.outcome.metrics import mae, mse, r2
 
 LR = {"lr": 0.05}
 
@@ -187,6 +188,40 @@ def test_regression_is_that_of_torch(name):
     torch.testing.assert_close(torch.tensor(history["val_loss"]), torch.tensor(plain[1]), rtol=2e-5, atol=2e-6)
     for key, weight in plain[2].items():
         torch.testing.assert_close(mine[key], weight, rtol=1e-4, atol=5e-6)
+
+
+def several_numbers() -> Graph:
+    """Three numbers to predict per node."""
+    graph = tiny_graph()
+    y = graph.x @ torch.linspace(-1, 1, 3 * graph.num_features).view(-1, 3).roll(1, 1) + 0.5
+    splits = {"train": graph.train, "val": graph.val, "test": graph.test}
+    return Graph.from_edges(*graph.edge_index(), x=graph.x, y=y, name="numbers", **splits)
+
+
+@pytest.mark.parametrize("name", ["mse", "mae", "huber"])
+def test_regression_of_several_numbers_is_that_of_torch(name):
+    graph = several_numbers()
+    assert (graph.regression, graph.num_classes) == (True, 3)
+    losses = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": lambda a, b: F.huber_loss(a, b, delta=0.3)}
+    plain = train_plainly(graph, loss=lambda out, y, rows: losses[name](out[rows], y[rows]))
+    settings = {"objective": name} | ({"huber_delta": 0.3} if name == "huber" else {})
+    group, history, mine = trained(graph, **settings)
+    assert group.stacks[0].metric == "r2"
+    torch.testing.assert_close(torch.tensor(history["loss"]), torch.tensor(plain[0]), rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(torch.tensor(history["val_loss"]), torch.tensor(plain[1]), rtol=2e-5, atol=2e-6)
+    for key, weight in plain[2].items():
+        torch.testing.assert_close(mine[key], weight, rtol=1e-4, atol=5e-6)
+
+
+def test_metrics_of_several_numbers():
+    target = torch.tensor([[1.0, 5.0, 0.0], [2.0, 5.0, 2.0], [4.0, 5.0, 1.0]])
+    output = target + torch.tensor([[0.5, 1.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    assert float(mse(output, target)) == pytest.approx(float(F.mse_loss(output, target)))
+    assert float(mae(output, target)) == pytest.approx(float(F.l1_loss(output, target)))
+    first, last = 1 - 0.25 / ((target[:, 0] - 7 / 3).square().sum()), 1 - 1 / 2
+    assert float(r2(output, target)) == pytest.approx(float(first + last) / 2)  # the second number never differs
+    assert r2(output[None, :, 1:2], target[:, 1:2]).isnan().all()
+    assert r2(torch.stack([output, target]), target).shape == (2,)
 
 
 def test_metrics_of_numbers():

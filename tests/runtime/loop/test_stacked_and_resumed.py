@@ -7,7 +7,7 @@ import torch
 
 from tests.graphs_for_tests import tiny_graph
 from tests.runtime.loop.plain_loop import Net
-from tests.runtime.loop.test_plain_torch import decayed, focal, regression_graph
+from tests.runtime.loop.test_plain_torch import decayed, focal, regression_graph, several_numbers
 from tests.runtime.test_sampled import group_of
 from tests.stacks import start
 from weft.core.compatibility import stack_obstacle
@@ -127,8 +127,9 @@ def test_torch_optimizers_train_side_by_side():
         torch.testing.assert_close(rows_of(together)[place], rows_of(alone)[0], rtol=0, atol=0)
 
 
-def test_regression_stacks():
-    graph = regression_graph()
+@pytest.mark.parametrize("make", [regression_graph, several_numbers])
+def test_regression_stacks(make):
+    graph = make()
     tasks = [
         Task(graph=graph, hidden=8, epochs=EPOCHS, objective="huber", huber_delta=delta, metric="mae", dropout=0.0)
         for delta in (0.1, 2.0)

@@ -264,6 +264,11 @@ def test_attention_with_dropout_is_converted_only_for_who_asks():
         torch.testing.assert_close(one.model(GRAPH.x, GRAPH.edge_index()), one.predict_logits(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_plan_says_that_masks_change():
+    plan = weft.plan(weft.Task(graph=GRAPH, model=DropsCoefficients, convert=True), machine="h200").plans[0]
+    assert "2 GATConv of PyG to be converted, if that changes no number but masks of attention" in plan.why
+
+
 def test_who_asks_hears_of_every_layer_that_is_kept():
     class Transformer(nn.Module):
         def __init__(self, i, o):

@@ -512,6 +512,14 @@ def test_state_that_no_checkpoint_holds_is_refused_when_resumed(tmp_path, monkey
         run(task, out=tmp_path / "out", resume=True)
 
 
+@pytest.mark.parametrize("model", [ClampedLater, ClampedLaterInBackward])
+def test_weights_that_a_module_changes_itself_are_not_compiled(model):
+    notes = []
+    collect = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
+    run(tasks_of(model, range(1), epochs=2), compile=True, on_event=collect)
+    assert "the step is not compiled: it changes its own weights" in notes
+
+
 @pytest.mark.parametrize("model", [ClampedInPlace, ClampedData, ClampedLater, MaxNorm, ClampedLaterInBackward])
 def test_weights_that_a_module_changes_itself_are_refused_where_they_are_copies(model):
     with pytest.raises(weft.SpecError, match="changes its own weights when it is called; only precision='fp32'"):

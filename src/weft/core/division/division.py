@@ -1,4 +1,4 @@
-"""Division: how the batches of an epoch are divided between the host and what trains, and the buffers between them."""
+"""Division: how the batches of an epoch are divided between the host and the trainer, and the buffers between them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from weft.core.errors import SpecError
 
 @dataclass(frozen=True)
 class Division:
-    """Overlaps of batches: ``device_batches`` that what trains prepares itself, then ``host_batches`` of the host.
+    """Overlaps of batches: ``device_batches`` that the trainer prepares itself, then ``host_batches`` of the host.
 
     ``workers`` threads of the host prepare batches; ``host_buffer``: how many the host may have begun and not yet
     handed to the bus; ``device_buffer``: how many may lie on the device ahead of the one that is trained.
-    ``takes_over``: what trains may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
+    ``takes_over``: the trainer may prepare a batch that the host has not begun, rather than idle. ``trainer``: the
     hardware that trains. ``beside``: it prepares while it trains, so that there are no phases of filling and flushing,
     and the batches of the two sides alternate. ``buckets``: how many sizes the batches of captured steps are padded to
     (:mod:`weft.core.batches.buckets`).
@@ -60,7 +60,7 @@ class Division:
 
     @property
     def device_share(self) -> float:
-        """Share of the batches that what trains prepares itself."""
+        """Share of the batches that the trainer prepares itself."""
         return self.device_batches / self.overlap
 
     @property
@@ -74,7 +74,7 @@ class Division:
         return "dual buffer" if self.divided else "pipeline" if self.host_batches else "sequential"
 
     def on_device(self, place: int) -> bool:
-        """Whether what trains prepares the batch at ``place``, counted from the first of this run."""
+        """Whether the trainer prepares the batch at ``place``, counted from the first of this run."""
         if not self.beside:
             return place % self.overlap < self.device_batches
         before, after = (one * self.device_batches // self.overlap for one in (place, place + 1))

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from weft.core.errors import SpecError
 
 PHASES = ("batching", "transfer", "training")
-HOST, BUS = "cpu", "pcie"  # who prepares batches in host memory, and what carries them to what trains
+HOST, BUS = "cpu", "pcie"  # who prepares batches in host memory, and what carries them to the trainer
 
 
 @dataclass(frozen=True)
 class Operator:
     """``name`` does ``phase`` on ``hardware`` and occupies every resource of ``occupies`` while it runs.
 
-    Batching is sampling and, on the host, gathering; transfer brings features to what trains.
+    Batching is sampling and, on the host, gathering; transfer brings features to the trainer.
     """
 
     phase: str
@@ -42,7 +42,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Route:
-    """How a batch reaches what trains: who begins it, and the operators before training in their order."""
+    """How a batch reaches the trainer: who begins it, and the operators before training in their order."""
 
     hardware: str
     operators: tuple[Operator, ...]
@@ -91,11 +91,11 @@ class Registry:
         return found
 
     def host_route(self) -> Route | None:
-        """Batching on the host, then a copy to what trains; None unless both are registered."""
+        """Batching on the host, then a copy to the trainer; None unless both are registered."""
         return _route(HOST, self.find("batching", HOST), self.find("transfer", BUS))
 
     def device_route(self, trainer: str) -> Route | None:
-        """Batching by what trains itself; None unless it has an operator for that."""
+        """Batching by the trainer itself; None unless it has an operator for that."""
         batching, transfer = self.find("batching", trainer), self.find("transfer", trainer)
         return None if batching is None else _route(trainer, *filter(None, (batching, transfer)))
 

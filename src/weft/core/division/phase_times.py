@@ -48,7 +48,7 @@ class PhaseTimes:
 
     ``batching_cpu`` is of one worker with no other at work; with w workers each takes ``1 + crowding * (w - 1)`` times
     as long. ``interference[a][b]``: how many times as long phase a takes while phase b runs (1 if not given).
-    ``bytes``: of one prepared batch. ``captured``: phases of what trains where it prepares all batches, in captured
+    ``bytes``: of one prepared batch. ``captured``: phases of the trainer where it prepares all batches, in captured
     steps: without the launches of kernels one by one.
     """
 
@@ -87,7 +87,7 @@ class PhaseTimes:
         return replace(self, phases=phases, captured=captured)
 
     def for_one_side(self) -> PhaseTimes:
-        """Where what trains prepares all batches: its phases as captured steps have them."""
+        """Where the trainer prepares all batches: its phases as captured steps have them."""
         return replace(self, phases={**self.phases, **self.captured}) if self.captured else self
 
     def to_dict(self) -> dict[str, Any]:

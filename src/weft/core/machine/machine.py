@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """The kind of what trains: ``"cuda"`` or ``"cpu"``."""
+        """The kind of the trainer: ``"cuda"`` or ``"cpu"``."""
         return self.primary.kind
 
     def link(self, kind: str, origin: str, target: str) -> Link | None:
@@ -60,7 +60,7 @@ class Machine:
         return Machine(name, self.host, (), kept, self.measured)
 
     def with_device(self, **changes: Any) -> Machine:
-        """The same machine with other numbers for what trains."""
+        """The same machine with other numbers for the trainer."""
         if not self.devices:
             return self.with_host(**changes)
         return replace(self, devices=(replace(self.devices[0], **changes), *self.devices[1:]))
@@ -69,11 +69,11 @@ class Machine:
         """The same machine with other numbers for its host."""
         return replace(self, host=replace(self.host, **changes))
 
-    # ---- numbers of what trains ----------------------------------------------------------------------
+    # ---- numbers of the trainer ----------------------------------------------------------------------
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of what trains."""
+        """Memory of the trainer."""
         return self.primary.memory_bytes
 
     @property
@@ -123,7 +123,7 @@ class Machine:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether what trains has units for bfloat16."""
+        """Whether the trainer has units for bfloat16."""
         return self.primary.has_bf16
 
     @property
@@ -153,7 +153,7 @@ class Machine:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Where the numbers of what trains are from."""
+        """Where the numbers of the trainer are from."""
         return self.primary.sources
 
     def gather_rate(self, row_bytes: float, cached: bool) -> float:

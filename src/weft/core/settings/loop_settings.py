@@ -59,8 +59,8 @@ def check_group_settings(label: str, groups: Mapping[str, Mapping[str, Any]]) ->
             if name not in GROUP_SETTINGS:
                 known = " and ".join(GROUP_SETTINGS)
                 raise SpecError(
-                    f"task {label!r}: param_groups[{pattern!r}] has {name!r}; of its own a group of Weft's optimizers "
-                    f"may have {known}; a torch.optim class takes all that it knows"
+                    f"task {label!r}: param_groups[{pattern!r}] has {name!r}; a group of Weft's own optimizers may "
+                    f"set {known}; that of a torch.optim class, whatever the class takes"
                 )
             if not _is_number(value) or value < 0:
                 raise SpecError(f"task {label!r}: param_groups[{pattern!r}]: {name}={value!r} must be at least 0")

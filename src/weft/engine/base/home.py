@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 
 HOME_VARIABLE = "WEFT_HOME"
+STEPS = "steps"  # captured by dry runs
 PROBE, CALIBRATION, THROUGHPUT = "probe.json", "calibration.json", "throughput.json"
+STARTED = "probe.started"  # beside the probe: one is under way in the background
 
 
 def home() -> Path:

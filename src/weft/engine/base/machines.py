@@ -33,7 +33,7 @@ from weft.planner.machine_profiles import PROFILES, assumed_host, closest_profil
 Given = Machine | str | os.PathLike[str] | None
 
 FP32_LANES = 128  # of a multiprocessor; 64 on older ones
-NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes")  # of what trains
+NO_RATES = ("name", "sources", "memory_bytes", "context_bytes", "workspace_bytes")  # of the trainer
 
 
 def find_machine(given: Given = None) -> Machine:
@@ -124,7 +124,7 @@ def _by_properties(name: str, device: torch.device) -> Machine:
         ghz=ghz,
         flops=(fp32, 2 * fp32 if said.major >= 8 else fp32, 4 * fp32 if said.major >= 8 else fp32),
         pcie=13e9,
-        source="what the device says of itself; `weft probe` measures it",
+        source="as the device reports; `weft probe` measures it",
         host=_this_host(),
     )
 

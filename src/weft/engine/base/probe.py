@@ -1,5 +1,4 @@
-"""Measure this machine: what its CPUs and its GPU copy, gather, multiply and launch per second, what they hold, and
-how fast bytes go between them and from the disk.
+"""Measure this machine: rates of its CPUs and its GPU, their memory, and the bandwidth between them and from the disk.
 
 Gathers are measured with Weft's own SpMM on a random graph of equal degrees, from memory and from the cache, since
 that is the kernel whose time they predict. Every figure is the first quartile of repeated calls after a warm one:

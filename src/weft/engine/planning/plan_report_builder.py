@@ -172,7 +172,9 @@ def _notes(
     if rough:
         notes.append(f"{rough} of {len(groups)} groups are extrapolated from others: their bytes and seconds are rough")
     if not machine.measured:
-        notes.append(f"rates of {machine.name!r} are a profile's, not measured there: `weft probe` measures a machine")
+        notes.append(
+            f"rates of {machine.name!r} come from a named profile, not from that machine: `weft probe` measures one"
+        )
     if calibration is None or not calibration.known:
         notes.append("times are not corrected by runs on this machine yet: `weft probe --learn RUNS` does that")
     else:

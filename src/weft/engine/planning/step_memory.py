@@ -23,10 +23,9 @@ from weft.core.plan import Plan
 from weft.core.program import Program
 from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.base.code_digest import code_digest
-from weft.engine.base.home import home
+from weft.engine.base.home import STEPS, home
 from weft.ops.launch.device_limits import DeviceLimits
 
-FOLDER = "steps"
 MOST_FILES = 256  # of about 20 KB; the oldest go
 PLAN_FIELDS = ("join", "device", "replay", "first_layer", "row_order", "mode", "stacks", "places", "division")
 
@@ -93,7 +92,7 @@ def _path(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLi
         "tasks": [_structure(task, stats) for task in tasks],
     }
     digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
-    return home() / FOLDER / f"{digest[:32]}.json.gz"
+    return home() / STEPS / f"{digest[:32]}.json.gz"
 
 
 def _structure(task: Task, stats: GraphStats) -> list[Any]:

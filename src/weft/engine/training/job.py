@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ import torch
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.lazy.names import gc_paused
-from weft.core.plan import Plan, PlanOptions
+from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.engine.base.control import Control
 from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.graph_store import shared_store
 from weft.engine.base.machines import basis_of
@@ -27,21 +26,24 @@ from weft.engine.base.memory_errors import clear_memory_errors, give_back_memory
 from weft.engine.base.merger import merger_for
 from weft.engine.base.model_errors import clear_model_errors
 from weft.engine.base.process_memory import give_back_heap
+from weft.engine.forms.keep_forms import kept_forms
 from weft.engine.memory.device_pool import DevicePool
 from weft.engine.memory.group_memory import move_in, move_out
 from weft.engine.planning.learn_stack_sizes import learn
 from weft.engine.planning.plan_checks import check_here, check_same_groups, other_weights
 from weft.engine.planning.run_planner import RunPlanner
 from weft.engine.planning.training_modes import in_mode
+from weft.engine.probing.machine_load import Look
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
-from weft.engine.training.decisions import Driver, DriverOptions, Standing
+from weft.engine.training.decisions import Driver, Standing
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.free_threads import FreeThreads, Look
+from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
 from weft.engine.training.groups.group_sources import GroupSources
 from weft.engine.training.groups.member_results import MemberResults
 from weft.engine.training.interrupt import Interrupted, Interruption
+from weft.engine.training.job_options import JobOptions
 from weft.engine.training.process_state import group_state
 from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.running_report import RunningReport
@@ -49,24 +51,10 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
-from weft.planner.report.plan_report import PlanReport
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """Options of a job: the driver's, the control, the byte budget, the planner's, and a plan to run."""
-
-    driver: DriverOptions = field(default_factory=DriverOptions)
-    control: Control = field(default_factory=Control)
-    budget: int | None = None
-    plan_options: PlanOptions = field(default_factory=PlanOptions)
-    report: PlanReport | None = None  # the groups to train, where they are planned already
-    batches: Any = None  # a loader that makes the batches, in place of Weft's sampler
-    hardware: Any = None  # who prepares batches beside the host (weft.flow.Hardware); None: the GPU
 
 
 class Job:
@@ -97,6 +85,7 @@ class Job:
         self._errors: list[WeftError] = []
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._resuming, self._begun = False, 0
+        self._told_of_forms = False
         self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
@@ -168,7 +157,7 @@ class Job:
         most = max((plan.cost.get("process_bytes", 0) for _, plan in self.groups), default=0)
         if self._options.budget is not None and self._device.type == "cpu" and most > self._options.budget:
             self._events.note(
-                f"the budget of {show_bytes(self._options.budget)} is of what the training adds; the process will take "
+                f"the budget of {show_bytes(self._options.budget)} covers what training adds; the process will take "
                 f"about {show_bytes(most)} in all, Python, torch and kernels included, and nothing on a CPU stops it"
             )
 
@@ -223,11 +212,12 @@ class Job:
         """Train one group; what has to be tried instead, where it failed."""
         tasks = [self._tasks[name] for name in plan.members]
         checkpoint = self._checkpoint(key, tasks)
-        with group_state(tasks[0], plan.threads, self._device):
+        with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
                 with clear_memory_errors(plan.members, self._device), clear_model_errors(tasks):
                     self._warm(tasks, plan)
                     graph = self._graphs.placed(tasks[0], plan.places)
+                    stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
@@ -245,6 +235,15 @@ class Job:
             except (OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
         return []
+
+    @contextmanager
+    def _forms_of(self, graph: Graph) -> Iterator[None]:
+        """Remember the forms of ``graph`` inside; say once what could not be."""
+        with kept_forms(graph) as keeper:
+            yield
+        if keeper is not None and keeper.problem and not self._told_of_forms:
+            self._told_of_forms = True
+            self._events.note(keeper.problem)
 
     def _warm(self, tasks: list[Task], plan: Plan) -> None:
         """Compile the kernels that the group lacks, before the first of them is launched."""

@@ -43,6 +43,7 @@ REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
 FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)
 INSIDE = (f"groups/*/{FILE}", "tasks/*/result.json", "tasks/*/model.safetensors")
 
+IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 MOST_UNWRITTEN = 10_000  # lines of a journal that are kept while the disk is full
 
 Groups = list[tuple[str, Plan]]  # what to train: a key that names the folder of the checkpoint, and the plan
@@ -225,7 +226,7 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error).removeprefix(IO_ERROR).partition(" (os error")[0]
             raise TrainingError(
                 f"cannot write to {self.path}: {reason}; every file there is whole: free space, then {switch('resume')}"
             ) from error

@@ -57,6 +57,7 @@ class Session:
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.tracks)  # before the last advance
         self._told_notes, self._told_threads = 0, False
+        self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
     @property
@@ -257,7 +258,20 @@ class Session:
         try:
             self.save()
         except TrainingError as error:
-            self._events.note(f"no checkpoint after epoch {self.group.epoch}: {error}; trying again at the next one")
+            self._tell_not_saved(str(error))
+        else:
+            self._tell_saved_again()
+
+    def _tell_not_saved(self, reason: str) -> None:
+        """Once for every reason: a disk that stays full is the same news every time."""
+        if reason != self._not_saved:
+            self._events.note(f"no checkpoint after epoch {self.group.epoch}: {reason}; tried again every time")
+        self._not_saved = reason
+
+    def _tell_saved_again(self) -> None:
+        if self._not_saved:
+            self._events.note(f"checkpoints are written again, after epoch {self.group.epoch}")
+        self._not_saved = ""
 
 
 def outline_of(group: GroupRun) -> GroupOutline:

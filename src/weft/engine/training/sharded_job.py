@@ -25,7 +25,8 @@ from weft.engine.base.graph_cache import HOST, Graphs
 from weft.engine.base.machines import load_throughput
 from weft.engine.training.decisions import Driver
 from weft.engine.training.event_source import EventSource
-from weft.engine.training.job import Job, JobOptions
+from weft.engine.training.job import Job
+from weft.engine.training.job_options import JobOptions
 from weft.engine.training.kernel_tuning import choose_launch, is_worth_tuning
 from weft.engine.training.process_state import Needs, process_state
 from weft.engine.training.run_folder import Groups, RunFolder

@@ -1,1 +1,1 @@
-"""Batches prepared by two sides at once, host threads and what trains, and the profiler of their phases."""
+"""Batches prepared by two sides at once, host threads and the trainer, and the profiler of their phases."""

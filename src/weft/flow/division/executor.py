@@ -1,4 +1,4 @@
-"""DividedPipeline: batches of an epoch, prepared by host threads and by what trains as a division says.
+"""DividedPipeline: batches of an epoch, prepared by host threads and by the trainer as a division says.
 
     pipeline = DividedPipeline(division, host, device)
     for batch in pipeline.run(order.epoch(0)):
@@ -28,7 +28,7 @@ from weft.flow.division.sides import DeviceClock, DeviceSide, HostClock, HostSid
 from weft.flow.sampling.seeds import SeedBatch
 from weft.flow.stages.streams import arrived
 
-AHEAD = 2  # actions that may be submitted to what trains before the first of them is done
+AHEAD = 2  # actions that may be submitted to the trainer before the first of them is done
 JOIN_SECONDS = 5.0
 
 
@@ -105,7 +105,7 @@ class _Running:
         self._error: TrainingError | None = None
         self._stopped = self._paused = False
         self._at_work = 0  # threads that have begun something
-        self._submitted: deque[Any] = deque()  # marks behind actions of what trains
+        self._submitted: deque[Any] = deque()  # marks behind actions of the trainer
         host = division.host_batches > 0 and bool(seeds)
         works = [("prepare", self._prepare)] * division.workers + [("transfer", self._transfer)] if host else []
         if division.beside and division.device_batches and seeds:

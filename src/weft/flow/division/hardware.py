@@ -53,7 +53,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Sides:
-    """Who prepares batches, and the clock of what trains."""
+    """Who prepares batches, and the clock of the trainer."""
 
     host: HostSide | None
     device: DeviceSide | None

@@ -12,7 +12,7 @@ from weft.flow.division.sides import DeviceClock
 
 
 class PhaseLog:
-    """Seconds by phase; work of what trains is measured between marks, which are read when they are needed."""
+    """Seconds by phase; work of the trainer is measured between marks, which are read when they are needed."""
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -37,7 +37,7 @@ class PhaseLog:
         return result
 
     def marked(self, key: str, work: Callable[[Any], Any], item: Any) -> Any:
-        """``work(item)`` on the clock of what trains."""
+        """``work(item)`` on the clock of the trainer."""
         begin = self._clock.mark()
         result = work(item)
         self.add_marks(key, begin, self._clock.mark())

@@ -1,7 +1,7 @@
 """Profiler: seconds of every phase of a batch, alone and beside others, in a few seconds.
 
 Each phase runs for some steps (20, or fewer where they take long) with nothing else at work, then what can run at the
-same time is run at the same time: all workers of the host beside each phase of what trains and beside copies, copies
+same time is run at the same time: all workers of the host beside each phase of the trainer and beside copies, copies
 beside training.
 """
 
@@ -33,7 +33,7 @@ TRANSFER = "transfer_pcie"
 class Profiled:
     """What to measure: both sides (None: not there), a training step on an item, and the hardware's name and clock.
 
-    ``beside``: the device prepares while it trains. ``captured``: samples a batch as what trains does where it
+    ``beside``: the device prepares while it trains. ``captured``: samples a batch as the trainer does where it
     prepares all of them; None if that is no different.
     """
 
@@ -142,7 +142,7 @@ class _Profiler:
             time.sleep(0.005)
 
     def _device_phases(self) -> dict[str, Callable[[], Any]]:
-        """The phases of what trains by name, each as a call."""
+        """The phases of the trainer by name, each as a call."""
         device, trainer, found = self._what.device, self._what.trainer, {}
         if device is not None:
             sampled = device.batch(self._next_seeds())
@@ -154,7 +154,7 @@ class _Profiler:
         return found
 
     def _segment_of(self, work: Callable[[], Any], enough: Callable[[], bool] = lambda: True) -> list[float]:
-        """Seconds of calls of ``work`` on the clock of what trains, the first one not counted.
+        """Seconds of calls of ``work`` on the clock of the trainer, the first one not counted.
 
         Ends after ``steps`` calls and when ``enough()``, or when the time of a segment is over.
         """
@@ -172,7 +172,7 @@ class _Profiler:
     # ---- phases beside others ------------------------------------------------------------------------
 
     def _beside_host(self, alone: Mapping[str, Callable[[], Any]]) -> None:
-        """Each phase of what trains while all workers of the host are at work, and theirs meanwhile."""
+        """Each phase of the trainer while all workers of the host are at work, and theirs meanwhile."""
         crowded = self._crowded
         for key, work in alone.items():
             with self._busy_host() as seconds:

@@ -1,4 +1,4 @@
-"""The two sides that prepare batches, and the clock of what trains: what hardware implements to take part."""
+"""The two sides that prepare batches, and the clock of the trainer: what hardware implements to take part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.flow.sampling.seeds import SeedBatch
 
 
 class HostSide(Protocol):
-    """Prepares batches in host memory, several threads at once, and carries them to what trains."""
+    """Prepares batches in host memory, several threads at once, and carries them to the trainer."""
 
     def prepare(self, seeds: SeedBatch) -> Any:
         """A batch in host memory with its features; called by any worker."""
@@ -24,7 +24,7 @@ class HostSide(Protocol):
 
 
 class DeviceSide(Protocol):
-    """Prepares batches on what trains, in the thread that trains.
+    """Prepares batches on the trainer, in the thread that trains.
 
     Where a division prepares beside training, another thread calls it, and calls return when their work is done.
     """
@@ -37,7 +37,7 @@ class DeviceSide(Protocol):
 
 
 class DeviceClock(Protocol):
-    """Marks in the work of what trains, which may lag behind the thread that submits it."""
+    """Marks in the work of the trainer, which may lag behind the thread that submits it."""
 
     def mark(self) -> Any:
         """A mark behind all work submitted so far."""

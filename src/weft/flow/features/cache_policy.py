@@ -23,11 +23,6 @@ ROW_BYTES = 8  # of a row's offset there
 EDGES_AT_ONCE = 1 << 27
 
 
-def cache_budget(device_bytes: int, footprints: Iterable[int], reserve: float = 0.1) -> int:
-    """Bytes left for a cache: the device less the largest measured footprint and a reserve (a share of the device)."""
-    return max(0, int(device_bytes * (1 - reserve)) - max(footprints, default=0))
-
-
 def _none() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 

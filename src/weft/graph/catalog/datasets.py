@@ -165,7 +165,7 @@ def _from_dataset(dataset: Any, name: str) -> Graph:
     if isinstance(graph.x, torch.Tensor) and _filled(graph.x) < SPARSE_BELOW:
         features = SparseFeatures.from_torch(graph.x)
         fields = (graph.y, graph.train, graph.val, graph.test, graph.relation, name)
-        graph = Graph(graph.adj, features, *fields, num_relations=graph.num_relations)
+        graph = Graph(graph.adj, features, *fields, num_relations=graph.num_relations, numbers=graph.regression)
     if graph.y is not None and graph.train.numel() == 0:
         graph = graph.random_split(0.6, 0.2, seed=0)
     return graph

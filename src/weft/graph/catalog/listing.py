@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from weft.core.errors import GraphError
+from weft.core.suggest import nearest_names
 from weft.graph.catalog import shapes
 from weft.graph.data.saved_marker import is_saved
 
@@ -63,10 +65,38 @@ def prefixed() -> Iterator[tuple[str, str]]:
     yield from (("ogb:", known) for known in OGB_ARCHIVES)
 
 
+def check_name(name: str) -> None:
+    """Raise :class:`GraphError` for a bare word that names no graph or shape; paths are not looked at."""
+    kind, _, rest = name.partition(":")
+    if kind == "shape":
+        shapes.find(rest.partition("?")[0])
+    elif name != "demo" and not any(mark in name for mark in "/\\:.~") and not Path(name).exists():
+        folders = data_folders()
+        if not found_in(folders, name) and name.lower() not in PLANETOID:
+            raise GraphError(unknown_name(name, folders))
+
+
+def found_in(folders: list[Path], name: str) -> Path | None:
+    """The file or folder of a named graph in the first data folder that has it."""
+    places = (place for folder in folders for place in (folder / f"{name}.npz", folder / name))
+    return next((place for place in places if place.exists()), None)
+
+
+def unknown_name(name: str, folders: list[Path]) -> str:
+    """A sentence on where ``name`` was looked for, and what may have been meant."""
+    places = ", ".join(str(folder) for folder in folders)
+    missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {places}"
+    choices = [f"{kind}{known}" for kind, known in prefixed() if known.lower() == name.lower()]
+    if choices:
+        return f"{missing}; choose {' or '.join(repr(choice) for choice in choices)}"
+    return f"{missing}{nearest_names(name, all_names(folders))}; `weft data ls` lists what can be loaded"
+
+
 def all_names(folders: list[Path]) -> list[str]:
     """Every name there is, for suggestions."""
     found = [place.stem for folder in folders for place in _graphs_in(folder)]
-    return ["demo", *found, *PLANETOID, *(kind + known for kind, known in prefixed()), *shapes.SHAPES]
+    names = ("demo", *found, *PLANETOID, *(kind + known for kind, known in prefixed()), *shapes.SHAPES)
+    return list(dict.fromkeys(names))
 
 
 def _graphs_in(folder: Path) -> list[Path]:

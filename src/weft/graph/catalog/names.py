@@ -23,10 +23,9 @@ import torch
 
 from weft.core.errors import GraphError
 from weft.core.graph_stats import GraphStats
-from weft.core.suggest import nearest_names
 from weft.graph import readers
 from weft.graph.catalog import datasets, shapes
-from weft.graph.catalog.listing import all_names, data_folders, prefixed
+from weft.graph.catalog.listing import data_folders, found_in, unknown_name
 from weft.graph.data.graph import Graph
 
 DEMO = Path(__file__).parents[1] / "embedded" / "demo.npz"
@@ -123,19 +122,9 @@ def _number(value: str, key: str, text: str, *, whole: bool) -> float:
 
 def _named(name: str, root: str | os.PathLike[str] | None) -> Graph:
     folders = data_folders(root)
-    for folder in folders:
-        for place in (folder / f"{name}.npz", folder / name):
-            if place.exists():
-                return readers.read(place)
+    place = found_in(folders, name)
+    if place is not None:
+        return readers.read(place)
     if name.lower() in datasets.PLANETOID:
         return datasets.planetoid(name, folders[0])
-    raise GraphError(_unknown(name, folders))
-
-
-def _unknown(name: str, folders: list[Path]) -> str:
-    places = ", ".join(str(folder) for folder in folders)
-    missing = f"there is no graph {name!r}: neither a path nor {name}.npz in {places}"
-    choices = [f"{kind}{known}" for kind, known in prefixed() if known.lower() == name.lower()]
-    if choices:
-        return f"{missing}; choose {' or '.join(repr(choice) for choice in choices)}"
-    return f"{missing}{nearest_names(name, all_names(folders))}; `weft data ls` lists what can be loaded"
+    raise GraphError(unknown_name(name, folders))

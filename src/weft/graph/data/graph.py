@@ -17,7 +17,7 @@ from weft.core.graph_stats import GraphStats
 from weft.graph.data import convert, validate
 from weft.graph.data import stats as summary
 from weft.graph.data.edges import adjacency_from_csr, adjacency_from_edges, merged_words
-from weft.graph.data.labels import as_labels, check_num_classes, count_classes
+from weft.graph.data.labels import as_labels, check_num_classes, count_classes, is_matrix_of_numbers
 from weft.graph.data.relations import check_relations
 from weft.graph.data.sparse_features import SparseFeatures, as_features
 from weft.graph.data.splits import SPLITS, Split, as_split, check_disjoint, columns_of, random_split
@@ -52,6 +52,7 @@ class Graph:
         num_classes: int | None = None,
         num_relations: int | None = None,
         several: Sequence[Split] = (),
+        numbers: bool | None = None,
     ) -> None:
         none = torch.empty(0, dtype=torch.int64, device=adj.device)
         self.adj, self.x, self.y, self.relation, self.name = adj, x, y, relation, name
@@ -59,6 +60,7 @@ class Graph:
         self.val = none if val is None else val
         self.test = none if test is None else test
         self._num_classes, self._num_relations, self._several = num_classes, num_relations, tuple(several)
+        self._numbers = _has_numbers(y) if numbers is None else numbers  # whether y is to be predicted
         self._stats: GraphStats | None = None
         self.notes: tuple[str, ...] = ()  # what was left out or changed on reading
         self.kept: dict[Any, Any] | None = None  # first aggregations, of a graph that is kept between runs
@@ -228,7 +230,7 @@ class Graph:
 
     @property
     def num_classes(self) -> int:
-        """C: classes, or labels a node may have; 0 without labels."""
+        """C: classes, or labels a node may have, or numbers to predict per node; 0 without labels."""
         if self._num_classes is None:
             self._num_classes = count_classes(self.y)
         return self._num_classes
@@ -243,13 +245,13 @@ class Graph:
 
     @property
     def multilabel(self) -> bool:
-        """Whether a node may have several labels (``y`` is a matrix)."""
-        return self.y is not None and self.y.dim() == 2
+        """Whether a node may have several labels (``y`` is a matrix of zeros and ones)."""
+        return self.y is not None and self.y.dim() == 2 and not self._numbers
 
     @property
     def regression(self) -> bool:
-        """Whether ``y`` has numbers to predict, one per node (NaN: none), not classes."""
-        return self.y is not None and self.y.dim() == 1 and self.y.is_floating_point()
+        """Whether ``y`` has numbers to predict, one or ``num_classes`` per node (NaN: none), not classes."""
+        return self.y is not None and self._numbers
 
     @property
     def edge_weight(self) -> Tensor | None:
@@ -286,7 +288,7 @@ class Graph:
         several = changes.pop("several", () if set(changes) & set(SPLITS) else self._several)
         fields = {name: getattr(self, name) for name in names} | changes
         counts = {"num_classes": self._num_classes, "num_relations": self._num_relations}
-        graph = Graph(**fields, **counts, several=several)
+        graph = Graph(**fields, **counts, several=several, numbers=self._numbers)
         graph.notes = self.notes
         return graph
 
@@ -372,7 +374,7 @@ class Graph:
         """
         nodes = torch.arange(self.num_nodes, device=self.device)
         if self.y is not None and not self.multilabel:
-            nodes = nodes[~self.y.isnan() if self.regression else self.y >= 0]
+            nodes = nodes[~validate.lacks_number(self.y) if self.regression else self.y >= 0]
         parts = random_split(nodes, train, val, test, seed)
         return self._changed(**dict(zip(SPLITS, parts, strict=True)))
 
@@ -396,3 +398,9 @@ class Graph:
         from weft.graph.readers import saved_folder as store
 
         store.save(self, path, overwrite=overwrite)
+
+
+def _has_numbers(y: Tensor | None) -> bool:
+    if y is None or y.is_meta:
+        return y is not None and y.dim() == 1 and y.is_floating_point()
+    return is_matrix_of_numbers(y) if y.dim() == 2 else y.is_floating_point()

@@ -1,5 +1,6 @@
-"""Labels: class numbers ``[N]`` int64, a 0/1 matrix ``[N, C]`` float32 when a node may have several, or numbers to
-predict (regression) ``[N]`` float32.
+"""Labels of nodes: class numbers, a 0/1 matrix if a node may have several classes, or numbers to predict.
+
+Shapes: ``[N]`` int64, ``[N, C]`` float32, or ``[N]`` or ``[N, D]`` float32 (regression).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from torch import Tensor
 
 from weft.core.errors import GraphError
 from weft.graph.data.arrays import INTEGERS, as_tensor, dtype_name
-from weft.graph.data.validate import check_labels, first_where
+from weft.graph.data.validate import check_labels, first_where, position_in
 
 
 def as_labels(y: Any) -> Tensor | None:
-    """Integers ``[N]`` or ``[N, 1]`` are class numbers, anything ``[N, C]`` is several labels per node.
+    """Integers ``[N]`` or ``[N, 1]`` are class numbers, zeros and ones ``[N, C]`` are several labels per node.
 
-    Numbers with a fraction, and a column ``[N, 1]`` of float numbers, are to be predicted.
-    NaN marks a node without one.
+    Numbers with a fraction, a column ``[N, 1]`` of float numbers, and float numbers ``[N, D]`` of which some are
+    neither 0 nor 1 are to be predicted. NaN marks a node without one.
     """
     if y is None:
         return None
@@ -28,14 +29,19 @@ def as_labels(y: Any) -> Tensor | None:
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.dim() not in (1, 2):
-        raise GraphError(f"y has shape {list(labels.shape)}; give class numbers [N] or a 0/1 matrix [N, C]")
+        raise GraphError(
+            f"y has shape {list(labels.shape)}; give class numbers [N], a 0/1 matrix [N, C] or numbers to predict "
+            "[N, D]"
+        )
     labels = labels.to(torch.float32) if labels.dim() == 2 else _class_numbers(labels)
     check_labels(labels)
     return labels
 
 
 def is_targets(labels: Tensor) -> bool:
-    """Whether these are numbers to predict: float, one per node, and not class numbers in disguise."""
+    """Whether these are numbers to predict: float, and neither class numbers nor 0/1 labels in disguise."""
+    if labels.dim() == 2 and labels.shape[1] > 1:
+        return is_matrix_of_numbers(labels)
     column = labels.dim() == 2 and labels.shape[1] == 1
     if not labels.is_floating_point() or not (column or labels.dim() == 1) or not labels.numel():
         return False
@@ -44,12 +50,20 @@ def is_targets(labels: Tensor) -> bool:
     return first_where(labels, lambda part: part.isfinite() & (part != part.floor())) is not None
 
 
+def is_matrix_of_numbers(labels: Tensor) -> bool:
+    """Whether a float matrix has a number that is no label: neither 0 nor 1."""
+    if not labels.is_floating_point():
+        return False
+    return first_where(labels, lambda part: ~part.isnan() & (part != 0) & (part != 1)) is not None
+
+
 def _targets(labels: Tensor) -> Tensor:
-    labels = labels.reshape(-1).to(torch.float32)
+    labels = (labels if labels.dim() == 2 and labels.shape[1] > 1 else labels.reshape(-1)).to(torch.float32)
     bad = first_where(labels, torch.isinf)
     if bad is not None:
         raise GraphError(
-            f"y[{bad}] is {labels[bad].item()}: numbers to predict are finite, NaN marks a node without one"
+            f"y{position_in(labels.shape, bad)} is {labels.reshape(-1)[bad].item()}: numbers to predict are finite, "
+            "NaN marks a node without one"
         )
     return labels
 
@@ -67,7 +81,7 @@ def _class_numbers(labels: Tensor) -> Tensor:
 
 
 def count_classes(y: Tensor | None) -> int:
-    """C: columns of a label matrix, one of numbers to predict, or one more than the largest class number."""
+    """C: columns of a label matrix, numbers to predict per node, or one more than the largest class number."""
     if y is None:
         return 0
     if y.dim() == 2:
@@ -78,6 +92,8 @@ def count_classes(y: Tensor | None) -> int:
 
 
 def check_num_classes(y: Tensor | None, num_classes: int | None) -> None:
-    """A stated number of classes holds all that occur."""
+    """A stated number of classes holds all that occur; of labels and numbers to predict it is how many there are."""
+    if num_classes is not None and y is not None and y.is_floating_point() and count_classes(y) != num_classes:
+        raise GraphError(f"num_classes={num_classes} but y has {count_classes(y)} numbers per node; leave it out")
     if num_classes is not None and count_classes(y) > num_classes:
-        raise GraphError(f"num_classes={num_classes} but y speaks of {count_classes(y)}; give at least that many")
+        raise GraphError(f"num_classes={num_classes} but y has {count_classes(y)} classes; give at least that many")

@@ -57,8 +57,11 @@ class ArraySpec:
         return math.prod(self.shape) * self.numpy.itemsize
 
 
-def write_array(path: Path, tensor: Tensor) -> ArraySpec:
-    """Write a tensor of any device; no more than a block of it is copied at a time."""
+def write_array(path: Path, tensor: Tensor, flush: bool = True) -> ArraySpec:
+    """Write a tensor of any device; no more than a block of it is copied at a time.
+
+    ``flush`` puts it on the disk before this returns, for files that must survive a power cut.
+    """
     spec = ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape))
     bits = tensor.detach().view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor.detach()
     header = {"descr": spec.numpy.str, "fortran_order": False, "shape": spec.shape}
@@ -70,7 +73,8 @@ def write_array(path: Path, tensor: Tensor) -> ArraySpec:
             block = flat[start : start + step].cpu().numpy().astype(spec.numpy, copy=False)
             file.write(memoryview(block).cast("B"))
         file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            os.fsync(file.fileno())
     return spec
 
 

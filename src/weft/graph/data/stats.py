@@ -62,8 +62,9 @@ def describe(graph: Graph) -> str:
     if graph.x is not None:
         parts.append(_features(graph))
     if graph.y is not None:
-        kind = "labels per node" if graph.multilabel else "classes"
-        parts.append("a number to predict" if graph.regression else f"{graph.num_classes:,} {kind}")
+        kind = "labels per node" if graph.multilabel else "numbers to predict" if graph.regression else "classes"
+        one = graph.regression and graph.num_classes == 1
+        parts.append("a number to predict" if one else f"{graph.num_classes:,} {kind}")
     if graph.train.numel() or graph.val.numel() or graph.test.numel():
         parts.append(f"train/val/test {graph.train.numel():,}/{graph.val.numel():,}/{graph.test.numel():,}")
     if graph.num_splits > 1:

@@ -131,14 +131,19 @@ def check_labels(y: Tensor) -> None:
 
 def check_labelled(y: Tensor, ids: Tensor, name: str) -> None:
     """No node of a split is unlabelled."""
-    if y.dim() != 1 or ids.numel() == 0:
+    if ids.numel() == 0:
         return
-    bad = first_where(ids, lambda part: y[part].isnan() if y.is_floating_point() else y[part] < 0)
+    bad = first_where(ids, lambda part: lacks_number(y[part]) if y.is_floating_point() else y[part] < 0)
     if bad is not None:
         raise GraphError(
-            f"node {int(ids[bad])} of the {name} split has no label (y = {y[ids[bad]].item()}): "
+            f"node {int(ids[bad])} of the {name} split has no label (y = {y[ids[bad]].tolist()}): "
             f"label it or take it out of the split"
         )
+
+
+def lacks_number(y: Tensor) -> Tensor:
+    """Which rows of numbers to predict have a NaN ``[N]``."""
+    return y.isnan() if y.dim() == 1 else y.isnan().any(-1)
 
 
 def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> None:
@@ -154,7 +159,9 @@ def check_offsets(indptr: Tensor, num_entries: int, name: str = "indptr") -> Non
         )
     bad = first_where(indptr.diff(), lambda part: part < 0)
     if bad is not None:
-        raise GraphError(f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets never fall")
+        raise GraphError(
+            f"{name}[{bad + 1}] = {int(indptr[bad + 1])} is less than {name}[{bad}]: offsets must not decrease"
+        )
 
 
 def check_ascending(indptr: Tensor, indices: Tensor, name: str = "indices", *, strictly: bool = False) -> None:

@@ -62,6 +62,7 @@ def verify(graph: Graph) -> None:
     if isinstance(graph.x, SparseFeatures):
         check_csr(graph.x.matrix.indptr, graph.x.matrix.indices, graph.num_features)
     as_features(graph.x)
-    as_labels(graph.y[:, None] if graph.regression and graph.y is not None else graph.y)
+    column = graph.regression and graph.y is not None and graph.y.dim() == 1
+    as_labels(graph.y[:, None] if column and graph.y is not None else graph.y)
     for number in range(graph.num_splits):
         graph.with_splits(*graph.split_rows(number))

@@ -72,7 +72,7 @@ def citation(
     A seed gives the same graph on every device, features bit for bit. Memory beyond the result: directed
     graphs are built in chunks (about 6 GiB on a GPU); undirected ones need about 60 bytes per entry.
     """
-    _check(num_nodes, num_edges, num_features, directed, label_noise)
+    _check(num_nodes, num_edges, num_features, label_noise)
     groups = min(MULTILABEL_GROUPS, num_nodes) if multilabel else num_classes
     noise = 0.0 if multilabel else label_noise
     classes = planted_classes(num_nodes, groups, skew=class_skew, seed=seed, device=device)
@@ -90,7 +90,7 @@ def citation(
     return Graph(adj, x, y, train, val, test, relation, name, **counts)
 
 
-def _check(num_nodes: int, num_edges: int, num_features: int, directed: bool, label_noise: float) -> None:
+def _check(num_nodes: int, num_edges: int, num_features: int, label_noise: float) -> None:
     if num_nodes < 2:
         raise GraphError(f"num_nodes={num_nodes} must be at least 2")
     if num_edges < 0 or num_features < 0:

@@ -58,7 +58,7 @@ def _text_fields(raw: Path) -> dict[str, Any]:
     declared = _table(_required(raw, "num-edge-list.csv.gz"), np.int64)
     if edges.shape != (int(declared.sum()), 2):
         raise GraphError(
-            f"{raw / 'edge.csv.gz'} holds {list(edges.shape)} values but num-edge-list.csv.gz speaks of "
+            f"{raw / 'edge.csv.gz'} holds {list(edges.shape)} values but num-edge-list.csv.gz says "
             f"{int(declared.sum())} edges of 2 ends; fetch the dataset again"
         )
     nodes = _table(_required(raw, "num-node-list.csv.gz"), np.int64)

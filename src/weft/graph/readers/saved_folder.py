@@ -169,6 +169,7 @@ def _graph_of(meta: Mapping[str, Any], arrays: dict[str, Tensor]) -> Graph:
         num_classes=meta["num_classes"],
         num_relations=meta["num_relations"],
         several=_splits_of(meta.get("num_splits", 1), arrays),
+        numbers=meta.get("stats", {}).get("regression"),
     )
 
 

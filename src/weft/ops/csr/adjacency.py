@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.ops.csr.keeping import Keep, below, kept
 from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops
 
 INT32_LIMIT = 2**31
@@ -46,6 +47,7 @@ class Adjacency:
     relation: Tensor | None = None
     num_relations = 0
     edge_attr: Tensor | None = None
+    keep: Keep | None = None  # where arrays that take long to derive are remembered
 
     def __init__(
         self,
@@ -212,34 +214,44 @@ class Adjacency:
     def _sort_by_source(self) -> Tensor:
         """The edges in the order of the transpose ``[E]``."""
 
-        def build() -> Tensor:
+        def build() -> dict[str, Tensor]:
             # A stable sort keeps destinations ascending inside each row of the transpose.
-            return torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))
+            return {"perm": torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))}
 
-        return self.derived("by source", build)
+        return self.derived("by source", lambda: kept(self.keep, "by source", build)["perm"])
 
     def _transposed_arrays(self) -> tuple[Tensor, Tensor]:
+        found = kept(self.keep, "transposed", self._build_transposed)
+        return found["indptr"], found["indices"]
+
+    def _build_transposed(self) -> dict[str, Tensor]:
         counts = torch.bincount(self.indices, minlength=self.num_cols)
         indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
-        return indptr.to(offset_dtype(self.num_edges)), self.rows()[self._sort_by_source()]
+        indices = self.rows()[self._sort_by_source()]
+        return {"indptr": indptr.to(offset_dtype(self.num_edges)), "indices": indices}
 
     def with_self_loops(self) -> Adjacency:
         """Every node with exactly one self loop: an existing one keeps its weight, added ones weigh 1."""
         return self.derived("self loops", self._add_self_loops)
 
     def _add_self_loops(self) -> Adjacency:
+        found = kept(self.keep, "self loops", self._build_loops)
+        looped = Adjacency(
+            found["indptr"], found["indices"], self.num_cols, weight=found.get("weight"), symmetric=self.symmetric
+        )
+        looped.nodes, looped.keep = self.nodes, below(self.keep, "self loops")
+        return looped
+
+    def _build_loops(self) -> dict[str, Tensor]:
         rows = self.rows()
         if has_loops(rows, self.indices):
             arrays = replace_loops(rows, self.indices, self.weight, self.num_rows, self.num_cols)
         else:
             arrays = insert_loops(self.indptr, rows, self.indices, self.weight)
         indptr, indices, weight = arrays
-        looped = Adjacency(
-            indptr.to(offset_dtype(indices.numel())), indices, self.num_cols, weight=weight, symmetric=self.symmetric
-        )
-        looped.nodes = self.nodes
-        return looped
+        found = {"indptr": indptr.to(offset_dtype(indices.numel())), "indices": indices}
+        return found if weight is None else {**found, "weight": weight}
 
     def gcn(self) -> Adjacency:
         """GCN's ``D^-1/2 (A + I) D^-1/2``, D counting weighted in-edges as PyG does."""

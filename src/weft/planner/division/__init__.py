@@ -1,1 +1,1 @@
-"""Divide batch preparation between the host and what trains: partition, simulate, choose, adapt (MorphGL)."""
+"""Divide batch preparation between the host and the trainer: partition, simulate, choose, adapt (MorphGL)."""

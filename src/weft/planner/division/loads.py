@@ -1,4 +1,4 @@
-"""Seconds that a batch occupies each resource, by the share of batches that what trains prepares itself.
+"""Seconds that a batch occupies each resource, by the share of batches that the trainer prepares itself.
 
 With a share s of the batches on the device's route, a resource is busy for ``host + s * (device - host)`` seconds per
 batch; the busiest one bounds the throughput of every schedule. Minimising that bound over s is MorphGL's Equation 6:
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.core.division import PhaseTimes, Registry, Route
+from weft.core.division import PhaseTimes, Registry
 from weft.core.division.operators import HOST
 
 
@@ -42,8 +42,3 @@ def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int) -> 
 def bound(by_resource: Mapping[str, Load], share: float) -> float:
     """Seconds per batch that no schedule with that share goes below."""
     return max(load.at(share) for load in by_resource.values())
-
-
-def route_seconds(route: Route | None, times: PhaseTimes, workers: int = 1) -> float:
-    """Seconds that one batch takes on a route, training apart."""
-    return sum(times.of(key, workers).mean for key in route.keys) if route else 0.0

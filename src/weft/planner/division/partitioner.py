@@ -1,4 +1,4 @@
-"""Partitioner: the share of batches that what trains prepares itself: Equation 6 in closed form, then feedback.
+"""Partitioner: the share of batches that the trainer prepares itself: Equation 6 in closed form, then feedback.
 
 The bound is the largest of a few straight lines in the share, so its minimum is at 0, at 1 or where two of them cross.
 A share becomes an overlap of whole batches; from there one batch at a time moves to the side that the simulator
@@ -177,9 +177,3 @@ class _Search:
         runs = self._found.values()
         tried = sorted(((run.division, run.seconds_per_batch) for run in runs), key=lambda pair: pair[1])
         return Partition(chosen.division, chosen, tuple(tried))
-
-
-def with_share(division: Division, share: float, limits: Limits) -> Division:
-    """The same workers and hardware with another share for the device: for searches over the ratio."""
-    found = overlap_for(share, limits, division.trainer, division.workers)
-    return replace(found, takes_over=division.takes_over)

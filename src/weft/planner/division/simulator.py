@@ -1,7 +1,7 @@
 """Simulator: an epoch under a division, event by event in continuous time, on host, bus, device and two buffers.
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
-slow each other down by the measured interference; an event is the end of one. Where what trains prepares all batches it
+slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
 does so in captured steps, whose phases have times of their own (of batches of one size: see
 :mod:`weft.core.batches.buckets`). Results are per batch, so that epochs of different
 lengths compare.

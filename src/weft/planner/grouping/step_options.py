@@ -99,7 +99,7 @@ def threads(tasks: Sequence[Task], stats: GraphStats, device: str) -> tuple[int 
         return None, ()
     if any(task.traits is None for task in tasks):
         sizes = f"{stats.num_nodes:,} nodes and {stats.num_edges:,} edges"
-        return 1, (f"one thread: {sizes} are too few to share, as far as sizes tell of a module of one's own",)
+        return 1, (f"one thread: {sizes} are too few to share, as far as sizes tell of a user's module",)
     return 1, (f"one thread: an epoch of about {work / 1e6:.1f} M multiply-adds is too short to share",)
 
 

@@ -165,7 +165,9 @@ def _group(alike: list[int], report: PlanReport) -> list[str]:
     ]
     lines += [line for reason in plan.why for line in _wrapped("  - ", reason)]
     if group.unknown:
-        lines += _wrapped("  - ", f"no cost is known for {', '.join(group.unknown)}: charged for its tensors once")
+        lines += _wrapped(
+            "  - ", f"no cost is known for {', '.join(group.unknown)}: counted as one pass over its tensors"
+        )
     return lines + (_wrapped("  - ", group.note) if group.note else [])
 
 

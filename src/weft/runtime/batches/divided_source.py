@@ -1,4 +1,4 @@
-"""DividedSampled: sampled batches that host threads and what trains prepare together, as a division says.
+"""DividedSampled: sampled batches that host threads and the trainer prepare together, as a division says.
 
 Shapes: S seeds, M node capacity, F features.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -122,8 +123,13 @@ class Loaded(OneByOne):
         return local.x.to(x.dtype)
 
     def _labels(self, local: Subgraph) -> Tensor:
-        y = self._request.graph.y
-        return y[local.nodes.to(y.device).long()].to(self._device) if local.y is None else local.y
+        y, found = self._request.graph.y, local.y
+        if found is None:
+            return y[local.nodes.to(y.device).long()].to(self._device)
+        shape = (found.shape[0], *y.shape[1:])
+        if found.numel() != prod(shape):
+            raise InputError(f"y of a batch is {list(found.shape)}; that of the graph is {list(y.shape)}")
+        return found.reshape(shape).to(y.dtype)
 
     def logits(self, infer: Infer, layers: int | None) -> Tensor:
         """Exact logits of all nodes."""

@@ -66,13 +66,13 @@ def _at_once(model: nn.Module, task: Task, graph: Graph, nodes: Tensor, device: 
     x = row_normalised(graph.x.to(device)) if task.feature_norm == "row" else graph.x.to(device)
     x = cast_features(x, dtype)
     try:
-        logits = _call(model, task, _dense(x) if takes_edges(model) else x, adj)
+        logits = _call(model, _dense(x) if takes_edges(model) else x, adj)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         if task.traits is not None or not isinstance(x, SparseFeatures) or takes_edges(model):
             raise
-        logits = _call(model, task, x.to_dense(), adj)  # as its training found out
+        logits = _call(model, x.to_dense(), adj)  # as its training found out
     output, logits = logits, first_tensor(logits)  # there may be an auxiliary loss beside them
     if logits is None or logits.shape[:1] != (graph.num_nodes,):
         what = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(output).__name__
@@ -84,7 +84,7 @@ def _dense(x: Features) -> Tensor:
     return x if isinstance(x, Tensor) else x.to_dense()
 
 
-def _call(model: nn.Module, task: Task, x: Features, adj: Adjacency) -> Tensor:
+def _call(model: nn.Module, x: Features, adj: Adjacency) -> Tensor:
     device = adj.device
     none = torch.zeros(0, dtype=torch.int64, device=device)
     return bind(model)(Batch(x, adj, none, none, torch.ones(1, device=device)))

@@ -1,6 +1,6 @@
 """Losses that Weft knows by name besides plain cross-entropy: with class weights, and of regression.
 
-Shapes: T members, N nodes, M rows, C classes; ``logits [..., N, C]``.
+Shapes: T members, N nodes, M rows, C classes, D numbers to predict; ``logits [..., N, C]``.
 """
 
 from __future__ import annotations
@@ -57,22 +57,27 @@ def weighted_cross_entropy(weights: Tensor, smoothing: Tensor | None) -> Loss:
     return loss
 
 
+def errors(output: Tensor, target: Tensor) -> Tensor:
+    """What every number is off by ``[..., M, D]``, for ``output [..., M, D]``, ``target [M, D]`` or ``[M]``."""
+    return output - (target[:, None] if target.dim() == 1 else target)
+
+
 def squared_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """The squared error of every row ``[..., M]`` for ``logits [..., M, 1]``, ``target [M]``."""
-    return (logits.squeeze(-1) - target).square()
+    """The squared error of every row, a mean over its numbers ``[..., M]``."""
+    return errors(logits, target).square().mean(-1)
 
 
 def absolute_rows(logits: Tensor, target: Tensor) -> Tensor:
-    """The absolute error of every row."""
-    return (logits.squeeze(-1) - target).abs()
+    """The absolute error of every row, a mean over its numbers."""
+    return errors(logits, target).abs().mean(-1)
 
 
 def huber_rows(delta: Tensor) -> PerRow:
     """Huber's loss of every row; ``delta [T]``: half the square below it, a straight line above."""
 
     def rows(logits: Tensor, target: Tensor) -> Tensor:
-        error, width = absolute_rows(logits, target), delta[:, None]
-        return torch.where(error < width, 0.5 * error.square(), width * (error - 0.5 * width))
+        error, width = errors(logits, target).abs(), delta[:, None, None]
+        return torch.where(error < width, 0.5 * error.square(), width * (error - 0.5 * width)).mean(-1)
 
     return rows
 

@@ -46,7 +46,9 @@ def _stepped(task: Task, make: Callable[..., Any]) -> list[float]:
     scheduler, rates = make(optimizer), []
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) or not hasattr(scheduler, "step"):
         what = type(scheduler).__name__
-        raise SpecError(f"task {task.label!r}: schedule {_name(task)} gave {what}, not a scheduler of epochs alone")
+        raise SpecError(
+            f"task {task.label!r}: schedule {_name(task)} gave {what}, not a scheduler that needs the epoch alone"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of steps beyond its last
         for _ in range(task.epochs):

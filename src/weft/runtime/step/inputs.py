@@ -16,10 +16,14 @@ from weft.core.errors import SpecError
 from weft.flow.device import exact_device
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
+from weft.nn.models import GNN
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.keeping import content_digest
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
+
+BUILT_IN_MODELS = GNN.__module__
 
 
 def cast_features(x: Features, dtype: torch.dtype) -> Features:
@@ -122,8 +126,8 @@ def layers_of(model: nn.Module) -> int | None:
     return len(model.convs) if "layer" in parameters_of(model) and hasattr(model, "convs") else None
 
 
-def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int) -> None:
-    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers."""
+def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: int, per: str = "class") -> None:
+    """A :class:`SpecError` unless the model returned ``[N, C]`` numbers, a column ``per`` class or what else."""
     name = type(model).__name__
     if not isinstance(logits, Tensor):
         raise SpecError(
@@ -133,7 +137,7 @@ def check_logits(task: str, model: nn.Module, logits: Any, nodes: int, classes: 
     if tuple(logits.shape) != (nodes, classes):
         raise SpecError(
             f"task {task!r}: model {name} returned shape {list(logits.shape)}; "
-            f"expected logits [{nodes}, {classes}]: one row per node, one column per class"
+            f"expected logits [{nodes}, {classes}]: one row per node, one column per {per}"
         )
 
 
@@ -205,10 +209,22 @@ class Inputs:
 
     def _first(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
         """One that runs before this one have left with a graph that is kept, else a new one."""
-        kept = self.graph.kept
-        if kept is None or x is not self.graph.x:
-            return first_aggregate(model, x, self.graph.adj)
-        if name not in kept:
-            kept[name] = first_aggregate(model, x, self.graph.adj)
-        found: Tensor | None = kept[name]
+        there = self.graph.kept
+        if there is None or x is not self.graph.x:
+            return self._aggregated(model, x, name)
+        if name not in there:
+            there[name] = self._aggregated(model, x, name)
+        found: Tensor | None = there[name]
         return found
+
+    def _aggregated(self, model: nn.Module, x: Features, name: Any) -> Tensor | None:
+        """Remembered between processes if the model is Weft's own: a user's may change under one name."""
+        keep = self.graph.adj.keep
+        if keep is None or not isinstance(x, Tensor) or type(model).__module__ != BUILT_IN_MODELS:
+            return first_aggregate(model, x, self.graph.adj)
+
+        def build() -> dict[str, Tensor]:
+            found = first_aggregate(model, x, self.graph.adj)
+            return {} if found is None else {"first": found}
+
+        return keep(f"first aggregation {name} {content_digest([x])}", build).get("first")

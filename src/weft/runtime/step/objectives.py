@@ -1,5 +1,4 @@
-"""Training objectives: cross-entropy for one class per node, binary cross-entropy for many labels, errors of numbers
-to predict, or a function of the user's own.
+"""Training objectives: cross-entropy, binary cross-entropy for many labels, regression losses, or a user's function.
 
 Shapes: N nodes, M rows, C classes or labels; ``logits [..., N, C]``.
 """
@@ -123,7 +122,8 @@ def _check(task: Task, graph: Graph) -> None:
 def _suited(graph: Graph) -> tuple[str, tuple[str, ...]]:
     """What the labels of a graph are, in words, and the objectives for them."""
     if graph.regression:
-        return "a number to predict per node", REGRESSIONS
+        numbers = "a number" if graph.num_classes == 1 else f"{graph.num_classes} numbers"
+        return f"{numbers} to predict per node", REGRESSIONS
     if graph.multilabel:
         return "many labels per node", ("multilabel",)
     return "one class per node", ("multiclass",)
@@ -134,7 +134,7 @@ def check_metric(task: Task, name: str, graph: Graph) -> None:
     if task.has_own("metric") and (name in LOWER or name.endswith("loss")):
         raise SpecError(
             f"task {task.label!r}: a metric of your own cannot be called {name!r}: less of such a column is better, "
-            "and more of a function's; call it otherwise, and return minus an error"
+            "and more of a function's; give it another name, and return an error times -1"
         )
     numbers = name in (*LOWER, "r2")
     if not task.has_own("metric") and numbers != graph.regression:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -37,7 +36,7 @@ class InputWrites(TorchFunctionMode):
     def changed(self) -> list[str]:
         """The names of what was changed."""
         counted = {name for name, tensor in self._given.items() if tensor._version != self._versions[name]}
-        unequal = {name for name, before in self._copies.items() if not torch.equal(self._given[name], before)}
+        unequal = {name for name, before in self._copies.items() if not _same(self._given[name], before)}
         return sorted(counted | unequal)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,3 +45,10 @@ class InputWrites(TorchFunctionMode):
                 if args[0] is tensor and name not in self._copies:
                     self._copies[name] = tensor.clone()
         return func(*args, **(kwargs or {}))
+
+
+def _same(now: Tensor, before: Tensor) -> bool:
+    """Whether all numbers are equal, NaNs to each other."""
+    if now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return bool(((now == before) | ((now != now) & (before != before))).all())

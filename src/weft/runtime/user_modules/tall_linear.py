@@ -1,6 +1,6 @@
 """TallLinear: run the dense layers of a user's module through Weft's own products.
 
-A module of one's own says ``nn.Linear``, ``F.linear`` or ``x @ W``. On a GPU, products of many rows with a small matrix
+A user's module says ``nn.Linear``, ``F.linear`` or ``x @ W``. On a GPU, products of many rows with a small matrix
 go to :func:`weft.ops.dense.linear`, as those of Weft's layers do; everything else stays what its author wrote.
 
 Shapes: T tasks, N rows, I inputs, O outputs.

@@ -155,11 +155,6 @@ class QueueDB:
             rows = self._db.execute(CLAIMABLE, (limit,)).fetchall()
             return [self._claim(QueueTask.from_row(row), worker, lease_seconds) for row in rows]
 
-    def claim_task(self, task: str, worker: str, lease_seconds: float) -> QueueTask:
-        """One planned task by name, now running on ``worker``."""
-        with transaction(self._db):
-            return self._claim(self.get(task), worker, lease_seconds)
-
     def claim_all(self, tasks: Iterable[str], worker: str, lease_seconds: float, group: Group) -> list[QueueTask]:
         """Planned tasks by name, all or none, now running on ``worker`` as ``group``, which is written down as well."""
         with transaction(self._db) as db:
@@ -341,10 +336,6 @@ class QueueDB:
         query = f"SELECT {_LISTED} AS text, position FROM tasks WHERE {where} ORDER BY position LIMIT ?"
         rows = self._db.execute(query, values).fetchall()
         return [row["text"] for row in rows], rows[-1]["position"] if rows else beyond
-
-    def has_key(self, key: str) -> bool:
-        """Whether a task was submitted with ``key``."""
-        return self._db.execute("SELECT 1 FROM tasks WHERE key = ?", (key,)).fetchone() is not None
 
     def count_of(self, user: str, states: Sequence[str]) -> int:
         """How many tasks of ``user`` are in one of ``states``."""

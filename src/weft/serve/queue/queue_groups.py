@@ -7,8 +7,6 @@ import sqlite3
 from dataclasses import asdict, dataclass
 from typing import Any
 
-GROUP_STATES = ("running", "preempted", "ended", "dissolved")
-
 
 @dataclass(frozen=True)
 class Group:

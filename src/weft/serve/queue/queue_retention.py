@@ -1,31 +1,14 @@
-"""Keep the durable queue small and sound: export to JSON lines, delete what ended long ago, check the invariants."""
+"""Keep the durable queue small and sound: delete what ended long ago, check the invariants."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from typing import TextIO
 
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_file import transaction
 from weft.serve.queue.task_states import ENDED, NEXT_STATES, STATES
 
 BATCH = 1000
-
-
-def export_lines(queue: QueueDB, out: TextIO) -> int:
-    """Write every task, then every event, one JSON object per line; returns how many lines."""
-    count, last = 0, 0
-    while tasks := queue.tasks(limit=BATCH, beyond=last):
-        for task in tasks:
-            out.write(json.dumps({"task": task.to_dict()}) + "\n")
-        count, last = count + len(tasks), tasks[-1].position
-    last = 0
-    while events := queue.events(since=last, limit=BATCH):
-        for event in events:
-            out.write(json.dumps({"event": event.to_dict()}) + "\n")
-        count, last = count + len(events), events[-1].seq
-    return count
 
 
 def delete_ended(queue: QueueDB, before: float) -> int:

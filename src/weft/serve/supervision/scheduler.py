@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.sched.admission import free_bytes
+from weft.sched.admission import free_bytes, waits_for
 from weft.sched.decide import decide
 from weft.sched.policies import find_policy
 from weft.sched.policies.policy import Policy
@@ -124,7 +124,7 @@ class Scheduler:
             return True
         open_names = [name for name in task.after if self._state.db.get(name).state != "done"]
         if open_names:
-            self._state.why[task.id] = f"waits for {', '.join(map(repr, open_names[:3]))} to be done"
+            self._state.why[task.id] = waits_for(open_names)
         return bool(open_names)
 
     def _resume_groups(self, planned: Mapping[str, QueueTask]) -> list[QueueTask]:

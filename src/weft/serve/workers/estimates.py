@@ -30,11 +30,11 @@ from weft.serve.workers.quick_estimates import quick_estimate
 SHARED = ("graph", "input", "setup")  # kinds of bytes that the members of a group have once
 STACKED = 1.3  # what a further member of a stack takes, at most, of what a task has of its own alone
 MANY_EPOCHS = 4096  # up to here what a group keeps of every epoch is small, whatever the epochs of its members
-UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step cannot be followed
+UNKNOWN_BYTES, UNKNOWN_SECONDS = 1 << 30, 600.0  # of a model whose step has no dry run
 
 
 def estimate_of(task: Task, device: str, store: GraphStore | None = None, bounds: bool = True) -> dict[str, Any]:
-    """The estimate of ``task`` on ``device``; of a model that cannot be followed, a guess and the reason.
+    """The estimate of ``task`` on ``device``; of a model without a dry run, a guess and the reason.
 
     ``store``: where the planner keeps graphs, whose summaries every estimate needs. ``bounds``: whether a bound will do
     for a very small task; one with a byte budget of its own needs the prediction.
@@ -97,7 +97,7 @@ def _runnable(plan: Plan, estimator: Estimator, task: Task) -> dict[str, Any]:
 
 
 def _guess(reason: str) -> dict[str, Any]:
-    why = f"its step cannot be followed ({reason}), so memory and time are guesses"
+    why = f"its step has no dry run ({reason}), so memory and time are guesses"
     return {
         "bytes": UNKNOWN_BYTES,
         "seconds": UNKNOWN_SECONDS,

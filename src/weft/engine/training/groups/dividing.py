@@ -1,4 +1,4 @@
-"""Divide the batches of a group between the host and what trains: profile, partition, and adapt while it trains."""
+"""Divide the batches of a group between the host and the trainer: profile, partition, and adapt while it trains."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
+from weft.nn.pyg.swap import drawing
 from weft.runtime.batches.source import Source
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
@@ -178,7 +179,8 @@ class Members:
         found = convertible(self.model, asked=self.task.convert is True)
         if not found.layers:
             return False
-        self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number")
+        but = " but masks of attention" if drawing(self.model, found.layers) else ""
+        self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number{but}")
         convert(self.model, found)
         return True
 

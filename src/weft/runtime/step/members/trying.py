@@ -87,7 +87,8 @@ class TryOut:
         own = not isinstance(output, Tensor) and task.traits is None
         logits = logits_and_extra(output, task.label)[0] if own else output
         graph = self._members.builder.graph
-        check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes)
+        per = "number to predict" if graph.regression else "class"
+        check_logits(task.label, self._members.model, logits, batch.y.shape[0], graph.num_classes, per)
 
     def _first_output(self, batch: Batch) -> Any:
         """What the first member's model returns in evaluation mode; a user's is called as a copy of its own."""

@@ -1,4 +1,4 @@
-"""Triton kernel of ``evaluation.py``: cross-entropy and hits of every split in one pass over the logits.
+"""Triton kernel of ``evaluation.py``: cross-entropy and correct predictions of every split in one pass over the logits.
 
 On small graphs kernel launches dominate an epoch, and two numbers per split would take a dozen of them.
 Shapes: T members, N nodes, M nodes of all splits together, S splits, C classes.

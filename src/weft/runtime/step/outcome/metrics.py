@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from weft.runtime.loop.losses import errors
+
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -86,20 +88,28 @@ def roc_auc(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error ``[...]`` of ``output [..., M, 1]`` for numbers ``target [M]``; less is better."""
-    return (output.squeeze(-1) - target).square().mean(-1)
+    """The mean squared error ``[...]`` of ``output [..., M, D]`` for numbers ``target [M, D]``, or ``[M]`` if D is 1.
+
+    Less is better.
+    """
+    return errors(output, target).square().mean((-2, -1))
 
 
 def mae(output: Tensor, target: Tensor) -> Tensor:
     """The mean absolute error ``[...]``; less is better."""
-    return (output.squeeze(-1) - target).abs().mean(-1)
+    return errors(output, target).abs().mean((-2, -1))
 
 
 def r2(output: Tensor, target: Tensor) -> Tensor:
-    """The share of the targets' variance that is explained ``[...]``; NaN where they are all equal."""
-    rest = (output.squeeze(-1) - target).double().square().sum(-1)
-    spread = (target.double() - target.double().mean()).square().sum()
-    return torch.where(spread > 0, 1.0 - rest / spread, torch.nan).float()
+    """The share of the targets' variance that is explained ``[...]``: of several numbers per node, the mean of theirs.
+
+    Numbers that are equal for all nodes are left out of the mean; NaN where all of them are.
+    """
+    rest = errors(output, target).double().square().sum(-2)
+    numbers = target.double().reshape(target.shape[0], -1)
+    spread = (numbers - numbers.mean(0)).square().sum(0)
+    share = torch.where(spread > 0, 1.0 - rest / spread, 0.0)
+    return (share.sum(-1) / (spread > 0).sum()).float()
 
 
 METRICS: dict[str, Metric] = {

@@ -1,0 +1,1 @@
+"""Suites that compare ways to train on one GPU."""

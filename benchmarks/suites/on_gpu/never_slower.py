@@ -1,0 +1,150 @@
+"""A sweep of a user's module on a GPU is not slower than the same tasks one after another: 12 modules on 3 graphs.
+
+    python -m benchmarks.suites.on_gpu.never_slower [--budget-seconds 190] [--out never_slower_gpu.json]
+
+Sides: ``sweep`` are the groups that a run plans for all tasks, ``turn`` is as many epochs of the group of one task.
+Both are captured and replayed as a run does, with their evaluation. Times are milliseconds of an epoch of all tasks,
+the median of ``--runs`` rounds in alternation, each long enough for the clock; ``made`` are the seconds to
+plan and build the group and to train its first epochs, compilation of kernels included.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import weft
+from benchmarks.harness.recorder import Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.timing import synchronize
+from benchmarks.suites.on_cpu.never_slower import MODULES, tasks_of
+from weft.core.plan import Plan
+from weft.engine.base.graph_cache import Graphs
+from weft.engine.base.merger import merger_for
+from weft.engine.planning.run_planner import RunPlanner
+from weft.graph.data.graph import Graph
+from weft.planner.grouping.stack_size_table import Throughput
+from weft.runtime.group import GroupRun
+
+GRAPHS = ("shape:cora", "shape:pubmed", "shape:ogbn-arxiv")
+EPOCHS = 1_000  # that the tasks have: fewer than compiling with Inductor would repay
+ROUND_SECONDS, MOST_EPOCHS, WARM_EPOCHS = 0.05, 40, 3
+BOUND = 0.95  # of the speed in turn that a sweep must reach
+
+
+def groups_of(tasks: Sequence[weft.Task], graph: Graph) -> list[tuple[Plan, GroupRun]]:
+    """The groups that a run plans for ``tasks``, built and warm."""
+    planner = RunPlanner(graph.device, Graphs(graph.device))
+    by_name, made = {task.label: task for task in tasks}, []
+    for plan in planner.groups(tasks, Throughput(planner.machine.name)):
+        members = [by_name[name] for name in plan.members]
+        planner.warm(members, plan, lambda done, total: None)  # on all cores, as a run does
+        group = GroupRun(members, graph, plan, graph.device, merger_for(plan), measure=True)
+        group.advance(WARM_EPOCHS)
+        made.append((group.plan, group))
+    synchronize(graph.device)
+    return made
+
+
+def advance_all(groups: Sequence[tuple[Plan, GroupRun]], epochs: int, times: int) -> None:
+    """``epochs`` epochs of every group, ``times`` over."""
+    for _ in range(times):
+        for _, group in groups:
+            group.advance(epochs)
+
+
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """By the clock, until the device is done."""
+    synchronize(device)
+    begin = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def measure(module: str, graph: Graph, args: Namespace) -> dict[str, Any]:
+    """Median milliseconds of an epoch of all tasks on both sides, and how the sweep was grouped."""
+    tasks, device = tasks_of(module, graph, args.tasks, EPOCHS), graph.device
+    found: dict[str, list[tuple[Plan, GroupRun]]] = {}
+    made = {}
+    for side, members in (("sweep", tasks), ("turn", tasks[:1])):
+        made[side] = seconds_of(lambda s=side, m=members: found.update({s: groups_of(m, graph)}), device)
+    times = {"sweep": 1, "turn": args.tasks}
+    once = {side: seconds_of(lambda s=side: advance_all(found[s], 1, times[s]), device) for side in found}
+    epochs = max(1, min(MOST_EPOCHS, int(ROUND_SECONDS / max(*once.values(), 1e-6))))
+    taken: dict[str, list[float]] = {side: [] for side in found}
+    for _ in range(args.runs):
+        for side, groups in found.items():
+            taken[side].append(seconds_of(lambda g=groups, s=side: advance_all(g, epochs, times[s]), device) / epochs)
+    ms = {side: 1e3 * median(values) for side, values in taken.items()}
+    plans = [plan for plan, _ in found["sweep"]]
+    return {
+        **{f"{side}_ms": round(value, 4) for side, value in ms.items()},
+        **{f"{side}_made_s": round(value, 2) for side, value in made.items()},
+        "join": "+".join(plan.join for plan in plans),
+        "stacks": sum(len(group.stacks) for _, group in found["sweep"]),
+        "compiled": any(plan.compiled for plan in plans),
+        "replayed": all(plan.replay for plan in plans),
+        "turn_over_sweep": round(ms["turn"] / ms["sweep"], 3),
+    }
+
+
+def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
+    """A row per module: how many times as fast the sweep is as the tasks in turn, per graph."""
+    graphs = list(dict.fromkeys(cell["graph"] for cell in cells))
+    return [
+        [module, *((find(cells, module=module, graph=graph) or {}).get("turn_over_sweep") for graph in graphs)]
+        for module in dict.fromkeys(cell["module"] for cell in cells)
+    ]
+
+
+def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """The least ratio, how many are below the bound, and how many cells were not measured."""
+    ratios = [cell["turn_over_sweep"] for cell in cells if "turn_over_sweep" in cell]
+    below = sum(ratio < BOUND for ratio in ratios)
+    return {
+        "cells": len(ratios),
+        "worst": min(ratios, default=None),
+        "below_bound": below,
+        "lost": len(cells) - len(ratios),
+    }
+
+
+def arguments() -> Namespace:
+    """The command line."""
+    parser = common_arguments(__doc__.splitlines()[0])
+    parser.set_defaults(budget_seconds=190.0, out=_out())
+    parser.add_argument("--graphs", type=listed, default=list(GRAPHS))
+    parser.add_argument("--modules", type=listed, default=list(MODULES))
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--runs", type=int, default=5)
+    return parser.parse_args()
+
+
+def _out() -> Path | None:
+    """A file in the folder ``$OUT``, where there is one."""
+    folder = os.environ.get("OUT")
+    return Path(folder) / "never_slower_gpu.json" if folder else None
+
+
+def main() -> None:
+    """Measure every module on every graph and print the ratios."""
+    args = arguments()
+    recorder = Recorder("never_slower_gpu", args)
+    for name in args.graphs:
+        graph = recorder.prepare(name, lambda n=name: weft.load(n, device=recorder.device))
+        for module in args.modules if graph is not None else []:
+            recorder.cell({"graph": name, "module": module}, lambda m=module, g=graph: measure(m, g, args))
+    recorder.save(summary=summary(recorder.cells))
+    print_table(["module", *args.graphs], table(recorder.cells))
+    print(summary(recorder.cells))
+
+
+if __name__ == "__main__":
+    main()

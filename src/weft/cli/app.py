@@ -1,0 +1,65 @@
+"""The commands of ``weft`` and their parser."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from weft.cli.cache import cache
+from weft.cli.data import app as data
+from weft.cli.plan import plan
+from weft.cli.predict import predict
+from weft.cli.probe import probe
+from weft.cli.queue import app as queue
+from weft.cli.remote import cancel, fetch, list_tasks, logs, pause, resume, show, submit, watch
+from weft.cli.run import run
+from weft.cli.serve import serve
+from weft.cli.warm import warm
+from weft.core.version import __version__
+
+app = typer.Typer(
+    name="weft",
+    help="Train many graph neural networks at once, safely and at hardware speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # which folds the lines of a docstring anew
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+app.command()(plan)
+app.command()(predict)
+app.command()(probe)
+app.command()(warm)
+app.command()(cache)
+app.command()(serve)
+for command in (submit, watch, cancel, pause, resume, logs, fetch):
+    app.command()(command)
+queue.command("list")(list_tasks)
+queue.command("show")(show)
+app.add_typer(data, name="data")
+app.add_typer(queue, name="queue")
+
+
+@queue.callback(invoke_without_command=True)
+def _queue(context: typer.Context) -> None:
+    """The queue of a server: without a command, its tasks."""
+    if context.invoked_subcommand is None:
+        list_tasks()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    pass

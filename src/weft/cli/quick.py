@@ -1,0 +1,52 @@
+"""Answer ``weft --version``, ``weft data ls`` and mistakes in a spec before the parser is loaded.
+
+The parser and the modules of all commands take longer to import than these answers take to give. Whatever is not
+recognised here with certainty is left to the parser, which gives the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from weft.core.version import __version__
+
+
+def answer_at_once(words: Sequence[str]) -> bool:
+    """Whether ``words`` are answered; a mistake in the spec that they name is raised."""
+    if list(words) == ["--version"]:
+        print(f"weft {__version__}")
+        return True
+    if list(words[:2]) == ["data", "ls"] and list(words[2:]) in ([], ["--json"]):
+        from weft.cli.data_list import print_graphs
+
+        print_graphs(json=len(words) > 2)
+        return True
+    elsewhere = any(
+        word in ("-h", "--help") or word.startswith("--on") for word in words
+    )  # a cluster has its own graphs
+    if len(words) > 1 and words[0] in ("run", "plan") and not elsewhere:
+        _check_spec(words[1], _overrides(words[2:]))
+    return False
+
+
+def _is_left(word: str) -> bool:
+    """Help is the parser's; the graphs of a cluster (``--on``) are not here."""
+    return word in ("-h", "--help") or word.startswith("--on")
+
+
+def _check_spec(text: str, overrides: list[str]) -> None:
+    """Read the spec that the command will read; a pipe can be read once only and is left to the command."""
+    path = Path(text)
+    if text.startswith("-") or path.suffix == ".json" or (path.exists() and not path.is_file()):
+        return
+    from weft.cli.spec import spec_of
+
+    spec_of(path, overrides)
+
+
+def _overrides(words: Sequence[str]) -> list[str]:
+    """The values of ``--set``."""
+    apart = [value for name, value in pairwise(words) if name == "--set"]
+    return apart + [word.removeprefix("--set=") for word in words if word.startswith("--set=")]

@@ -1,0 +1,1 @@
+"""Forms derived from graphs (self loops, transposes, first aggregations), remembered between processes."""

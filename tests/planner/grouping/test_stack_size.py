@@ -1,0 +1,28 @@
+"""How many tasks fill a device, by rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.core.graph_stats import GraphStats
+from weft.core.task import Task
+from weft.planner.cost.rule_of_thumb import DEFAULT_RATES, hidden_bytes
+from weft.planner.grouping.stack_size import fitting_size
+
+STATS = GraphStats("g", 60_000, 240_000, 64)
+TASK = Task(graph="g", hidden=16)
+
+
+def sized(cache):
+    return fitting_size(TASK, STATS, "cpu", replace(DEFAULT_RATES["cpu"], cache=cache), None)
+
+
+def test_a_cache_that_holds_the_rows_of_all_does_not_limit_them():
+    row = hidden_bytes(TASK, STATS)
+    plenty = sized(1 << 40)
+    assert plenty.tasks > 1
+    assert "launches" in plenty.why
+    assert sized(plenty.tasks * row) == plenty
+    less = sized(plenty.tasks * row - 1)
+    assert less.tasks == plenty.tasks - 1
+    assert less.why == f"the rows of {less.tasks} tasks fill the cache (by rule, not measured)"
