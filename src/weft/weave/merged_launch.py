@@ -227,15 +227,25 @@ def body_of(kernel: Any) -> Any:
     source = re.sub(rf"def {name}\(", f"def {name}({', '.join(IDS)}, ", source, count=1)
     source = re.sub(r"tl\.program_id\((?:axis=)?(\d)\)", r"weft_id\1", source)
     source = re.sub(r"tl\.num_programs\((?:axis=)?(\d)\)", r"weft_n\1", source)
-    return compiled(source, name, dict(kernel.fn.__globals__))
+    return compiled(source, name, dict(kernel.fn.__globals__), full_name(kernel))
 
 
-def compiled(source: str, name: str, scope: dict[str, Any]) -> Any:
-    """The function ``name`` that ``source`` defines."""
-    file = f"<weft {name} {sha256(source.encode()).hexdigest()[:16]}>"
+def full_name(kernel: Any) -> str:
+    """The name of a kernel and of the module that it is from."""
+    return f"{kernel.fn.__module__}.{kernel.fn.__qualname__}"
+
+
+def compiled(source: str, name: str, scope: dict[str, Any], origin: str = "") -> Any:
+    """The function ``name`` that ``source`` defines; ``origin`` names what the source alone does not say.
+
+    Triton takes two functions of one module, one name and the same types of arguments for one: the second is never
+    compiled, and calls of it run the first. So every text gets a module name of its own.
+    """
+    digest = sha256(f"{source}\n{origin}".encode()).hexdigest()[:16]
+    file = f"<weft {name} {digest}>"
     # Triton reads a function's source through inspect, which finds it here.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    scope["__name__"] = __name__
+    scope["__name__"] = f"{__name__}.{digest}"
     exec(compile(source, file, "exec"), scope)  # the text of our own kernels and templates, no input of a user
     return scope[name]
 
