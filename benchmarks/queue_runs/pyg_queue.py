@@ -9,6 +9,7 @@ As a program it is such a worker: it reads a line of JSON per task and answers e
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -56,6 +57,11 @@ class PyGWorker:
         found: dict[str, Any] = json.loads(line)
         return found
 
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """End the process."""
         with suppress(OSError):
@@ -66,6 +72,30 @@ class PyGWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class PyGWorkers:
+    """Workers that stay from one queue to the next; one that has ended is replaced."""
+
+    def __init__(self, count: int, device: str, environment: Mapping[str, str] | None = None) -> None:
+        self._count, self._device, self._environment = count, device, environment
+        self._workers: list[PyGWorker] = []
+
+    def ready(self) -> list[PyGWorker]:
+        """All of them, with nothing left of former queues."""
+        for worker in [worker for worker in self._workers if not worker.alive]:
+            worker.stop()
+            self._workers.remove(worker)
+        for worker in self._workers:
+            worker.train({"clear": True})
+        while len(self._workers) < self._count:
+            self._workers.append(PyGWorker(self._device, self._environment))
+        return list(self._workers)
+
+    def stop(self) -> None:
+        """End all."""
+        for worker in self._workers:
+            worker.stop()
 
 
 def run_in_order(
@@ -130,6 +160,13 @@ def main() -> None:
     graphs: dict[str, Any] = {}
     for line in sys.stdin:
         settings = json.loads(line)
+        if settings.get("clear"):
+            graphs.clear()
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            say(answers, {"cleared": True})
+            continue
         try:
             path = settings["graph"]
             graphs.setdefault(path, None)

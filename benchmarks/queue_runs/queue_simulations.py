@@ -22,9 +22,9 @@ ONE, PAIRS = "pipeswitch", "pairs"
 Cell = dict[str, Any]
 
 
-def add_simulations(cells: Sequence[Cell]) -> None:
-    """Write into every measured cell what the simulator says of it."""
-    for name in dict.fromkeys(cell["queue"] for cell in cells):
+def add_simulations(cells: Sequence[Cell], queues: Iterable[str] | None = None) -> None:
+    """Write into every measured cell, of some queues or all, what the simulator says of it."""
+    for name in dict.fromkeys(cell["queue"] for cell in cells) if queues is None else queues:
         found = {cell["mode"]: cell for cell in cells if cell["queue"] == name and cell["status"] == "ok"}
         base = found.get(ONE)
         if base is None or base["failed"]:

@@ -39,7 +39,7 @@ from benchmarks.baselines import mps
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
 from benchmarks.queue_runs.device_sampler import DeviceSampler
-from benchmarks.queue_runs.pyg_queue import PyGWorker, run_in_order
+from benchmarks.queue_runs.pyg_queue import PyGWorkers, run_in_order
 from benchmarks.queue_runs.queue_plots import group_rows, write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
 from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
@@ -124,28 +124,20 @@ def figures(outcome: Simulation, sampled: Mapping[str, Any], **more: Any) -> dic
 
 
 def pyg_cell(
-    name: str, tasks: Mapping[str, Settings], device: torch.device, args: Namespace, idle_bytes: int
+    name: str, tasks: Mapping[str, Settings], device: torch.device, pool: PyGWorkers, idle_bytes: int
 ) -> dict[str, Any]:
     """A queue in PyG, every task trained for an epoch before by every worker."""
-    with ExitStack() as stack:
-        environment: Mapping[str, str] = {}
-        count = 1 if name == "pyg" else args.workers
-        if count > 1 and device.type == "cuda":
-            if not mps.available():
-                raise NotHere(f"{mps.CONTROL} is not installed")
-            environment = stack.enter_context(mps.service())
-        workers = [PyGWorker(str(device), environment) for _ in range(count)]
-        for worker in workers:
-            stack.callback(worker.stop)
-        warm = {f"{label}/{place}": {**one, "epochs": 1} for label, one in tasks.items() for place in range(count)}
-        run_in_order(name, workers, warm)
-        with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
-            begin = time.time()
-            outcome, trouble = run_in_order(name, workers, tasks)
-            sampled = sampler.figures(begin, time.time(), idle_bytes)
-        starts = [worker.start_seconds for worker in workers]
-        peak = peak_bytes(outcome.groups)
-        return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
+    workers = pool.ready()
+    count = len(workers)
+    warm = {f"{label}/{place}": {**one, "epochs": 1} for label, one in tasks.items() for place in range(count)}
+    run_in_order(name, workers, warm)
+    with DeviceSampler(device.index or 0 if device.type == "cuda" else None) as sampler:
+        begin = time.time()
+        outcome, trouble = run_in_order(name, workers, tasks)
+        sampled = sampler.figures(begin, time.time(), idle_bytes)
+    starts = [worker.start_seconds for worker in workers]
+    peak = peak_bytes(outcome.groups)
+    return figures(outcome, sampled, **trouble, peak_bytes=peak, start_seconds=sum(starts) / len(starts))
 
 
 def weft_cell(
@@ -218,21 +210,44 @@ def run_queue(
         recorder.cell({"queue": name, "mode": PAIRS}, make, free=False)
     for mode in (mode for mode in modes if mode != ONE):
         recorder.cell({"queue": name, "mode": mode}, lambda mode=mode: cell(mode), free=False)
-    finish(recorder, args)
+    finish(recorder, args, [name])
 
 
-def finish(recorder: Recorder, args: Namespace) -> None:
-    """The simulator beside what was measured so far, and the charts."""
-    add_simulations(recorder.cells)
+def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
+    """The simulator beside what was measured of some queues so far, and their charts."""
+    add_simulations(recorder.cells, names)
     recorder.save()
     if args.out is not None:
-        write_plots(recorder.cells, Path(args.out))
+        write_plots([cell for cell in recorder.cells if cell["queue"] in names], Path(args.out))
 
 
-def run_pyg(name: str, mode: str, recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int) -> None:
-    """A queue in PyG."""
-    tasks = tasks_of(name, graphs, args)
-    recorder.cell({"queue": name, "mode": mode}, lambda: pyg_cell(mode, tasks, recorder.device, args, idle), free=False)
+def run_pyg(
+    mode: str, names: Sequence[str], recorder: Recorder, graphs: Mapping[str, Path], args: Namespace, idle: int
+) -> None:
+    """All queues in PyG, by workers that start once."""
+    count = 1 if mode == "pyg" else args.workers
+    with ExitStack() as stack:
+        pools: list[PyGWorkers] = []
+
+        def measure(tasks: Mapping[str, Settings]) -> dict[str, Any]:
+            if not pools:
+                environment = pyg_environment(count, recorder.device, stack)
+                pools.append(PyGWorkers(count, str(recorder.device), environment))
+                stack.callback(pools[0].stop)
+            return pyg_cell(mode, tasks, recorder.device, pools[0], idle)
+
+        for name in names:
+            tasks = tasks_of(name, graphs, args)
+            recorder.cell({"queue": name, "mode": mode}, lambda tasks=tasks: measure(tasks), free=False)
+
+
+def pyg_environment(count: int, device: torch.device, stack: ExitStack) -> Mapping[str, str]:
+    """What the workers need to share a GPU by MPS, which runs until ``stack`` ends."""
+    if count == 1 or device.type != "cuda":
+        return {}
+    if not mps.available():
+        raise NotHere(f"{mps.CONTROL} is not installed")
+    return stack.enter_context(mps.service())
 
 
 def left_to_run(recorder: Recorder, names: Sequence[str], modes: Sequence[str]) -> bool:
@@ -323,13 +338,13 @@ def main() -> None:
         if graphs is None:
             return
         chosen = listed(args.modes)
-        for name in names if "pyg" in chosen else ():
-            run_pyg(name, "pyg", recorder, graphs, args, idle)
+        if "pyg" in chosen:
+            run_pyg("pyg", names, recorder, graphs, args, idle)
         if left_to_run(recorder, names, [mode for mode in chosen if mode not in PYG]):
             run_weft(folder, names, chosen, recorder, graphs, args, idle)
-        for name in names if "pyg_mps" in chosen else ():
-            run_pyg(name, "pyg_mps", recorder, graphs, args, idle)
-        finish(recorder, args)
+        if "pyg_mps" in chosen:
+            run_pyg("pyg_mps", names, recorder, graphs, args, idle)
+        finish(recorder, args, names)
     summary(recorder)
 
 
