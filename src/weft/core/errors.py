@@ -15,6 +15,8 @@ Every message names the value, what was expected and what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WeftError(Exception):
     """Base of every error that Weft raises on purpose."""
@@ -37,9 +39,13 @@ class SpecError(InputError):
 
 
 class TrainingError(WeftError):
-    """A run that started could not finish."""
+    """A run that started could not finish.
+
+    ``result``: what was trained, where all of it was and only writing it failed; else None.
+    """
 
     exit_code = 3
+    result: Any = None
 
 
 class DivergedError(TrainingError):

@@ -257,6 +257,7 @@ def _run_task(
         job.running_report = RunningReport(lambda members: folder.save_report(members[0]))
     try:
         (result,) = job.train(resume)
+        _check_written(job, result)
     except TrainingError as error:
         status = "out of memory" if isinstance(error, OutOfMemoryError) else "failed"
         events.event("failed", status=status, message=str(error))
@@ -294,13 +295,28 @@ def _run_sweep(
     try:
         found = job.train(resume)
         result = as_a_whole(found)
-        if isinstance(folder, SweepFolder) and folder.opened:
-            folder.save_sweep(result)
+        if isinstance(folder, SweepFolder) and folder.opened and job.not_written is None:
+            _write_sweep(job, folder, result)
+        _check_written(job, result)
     except TrainingError as error:
         events.event("failed", status="failed", message=str(error))
         raise
     events.event("finish", **_summary(result), **_report(folder))
     return result
+
+
+def _write_sweep(job: Job, folder: SweepFolder, result: SweepResult) -> None:
+    try:
+        folder.save_sweep(result)
+    except TrainingError as error:
+        job.not_written = error
+
+
+def _check_written(job: Job, result: Result | SweepResult) -> None:
+    """Raise the error that kept results from being written; it carries them."""
+    if job.not_written is not None:
+        job.not_written.result = result
+        raise job.not_written
 
 
 def _report(folder: RunFolder | None) -> dict[str, str]:

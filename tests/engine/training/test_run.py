@@ -13,7 +13,9 @@ from tests.engine.random_module import TorchDropout
 from tests.graphs_for_tests import small, tiny_graph
 from tests.stacks import solo_plan
 from weft.core.errors import DivergedError, GraphError, InputError, OutOfMemoryError, SpecError, TrainingError
+from weft.core.sweep import Sweep
 from weft.core.task import Task
+from weft.engine.results.result import Result
 from weft.engine.run import run
 from weft.engine.training.run_folder import RunFolder
 from weft.runtime.checkpoint import FILE, read_checkpoint, save_atomically
@@ -399,7 +401,7 @@ class TestTrouble:
         assert not list(tmp_path.iterdir())
 
     def test_a_half_written_checkpoint_never_replaces_a_whole_one(self, tmp_path, monkeypatch):
-        run(make_task(epochs=2), out=tmp_path, progress=False)
+        expected = run(make_task(epochs=2), out=tmp_path, progress=False)
         before = (tmp_path / FILE).read_bytes()
 
         def torn(tensors, path, metadata):
@@ -414,9 +416,28 @@ class TestTrouble:
         assert (tmp_path / FILE).read_bytes() == before
         assert not list(tmp_path.glob("*.partial"))
         events = []
-        with pytest.raises(TrainingError, match="disk full"):
+        with pytest.raises(TrainingError, match="disk full") as raised:
             run(make_task(epochs=2), out=tmp_path / "new", progress=False, on_event=events.append)
         assert (events[-1].kind, events[-1].data["status"]) == ("failed", "failed")
+        assert raised.value.result.history == expected.history
+
+    def test_what_was_trained_comes_with_the_error_that_it_could_not_be_written(self, tmp_path, monkeypatch):
+        """Both groups of a sweep are trained although the results of neither can be written."""
+
+        def full(self, folder):
+            raise OSError(28, "No space left on device")
+
+        sweep = Sweep(graph=tiny_graph(), model=["gcn", "gat"], epochs=2)
+        expected = run(sweep, progress=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Result, "save", full)
+            with pytest.raises(TrainingError, match="No space left on device") as raised:
+                run(sweep, out=tmp_path / "run", progress=False)
+        found = raised.value.result
+        assert [member.status for member in found] == ["finished", "finished"]
+        assert [member.history for member in found] == [member.history for member in expected]
+        again = run(sweep, out=tmp_path / "run", resume=True, progress=False)
+        assert [member.history for member in again] == [member.history for member in expected]
 
 
 def test_models_by_file(tmp_path):

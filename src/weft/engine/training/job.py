@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, WeftError
+from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan
@@ -89,6 +89,7 @@ class Job:
         self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
+        self.not_written: TrainingError | None = None  # why results are in memory only
 
     def _make_graphs(self) -> Graphs:
         return Graphs(self._device, on_host=self._options.budget is not None, store=self._store)
@@ -324,11 +325,20 @@ class Job:
             raise self._interrupted(session)
         plan = self._took(key, group.plan, session)
         found = self._results.of(group, session.tracks, plan)
-        if self._folder is not None:
-            self._folder.save_members(found)
         self._results.add(found)
+        self._keep(found)
         if not self._results.complete:
             self._report()
+
+    def _keep(self, found: list[Result]) -> None:
+        """Write what a group left behind; where that fails, what it trained is still returned, with the error."""
+        if self._folder is None:
+            return
+        try:
+            self._folder.save_members(found)
+        except TrainingError as error:
+            self.not_written = error
+            self._events.note(str(error))
 
     def _make_session(self, group: GroupRun, save: Save | None, driver: Driver) -> Session:
         threads = FreeThreads(self._began) if self._device.type == "cpu" else None
@@ -386,7 +396,7 @@ class Job:
         """Members without weights leave a file as well, once a member has begun."""
         lost = self._results.without_weights()
         if lost and self._folder is not None and self._folder.opened:
-            self._folder.save_members(lost)
+            self._keep(lost)
 
 
 def _number(key: str) -> int:

@@ -222,8 +222,10 @@ class Session:
 
     def _finish(self, decision: Decision) -> None:
         running = [track for track in self.tracks if track.running]
-        if decision.save:
-            self.save(finished=not running)
+        if decision.save and running:
+            self.save()
+        elif decision.save:
+            self._save_or_warn(finished=True)  # its results are still to be written
         self.left = decision.reason if running else ""
         if self.left:
             self._events.left(self.left, self.group.epoch)
@@ -253,10 +255,10 @@ class Session:
         self._events.checkpoint(self.checkpoint, self.group.epoch)
         return self.checkpoint
 
-    def _save_or_warn(self) -> None:
+    def _save_or_warn(self, finished: bool = False) -> None:
         """A checkpoint that cannot be written does not end the training: the next one may succeed."""
         try:
-            self.save()
+            self.save(finished)
         except TrainingError as error:
             self._tell_not_saved(str(error))
         else:
