@@ -13,7 +13,7 @@ from weft.runtime.device.threads import step_seconds
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.step.stack import Stack
 
-SLOWER = 1.02  # times what the members take, from which on a stack is not worth it
+SLOWER = 0.97  # times what the members take, from which on a stack is not worth it: less is within the noise of steps
 WORTH_SECONDS = 0.1  # of the whole training: what takes less is not worth a note
 ATTEMPTS = 3  # to see a step take no longer: a busy machine makes single ones slower
 
@@ -24,7 +24,8 @@ def slower_than_alone(stack: Stack) -> str | None:
     if one is None or len(stack.tasks) < 2:
         return None
     alone, epochs = len(stack.tasks) * one, max(task.epochs for task in stack.tasks)
-    most, together = max(SLOWER * alone, alone + WORTH_SECONDS / epochs), math.inf
+    short = (1 - SLOWER) * alone * epochs < WORTH_SECONDS
+    most, together = alone + WORTH_SECONDS / epochs if short else SLOWER * alone, math.inf
     for _ in range(ATTEMPTS):
         together = min(together, _step_seconds(stack))
         if together <= most:
