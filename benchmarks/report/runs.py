@@ -178,7 +178,7 @@ def cpu_sentence() -> str:
     results = Results.of("cpu")
     weft, pyg = (_cpu_seconds(results, "each epoch", side) for side in ("weft", "pyg"))
     return (
-        f"On a {results.runs[0]['cores']}-core CPU that did other work as well, Cora's GCN of 200 epochs took "
+        f"On a {results.runs[0]['cores']}-core CPU, Cora's GCN of 200 epochs took "
         f"{_range(weft)} s against PyG's {_range(pyg)}: {times(median(pyg) / median(weft))} by the medians of "
         f"{len(weft)} runs. {_threads(results)}"
     )
