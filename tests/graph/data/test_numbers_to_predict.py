@@ -36,7 +36,7 @@ def test_a_column_of_floats_is_one_whatever_its_values():
 SEVERAL = torch.tensor([[0.5, 1.0], [1.0, 0.0], [float("nan"), 3.0], [-2.0, 4.0]])
 
 
-@pytest.mark.parametrize("y", [SEVERAL, SEVERAL.double().numpy(), torch.tensor([[2.0, 0.0], [1.0, 1.0]] * 2)])
+@pytest.mark.parametrize("y", [SEVERAL, SEVERAL.double().numpy(), torch.tensor([[2.5, 0.0], [1.0, 1.0]] * 2)])
 def test_several_numbers_per_node(y, tmp_path):
     graph = Graph.from_edges(**EDGES, y=y)
     assert graph.regression
@@ -56,6 +56,8 @@ def test_zeros_and_ones_are_labels_and_other_whole_numbers_are_refused():
     assert Graph.from_edges(**EDGES, y=torch.tensor([[0.0, 1.0]] * 4)).multilabel
     with pytest.raises(GraphError, match=r"y\[0, 1\] = 2.0: a label matrix"):
         Graph.from_edges(**EDGES, y=torch.tensor([[0, 2]] * 4))
+    with pytest.raises(GraphError, match="scale numbers to predict if all of them are whole"):
+        Graph.from_edges(**EDGES, y=torch.tensor([[0.0, 2.0]] * 4))
     with pytest.raises(GraphError, match=r"y\[1, 0\] is inf: numbers to predict are finite"):
         Graph.from_edges(**EDGES, y=torch.tensor([[0.5, 2], [float("inf"), 1], [0, 0], [0, 0]]))
     with pytest.raises(GraphError, match="num_classes=3 but y has 2 numbers per node"):

@@ -18,8 +18,8 @@ from weft.graph.data.validate import check_labels, first_where, position_in
 def as_labels(y: Any) -> Tensor | None:
     """Integers ``[N]`` or ``[N, 1]`` are class numbers, zeros and ones ``[N, C]`` are several labels per node.
 
-    Numbers with a fraction, a column ``[N, 1]`` of float numbers, and float numbers ``[N, D]`` of which some are
-    neither 0 nor 1 are to be predicted. NaN marks a node without one.
+    Numbers ``[N]`` or ``[N, D]`` of which some have a fraction, and a column ``[N, 1]`` of float numbers, are to be
+    predicted. NaN marks a node without one.
     """
     if y is None:
         return None
@@ -47,14 +47,16 @@ def is_targets(labels: Tensor) -> bool:
         return False
     if column and first_where(labels, torch.isnan) is None:
         return True
-    return first_where(labels, lambda part: part.isfinite() & (part != part.floor())) is not None
+    return first_where(labels, _has_fraction) is not None
 
 
 def is_matrix_of_numbers(labels: Tensor) -> bool:
-    """Whether a float matrix has a number that is no label: neither 0 nor 1."""
-    if not labels.is_floating_point():
-        return False
-    return first_where(labels, lambda part: ~part.isnan() & (part != 0) & (part != 1)) is not None
+    """Whether a float matrix has a number with a fraction: a 2.0 among labels is a mistake, not a number to predict."""
+    return labels.is_floating_point() and first_where(labels, _has_fraction) is not None
+
+
+def _has_fraction(part: Tensor) -> Tensor:
+    return part.isfinite() & (part != part.floor())
 
 
 def _targets(labels: Tensor) -> Tensor:

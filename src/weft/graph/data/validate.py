@@ -112,7 +112,8 @@ def check_labels(y: Tensor) -> None:
         if bad is not None:
             raise GraphError(
                 f"y{position_in(y.shape, bad)} = {y.reshape(-1)[bad].item()}: a label matrix [N, C] holds "
-                f"0 or 1; for one class per node give a vector of class numbers"
+                "0 or 1; for one class per node give a vector of class numbers, and scale numbers to predict if all "
+                "of them are whole"
             )
         return
     bad = first_where(y, lambda part: part < -1)
