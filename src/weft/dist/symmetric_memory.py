@@ -77,7 +77,7 @@ class Symmetric:
         self._parts, self._size = [], 0  # a heap of fixed size has room for the new ones only after that
         size = -(-num_bytes // 512) * 512
         own = self._allocate(SLOTS * size)
-        handle = _torch_module().rendezvous(own, dist.group.WORLD)
+        handle = _torch_module().rendezvous(own, dist.group.WORLD) if self._ranks > 1 else None
         shape = (SLOTS * size,)
         wholes = [
             own if rank == self._rank else handle.get_buffer(rank, shape, torch.uint8) for rank in range(self._ranks)

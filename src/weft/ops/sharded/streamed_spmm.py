@@ -92,7 +92,10 @@ def streamed_spmm_triton(
     memory = x.new_empty(size) if staging is None else staging[:size]
     if total.numel():
         parts = list(_parts(memory, csr.tiles, tasks, features))
-        arrived = _fetch(x, [peer.reshape(tasks, *peer.shape[-2:]) for peer in peers], csr.tiles, parts, overlap)
+        rows_of = [peer.reshape(tasks, *peer.shape[-2:]) for peer in peers]
+        # Both are read on the other stream: they live until this one has waited for the last tile.
+        table = address_table(rows_of, x.device) if any(tile.needed is not None for tile in csr.tiles) else None
+        arrived = _fetch(x, rows_of, table, csr.tiles, parts, overlap)
         spmm_triton(x_TNF, csr.local_weight, row_scale, None, csr.local, out=total)
         for tile, part, ready in zip(csr.tiles, parts, arrived, strict=True):
             if ready is not None:
@@ -111,11 +114,14 @@ def _parts(memory: Tensor, tiles: Sequence[Tile], tasks: int, features: int) -> 
 
 
 def _fetch(
-    x: Tensor, peers: Sequence[Tensor], tiles: Sequence[Tile], parts: Sequence[Tensor], overlap: bool
+    x: Tensor,
+    peers: Sequence[Tensor],
+    table: tuple[Tensor, Tensor] | None,
+    tiles: Sequence[Tile],
+    parts: Sequence[Tensor],
+    overlap: bool,
 ) -> list[Any]:
     """Begin to copy all tiles; an event per tile, None where there is nothing to wait for."""
-    gathers = any(tile.needed is not None for tile in tiles)
-    table = address_table(peers, x.device) if gathers else None
     side, beside = None, nullcontext()
     if x.is_cuda and overlap:
         side = copying_stream(x.device.index or 0)
