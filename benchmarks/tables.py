@@ -15,7 +15,7 @@ from collections.abc import Callable
 from difflib import unified_diff
 from pathlib import Path
 
-from benchmarks.report import kernels, planning, runs, sampled, training
+from benchmarks.report import kernels, modules, planning, runs, sampled, training
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/plan.md", "benchmarks/README.md")
@@ -39,6 +39,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "whole-runs": runs.whole_runs,
     "weaving": runs.weaving,
     "compiled": runs.compiled,
+    "converted": modules.converted,
+    "relations": modules.relations,
     "first-minute": runs.first_minute,
     "sampled-epoch": runs.sampled_epoch,
     "neighbor-loader": sampled.neighbor_loader,

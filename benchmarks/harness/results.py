@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parents[1] / "results"
 KEYS: dict[str, tuple[str, ...]] = {
     "accuracy": ("graph", "model", "side", "seed"),
     "attention": ("shape", "model", "dropout", "side"),
+    "converted": ("graph", "module", "batch"),
     "epoch": ("shape", "model", "side"),
     "estimates": ("name", "shape", "tasks", "measured"),
     "first_minute": ("shape", "model", "side"),
@@ -70,7 +71,7 @@ class Results:
         return next((c for c in self.cells if all(c.get(k) == v for k, v in wanted.items())), None)
 
     def with_newer(self, other: Results) -> Results:
-        """Both together: of two cells with one key the one of the newer run stays, unless only the older went well.
+        """Both together: of two cells with one key the one of the newer run stays, unless the older tells more.
 
         Of a baseline that is replaced the milliseconds stay in ``earlier_ms``: how far runs are apart.
         """
@@ -103,10 +104,15 @@ def _newer(old: Cell | None, new: Cell, runs: Sequence[dict[str, Any]]) -> Cell:
         return new
     if str(runs[new["run"]].get("date")) < str(runs[old["run"]].get("date")):
         old, new = new, old
-    if old.get("status", "ok") == "ok" and new.get("status", "ok") != "ok":
+    if _told(new) < _told(old):
         return old
     baseline = "ms" in old and "ms" in new and not str(new.get("side")).startswith(WEFT_SIDES)
     return {**new, "earlier_ms": [*old.get("earlier_ms", []), old["ms"]]} if baseline else new
+
+
+def _told(cell: Cell) -> int:
+    """What a cell tells: a measurement, that it cannot be had, or nothing."""
+    return {"ok": 2, "skipped": 0}.get(cell.get("status", "ok"), 1)
 
 
 class NotKept(Exception):

@@ -1,7 +1,7 @@
 """Layers of PyG in users' modules, kept and converted: an epoch with its evaluation, and the difference in numbers.
 
-    python -m benchmarks.suites.converted [--device cuda] [--graphs shape:arxiv,squirrel.npz] [--out converted.json]
-    python -m benchmarks.suites.converted --batch 1024 --graphs shape:arxiv --epochs 2 --modules sage-jk,gat-drop
+    python -m benchmarks.suites.converted [--device cuda] [--graphs shape:cora,squirrel.npz] [--out converted.json]
+    python -m benchmarks.suites.converted --batch 1024 --graphs shape:ogbn-arxiv --epochs 2 --modules sage-jk,gat-drop
 
 *Kept* is ``weft.run(..., convert=False)``, *converted* the same without it: one task of ``--epochs`` epochs each, in
 alternation ``--runs`` times. ``ms`` is the least of the seconds per epoch that a run reports, which leaves planning,
@@ -86,7 +86,7 @@ def measure(module: str, graph: Graph, args: Namespace) -> dict[str, Any]:
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
-    parser.add_argument("--graphs", type=listed, default=["shape:cora", "shape:pubmed", "shape:arxiv"])
+    parser.add_argument("--graphs", type=listed, default=["shape:cora", "shape:pubmed", "shape:ogbn-arxiv"])
     parser.add_argument("--modules", type=listed, default=list(MODULES))
     parser.add_argument("--batch", type=int, default=0, help="train on sampled batches of so many seeds")
     parser.add_argument("--fanout", type=listed, default=["10", "10", "10"], help="neighbours per hop")
@@ -103,7 +103,8 @@ def main() -> None:
         load = weft.open if name.endswith(".npz") else weft.load
         graph = recorder.prepare(name, lambda n=name, load=load: load(n))
         for module in args.modules if graph is not None else ():
-            recorder.cell({"graph": name, "module": module}, lambda m=module, g=graph: measure(m, g, args))
+            key = {"graph": name, "module": module, "batch": args.batch}
+            recorder.cell(key, lambda m=module, g=graph: measure(m, g, args))
     recorder.save()
     columns = ("kept_ms", "converted_ms", "times", "apart")
     rows = []

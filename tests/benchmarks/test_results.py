@@ -53,6 +53,10 @@ def test_a_failure_does_not_replace_a_figure(tmp_path):
     assert found.find(side="pyg")["ms"] == 5.0
     assert found.any(side="captured")["reason"] == "large"
     assert found.find(side="captured") is None
+    unknown = [cell("pyg", None, "skipped", reason="no time")]
+    failed = Results.read(write(tmp_path / "c.json", "2026-01-03", bad))
+    again = failed.with_newer(Results.read(write(tmp_path / "d.json", "2026-01-04", unknown)))
+    assert again.any(side="pyg")["error"] == "out of memory", "a cell that was left out tells less than a failure"
 
 
 def test_a_file_of_several_runs_is_not_resumed(tmp_path):
