@@ -16,7 +16,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
-from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
 from weft.runtime.group_state import GroupState
@@ -120,19 +120,20 @@ class GroupRun(GroupState):
         self.group_step.compile(self._skips_evaluations())
         too_much = False
         try:
-            self._prepare_with()
+            self._record()
         except torch.OutOfMemoryError:
             too_much = any(stack.is_compiled for stack in self.stacks)
             if not too_much:
                 raise
         if too_much:  # the compiled step holds folded constants: without it the run may fit
             self.group_step.as_written("the step is not compiled: memory ran out")
-            self._prepare_with()
-        if not self._always_evaluates():
-            self._prepare_without()
+            self._record()
 
-    def _prepare_with(self) -> None:
-        self._with_evaluation = self._replay(self.group_step.evaluated, record=self._may_record())
+    def _record(self) -> None:
+        """The epoch with an evaluation, and if there are others the one without, each captured if it may be."""
+        self._with_evaluation = self._replay(self.group_step.evaluated)
+        self._without_evaluation = None if self._always_evaluates() else self._replay(self.group_step.without_evaluation)
+        self._capture([one for one in (self._with_evaluation, self._without_evaluation) if one is not None])
 
     def _may_record(self) -> bool:
         """Whether to capture the step: as planned, unless something is kept in Python between calls."""
@@ -149,18 +150,16 @@ class GroupRun(GroupState):
     def _skips_evaluations(self) -> bool:
         return any(member.task.eval_every < member.task.epochs for member in self.present)
 
-    def _prepare_without(self) -> None:
-        record, pool = self._may_record(), None
-        if self._with_evaluation is not None:
-            record, pool = record and self._with_evaluation.recorded, self._with_evaluation.pool
-        self._without_evaluation = self._replay(self.group_step.without_evaluation, record=record, pool=pool)
-
-    def _replay(self, step: Callable[[], None], *, record: bool, pool: Any = None) -> Replay:
+    def _replay(self, step: Callable[[], None]) -> Replay:
         changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
-        replay = Replay(step, changed, record=record, pool=pool)
-        if replay.reason:
-            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
-        return replay
+        return Replay(step, changed, record=False)
+
+    def _capture(self, replays: list[Replay]) -> None:
+        if not self._may_record():
+            return
+        Recordings().add(*replays)
+        for reason in (one.reason for one in replays if one.reason):
+            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({reason})")
 
     def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:
         """Train up to ``epochs`` more epochs, fewer once ``stop()`` says so, and read what happened."""
@@ -197,7 +196,8 @@ class GroupRun(GroupState):
         if self._without_evaluation is None:
             self.group_step.merge()
             self.group_step.compile(self._skips_evaluations())
-            self._prepare_without()
+            self._without_evaluation = self._replay(self.group_step.without_evaluation)
+            self._capture([self._without_evaluation])
         self.epoch += 1
         self._without_evaluation()
 

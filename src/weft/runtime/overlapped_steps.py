@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.batches.source import Batch
-from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.device.streams import fetching_stream, urgent_stream
 
 PLACES = 2  # buffers
@@ -53,7 +53,7 @@ class OverlappedSteps:
         # A graph may use the memory of another of its pool for what it needs in between: that of the other buffer must
         # not be touched while it is trained on.
         self._fetch_pools: list[Any] = [None] * PLACES
-        self._train_pool: Any = None
+        self._trainings = Recordings()
         self._turn = 0
         self.notes: list[str] = []
 
@@ -124,9 +124,11 @@ class OverlappedSteps:
 
         # Kernels of training go before those of fetching, which wait for PCIe most of the time.
         # What is fetched eagerly is elsewhere every time, so it is also trained on eagerly.
-        about = {"pool": self._train_pool, "stream": urgent_stream(self._device)}
-        slot.train = Replay(train, self._changed, record=slot.fetch is not None and slot.fetch.recorded, **about)
-        self._train_pool = slot.train.pool or self._train_pool
+        slot.train = Replay(train, self._changed, record=False, stream=urgent_stream(self._device))
+        if slot.fetch is not None and slot.fetch.recorded:
+            alike = (self._slots.get((slot.mine.shape, place)) for place in range(PLACES))
+            known = any(one is not None and one.train is not None and one.train.recorded for one in alike)
+            self._trainings.add(slot.train, warm=not known)
         self._note("the step runs", slot.train)
 
     def _note(self, what: str, replay: Replay) -> None:

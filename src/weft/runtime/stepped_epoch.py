@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from weft.runtime.batches.source import Batch, Source
-from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.overlapped_steps import OverlappedSteps, Slot
 from weft.runtime.step.stack import Stack
 
@@ -26,7 +26,7 @@ class SteppedEpoch:
 
     def __init__(self, source: Source, stacks: Sequence[Stack], record: bool, run_stack: RunStack) -> None:
         self.source, self.stacks = source, list(stacks)
-        self._record, self._run_stack, self._pool = record, run_stack, None
+        self._record, self._run_stack, self._shared = record, run_stack, Recordings()
         self._recordings: dict[Hashable, tuple[Batch, Replay]] = {}
         self._notes: list[str] = []
         self._overlapped: OverlappedSteps | None = None
@@ -90,11 +90,10 @@ class SteppedEpoch:
         mine = batch.static_copy()
         changed = self._changed() + self.source.counters()
         quiet = getattr(self.source, "quiet", nullcontext)  # other threads must not call CUDA during a capture
+        replay = Replay(lambda: self._step(mine), changed, record=False)
         with quiet():
-            replay = Replay(lambda: self._step(mine), changed, record=True, pool=self._pool)
-        if replay.recorded:
-            self._pool = replay.pool
-        elif replay.reason:
+            self._shared.add(replay)
+        if replay.reason:
             self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
         return mine, replay
 

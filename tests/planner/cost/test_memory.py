@@ -139,6 +139,19 @@ def test_what_a_recording_has_is_kept_also_where_it_is_idle():
     assert memory(program, machine()).needed == (2 + 20 + 30) * MIB
 
 
+def test_evaluations_that_are_not_captured_take_memory_beside_the_recording():
+    values = (Value(MIB, "weight"), Value(20 * MIB, "temporary"), Value(30 * MIB, "temporary"))
+    train, evaluate = (
+        Operator("a", "forward", (0,), (1,), frees=(1,)),
+        Operator("b", "evaluation", (0,), (2,), frees=(2,)),
+    )
+    program = Program(values, (train, evaluate), (0,))
+    apart, alone = memory(program, machine(), stepped=True), memory(replace(program, operators=(train,)), machine())
+    assert alone.needed == (2 + 20) * MIB
+    assert apart.needed == (2 + 20 + 30) * MIB
+    assert memory(program, machine(), replay=False, stepped=True).needed == (2 + 30) * MIB
+
+
 def test_the_upper_bound_is_five_percent_more():
     assert upper_bound(100 * MIB) == 105 * MIB
     found = memory(chain(frees=True), machine())

@@ -15,7 +15,7 @@ from tests.stacks import solo_plan
 from weft.core.errors import OutOfMemoryError
 from weft.core.task import Task
 from weft.engine.run import run as engine_run
-from weft.runtime.device.cuda_graph import Replay
+from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.torch_rng import seeded
 
@@ -81,9 +81,102 @@ def rows(progress):
     return torch.tensor(progress.rows)
 
 
+class Device:
+    """Room for one step: a warm-up needs all of it, captures keep it for as long as any of them is there."""
+
+    def __init__(self):
+        self.captured, self.log = set(), []
+
+    def step(self, name, broken=False):
+        return Pretended(self, name, broken)
+
+
+class Pretended:
+    """A replay on a :class:`Device`."""
+
+    def __init__(self, device, name, broken):
+        self.device, self.name, self.broken, self.reason = device, name, broken, None
+
+    recorded = property(lambda self: self.name in self.device.captured)
+    pool = property(lambda self: "pool" if self.recorded else None)
+
+    def warm_up(self):
+        self.device.log.append(f"warm {self.name}")
+        if self.device.captured:
+            raise torch.OutOfMemoryError
+        self.reason = "it waits" if self.broken else None
+
+    def capture(self, pool):
+        if self.reason is None:
+            assert (pool == "pool") == bool(self.device.captured), "all share one pool"
+            self.device.log.append(f"capture {self.name}")
+            self.device.captured.add(self.name)
+
+    def forget(self):
+        self.device.captured.discard(self.name)
+
+
+class TestRecordings:
+    def test_all_are_warmed_up_before_one_is_captured(self):
+        device = Device()
+        Recordings().add(device.step("a"), device.step("b"))
+        assert device.log == ["warm a", "warm b", "capture a", "capture b"]
+
+    def test_one_that_comes_later_finds_room_all_the_same(self):
+        device, found = Device(), Recordings()
+        found.add(device.step("a"))
+        found.add(device.step("b"))
+        assert device.log == ["warm a", "capture a", "warm b", "warm b", "capture a", "capture b"]
+        found.add(device.step("c"), warm=False)
+        assert device.log[6:] == ["capture c"]
+        assert device.captured == {"a", "b", "c"}
+
+    def test_one_that_cannot_be_captured_is_left_out(self):
+        device, found = Device(), Recordings()
+        found.add(device.step("a", broken=True), device.step("b"))
+        assert device.log == ["warm a"]
+        found.add(device.step("c"))
+        found.add(device.step("d"))
+        assert device.captured == {"c", "d"}
+
+    def test_what_does_not_fit_alone_is_told(self):
+        device = Device()
+        device.captured.add("others")
+        with pytest.raises(torch.OutOfMemoryError):
+            Recordings().add(device.step("a"))
+
+
 @gpu
 @needs_gpu
 class TestOnTheGpu:
+    def test_two_recordings_take_the_memory_of_one(self):
+        """Within one and a half times what a step takes, whether both are known from the start or not."""
+        size, total = 1 << 30, torch.zeros(1, device="cuda")
+
+        def step():
+            total.add_(torch.ones(size // 4, device="cuda")[:1])
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        whole = torch.cuda.get_device_properties(0).total_memory
+        before = torch.cuda.get_per_process_memory_fraction()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1.5 * size) / whole)
+        try:
+            for together in (True, False):
+                failed = torch.cuda.memory_stats()["num_ooms"]
+                shared, pair = Recordings(), [Replay(step, [total], record=False) for _ in range(2)]
+                for some in [pair] if together else [[one] for one in pair]:
+                    shared.add(*some)
+                assert all(one.recorded for one in pair)
+                assert (torch.cuda.memory_stats()["num_ooms"] > failed) != together
+                total.zero_()
+                for one in pair:
+                    one()
+                assert total.item() == 2
+                del shared, pair, one, some
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before)
+
     def test_warm_up_is_undone_and_replays_count(self):
         counter = torch.zeros(1, device="cuda")
         replay = Replay(lambda: counter.add_(1), [counter], record=True)

@@ -365,5 +365,35 @@ def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():
     def step(model):
         raise torch.OutOfMemoryError("no more")
 
-    trials = Trials(copy=lambda model: model, step=step, apart=lambda mine, true: 0.0, near=1e-4)
+    trials = Trials(copy=lambda model: model, step=step, apart=lambda mine, true: 0.0, near=1e-4, most=1e-3)
     assert "memory was not enough" in try_conversion(Large(3, 3), trials)
+
+
+@pytest.mark.parametrize(("varies", "size", "told"), [(True, 3e-4, "differ by"), (True, 1e-2, None), (False, 3e-4, None)])
+def test_layers_that_never_give_the_same_numbers_are_converted_within_that(monkeypatch, varies, size, told):
+    """As sums by atomics do on a GPU. One that is off by a constant, or by a lot, is kept."""
+    plain, draw = pyg.SAGEConv.forward, np.random.default_rng(0)
+
+    def forward(self, *given):
+        off = draw.uniform(-size, size) if varies else size
+        return plain(self, *given) * (1 + off)
+
+    class Mean(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.conv = pyg.SAGEConv(i, o)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    monkeypatch.setattr(pyg.SAGEConv, "forward", forward)
+    notes = []
+    weft.run(
+        weft.Task(graph=GRAPH, model=Mean, epochs=1),
+        device="cpu",
+        progress=False,
+        on_event=lambda event: notes.append(event.data["message"]) if event.kind == "note" else None,
+    )
+    (note,) = [one for one in notes if "convert" in one]
+    assert note.startswith("converted" if told else "not converted")
+    assert (told or "other numbers") in note

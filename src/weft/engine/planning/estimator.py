@@ -207,7 +207,7 @@ class Estimator:
         if key not in self._bytes:
             # A stack is as wide as its widest member: the others are padded.
             parts = [self._stack(max(part, key=width), len(part)) for part in stacks.values()]
-            self._bytes[key] = float(memory(one_after_another(parts), self.machine).safe)
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine, stepped=tasks[0].sampled).safe)
         return self._bytes[key]
 
     def _stack(self, task: Task, tasks: int) -> Program:
@@ -216,7 +216,8 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         mode = _run_mode(steps.step, first, plan, self.stats(first))
-        held = memory(steps.step, self.machine, plan.replay, steps.preparation, steps.step.recordable)
+        captured = (plan.replay, steps.preparation, steps.step.recordable, first.sampled)
+        held = memory(steps.step, self.machine, *captured)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), mode=mode)
         cost = replace(
             cost,

@@ -12,6 +12,9 @@ A block belongs to the stream it was allocated on, until the cache is emptied:
 A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
 up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
 
+Where an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default stream's
+pool, beside what the capture keeps.
+
 A woven step runs on several streams, each with a share of the pool to itself.
 
 cuBLAS keeps a workspace for each thread that calls it and each stream it is called on; autograd's thread has one beside
@@ -32,6 +35,7 @@ from weft.planner.cost.caching_allocator import Allocator, Block
 
 WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
+EVALUATION = "evaluation"
 EAGER = 2  # steps after which the allocator has all that it will request
 DEFAULT, SIDE = -1, -2  # the streams of a run; those beside it, of a woven step, are counted from 1
 GENERATOR = 2  # numbers on the device, seed and offset, that a captured graph reads torch's generator from
@@ -54,14 +58,20 @@ class PeakBytes:
 
 
 def replay_allocations(
-    program: Program, preparation: Program | None, replay: bool, workspace: int, recorded: bool = True
+    program: Program,
+    preparation: Program | None,
+    replay: bool,
+    workspace: int,
+    recorded: bool = True,
+    stepped: bool = False,
 ) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
 
-    ``replay``: the run is to be captured; ``recorded``: that will work.
+    ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations.
     """
     run = _Run(workspace)
     default = run.pool(DEFAULT)
+    run.evaluating = default if stepped else None
     side = run.pool(SIDE) if replay else default
     if preparation is None:
         run.keep(program, default)
@@ -93,6 +103,7 @@ class _Run:
         self._called: set[tuple[int, bool, int]] = set()  # streams, threads, workspaces
         self._left: list[tuple[Allocator, Block | None]] = []  # by the last step, for the next to let go
         self.allocated = self.reserved = self.needed = self.library = 0
+        self.evaluating: Allocator | None = None  # the pool of evaluations; None: that of the step
 
     def pool(self, stream: int, private: bool = False) -> Allocator:
         """A new one, for allocations on ``stream``; a capture's own pool keeps what it has."""
@@ -123,7 +134,7 @@ class _Run:
             if between is not None and op.phase != SETUP:
                 between()
                 between = None
-            pool = self._share(setup if op.phase == SETUP else steps, op.stream)
+            pool = self._share(setup if op.phase == SETUP else self._of(op, steps), op.stream)
             for value in (*op.writes, *op.reads):
                 if value not in held and value not in resident:
                     held[value] = pool, self.allocate(pool, program.values[value].bytes)
@@ -136,6 +147,9 @@ class _Run:
                     owner, gone = held.get(value, (pool, None))
                     owner.free(gone)
         self._left = [held[value] for value in program.left if value in held]
+
+    def _of(self, op: Operator, steps: Allocator) -> Allocator:
+        return self.evaluating if self.evaluating is not None and op.phase == EVALUATION else steps
 
     def _carried(self, program: Program, pool: Allocator) -> dict[int, tuple[Allocator, Block | None]]:
         """What the step finds and lets go: as the one before left it, or else in ``pool``."""

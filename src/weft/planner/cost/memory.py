@@ -89,18 +89,20 @@ def memory(
     replay: bool = True,
     preparation: Program | None = None,
     recorded: bool = True,
+    stepped: bool = False,
 ) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
     ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
-    as it is after the attempt. ``preparation``: what is done once before, if known.
+    as it is after the attempt; ``stepped``: an epoch has several steps, and evaluations are not captured.
+    ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)
     alive = [sum(sizes) for sizes in zip(*timeline.values(), strict=True)]
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
     if machine.device == "cuda":
-        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded)
+        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded, stepped)
     else:
         held = _plain(preparation, max(alive, default=program.resident_bytes))
     kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))

@@ -30,6 +30,7 @@ class Replay:
     ``changed`` are the tensors that ``fn`` writes: the warm-up runs before the capture are undone on them.
     ``reason`` says why the capture failed, and is None if it did not; after a failure ``fn`` is called eagerly.
     ``stream``: where it is warmed up and captured, the one for all captures unless given.
+    ``record=False`` leaves both to calls of :meth:`warm_up` and :meth:`capture`, or ``fn`` eager.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Replay:
         warmup: int = WARMUP,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        self._fn, self._stream = fn, stream
+        self._fn, self._changed, self._stream, self._warmup = fn, list(changed), stream, warmup
         self._graph: torch.cuda.CUDAGraph | None = None
         self.reason: str | None = None
         if record:
-            self._record(list(changed), pool, warmup)
+            self.warm_up()
+            self.capture(pool)
 
     def __call__(self) -> None:
         if self._graph is None:
@@ -64,32 +66,49 @@ class Replay:
         """The memory pool of the CUDA graph, for another one that never runs at the same time."""
         return None if self._graph is None else self._graph.pool()
 
-    def _record(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
-        with _ONE_AT_A_TIME:
-            self._record_alone(changed, pool, warmup)
-
-    def _record_alone(self, changed: list[Tensor], pool: Any, warmup: int) -> None:
-        saved = [tensor.clone() for tensor in changed]
-        random = torch.cuda.get_rng_state()
-        stream, side = torch.cuda.current_stream(), self._stream or recording_stream()
+    def warm_up(self) -> None:
+        """Run ``fn`` eagerly until nothing is left to be compiled or built."""
         # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
         torch.cuda.empty_cache()
-        try:
-            self._warm_up(side, warmup)
-            graph = torch.cuda.CUDAGraph()
+        self._attempt(lambda side: self._warm_up(side, self._warmup))
+
+    def capture(self, pool: Any = None) -> None:
+        """Record ``fn``, warmed up, unless that has failed; ``pool``: that of another one, whose memory it shares.
+
+        A warm-up takes memory beside the pool. So where several share one, all are warmed up before any is captured.
+        """
+        if self.reason is not None:
+            return
+        graph = torch.cuda.CUDAGraph()
+
+        def record(side: torch.cuda.Stream) -> None:
             with gc_disabled(), torch.cuda.graph(graph, pool=pool, stream=side):
                 self._fn()
             self._graph = graph
-        except torch.OutOfMemoryError:
-            self._break_off(stream)
-            raise
-        except RuntimeError as error:
-            self._break_off(stream)
-            self.reason = str(error).strip().splitlines()[0]
-        finally:
-            for tensor, before in zip(changed, saved, strict=True):
-                tensor.copy_(before)
-            torch.cuda.set_rng_state(random)
+
+        self._attempt(record)
+
+    def forget(self) -> None:
+        """Let go of the CUDA graph; :meth:`capture` records anew, without another warm-up."""
+        self._graph = None
+
+    def _attempt(self, work: Callable[[torch.cuda.Stream], None]) -> None:
+        """``work(stream)``, after which everything is as before; ``reason`` says why it could not be done."""
+        with _ONE_AT_A_TIME:
+            saved = [tensor.clone() for tensor in self._changed]
+            random, stream = torch.cuda.get_rng_state(), torch.cuda.current_stream()
+            try:
+                work(self._stream or recording_stream())
+            except torch.OutOfMemoryError:
+                self._break_off(stream)
+                raise
+            except RuntimeError as error:
+                self._break_off(stream)
+                self.reason = str(error).strip().splitlines()[0]
+            finally:
+                for tensor, before in zip(self._changed, saved, strict=True):
+                    tensor.copy_(before)
+                torch.cuda.set_rng_state(random)
 
     @staticmethod
     def _break_off(stream: torch.cuda.Stream) -> None:
@@ -115,6 +134,50 @@ class Replay:
                 with _waiting_is_an_error():
                     self._fn()
         torch.cuda.current_stream().wait_stream(side)
+
+
+class Recordings:
+    """Replays that never run at the same time, and so share the memory of one pool."""
+
+    def __init__(self) -> None:
+        self._all: list[Replay] = []
+        self._pool: Any = None
+
+    def add(self, *new: Replay, warm: bool = True) -> None:
+        """Warm all of ``new`` up, then capture them; one that cannot be, and those after it, remain eager.
+
+        ``warm=False``: another one of the same shapes has been. If there is no room for the warm-up beside the pool,
+        that is given back, and captured anew after the warm-up.
+        """
+        short = False
+        try:
+            self._warm_up(new if warm else ())
+            self._capture(new)
+        except torch.OutOfMemoryError:
+            short = bool(self._all)
+            if not short:
+                raise
+        if short:  # only here no frame holds what the failed attempt has allocated
+            for one in (*self._all, *new):
+                one.forget()
+            self._pool = None
+            self._warm_up(new if warm else ())
+            self._capture((*self._all, *new))
+        self._all += [one for one in new if one.recorded]
+
+    def _warm_up(self, replays: Iterable[Replay]) -> None:
+        for one in replays:
+            if one.reason is None:
+                one.warm_up()
+            if one.reason is not None:
+                return
+
+    def _capture(self, replays: Iterable[Replay]) -> None:
+        for one in replays:
+            one.capture(self._pool)
+            if one.reason is not None:
+                return
+            self._pool = one.pool
 
 
 @contextmanager

@@ -134,7 +134,8 @@ class TryOut:
 
     def _trials_on(self, source: Source, loss: Loss) -> Trials:
         step = partial(self._one_step, source.example(), loss)
-        return Trials(self._members.builder.copied, step, self._apart, EQUAL[self._task.precision])
+        precision = self._task.precision
+        return Trials(self._members.builder.copied, step, self._apart, EQUAL[precision], NEAR[precision])
 
     def _one_step(self, batch: Batch, loss: Loss, model: nn.Module) -> Numbers:
         """Losses ``[1]``, gradients ``[P]`` and logits ``[N, C]`` of a module with the weights of the first member."""
