@@ -27,7 +27,7 @@ def test_less_memory_moves_things_away():
     assert (roomy.features, roomy.topology, roomy.evaluation) == ("gpu", "gpu", "whole")
     assert (chunked.features, chunked.evaluation) == ("gpu", "layers")
     assert tight.features in ("cached", "host")
-    assert tight.overlap
+    assert not tight.overlap  # reads over PCIe beside training slow it down by more than they save
 
 
 def test_a_stack_is_evaluated_by_layers_rather_than_cut():

@@ -34,9 +34,7 @@ def test_the_order_of_what_is_tried():
         ("cached", "gpu", "layers"),
         ("cached", "host", "layers"),
     ]
-    overlapped = [one.overlap for one in candidates(TASK, STATS, H200, PlanOptions())]
-    assert overlapped[0] is False
-    assert overlapped[-1] is True
+    assert not any(one.overlap for one in candidates(TASK, STATS, H200, PlanOptions()))  # it costs more than it hides
 
 
 def test_options_leave_out_the_others():
@@ -77,7 +75,7 @@ def test_the_cache_takes_what_is_left():
     assert with_cache(Placement("host"), TASK, STATS, PlanOptions(), 1 << 40) == Placement("host")
 
 
-def test_what_is_over_pcie_takes_time_and_less_beside_training():
+def test_what_is_over_pcie_takes_time_and_no_less_beside_training():
     cost = Cost(seconds={"gpu": 0.1}, families={"spmm": 0.1}, phases={"forward": 0.1}, uncorrected={"spmm": 0.1})
     known = {}
     for name, placement in {
@@ -90,7 +88,7 @@ def test_what_is_over_pcie_takes_time_and_less_beside_training():
         found = with_batches(cost, TASK, STATS, placement, H200)
         assert sum(found.phases.values()) == pytest.approx(found.epoch_seconds)
         known[name] = found.epoch_seconds
-    assert known["gpu"] < known["overlapped"] < known["serial"] < known["edges"]
+    assert known["gpu"] < known["serial"] < known["overlapped"] < known["edges"]
     assert known["gpu"] < known["cached"] < known["serial"]
 
 

@@ -14,7 +14,7 @@ from weft.core.plan import PlanOptions
 from weft.core.settings.fanout import picks_per_hop
 from weft.core.task import Task
 from weft.core.units import show_bytes
-from weft.planner.sampling.transfers import BatchTraffic, cached_rows, row_bytes
+from weft.planner.sampling.transfers import HIDDEN_BY_OVERLAP, BatchTraffic, cached_rows, row_bytes
 
 CHUNKS = (EVALUATION_EDGES, EVALUATION_EDGES >> 2, EVALUATION_EDGES >> 4)  # edges of a chunk, tried in this order
 WORTH_CACHING = 0.02  # of the features: a smaller cache is not worth its table
@@ -37,7 +37,7 @@ def candidates(task: Task, stats: GraphStats, machine: Machine, options: PlanOpt
     for topology in edges:
         for place in features if topology == edges[0] else features[-1:]:
             one = Placement(place, topology, policy=policy)
-            one = replace(one, overlap=not one.on_device and one.read_by_gpu)
+            one = replace(one, overlap=HIDDEN_BY_OVERLAP > 0 and not one.on_device and one.read_by_gpu)
             if one.on_device:
                 yield one
             if task.traits is not None:
