@@ -132,8 +132,12 @@ class GroupRun(GroupState):
     def _record(self) -> None:
         """The epoch with an evaluation, and if there are others the one without, each captured if it may be."""
         self._with_evaluation = self._replay(self.group_step.evaluated)
-        self._without_evaluation = None if self._always_evaluates() else self._replay(self.group_step.without_evaluation)
-        self._capture([one for one in (self._with_evaluation, self._without_evaluation) if one is not None])
+        both = [self._with_evaluation]
+        self._without_evaluation = None
+        if not self._always_evaluates():
+            self._without_evaluation = self._replay(self.group_step.without_evaluation)
+            both.append(self._without_evaluation)
+        self._capture(both)
 
     def _may_record(self) -> bool:
         """Whether to capture the step: as planned, unless something is kept in Python between calls."""

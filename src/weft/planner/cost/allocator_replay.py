@@ -12,8 +12,8 @@ A block belongs to the stream it was allocated on, until the cache is emptied:
 A run that is not captured does everything in one pool. One that turns out to be impossible to capture has warmed
 up like the others, and then goes on in the pool of the default stream, with the other's segments still held.
 
-Where an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default stream's
-pool, beside what the capture keeps.
+Where an epoch has several steps (``stepped``), those alone are captured: evaluations take memory of the default
+stream's pool, beside what the capture keeps.
 
 A woven step runs on several streams, each with a share of the pool to itself.
 
