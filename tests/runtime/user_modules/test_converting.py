@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import SpecError
 from weft.ops.random.torch_bits import keep_mask_rows
+from weft.runtime.step.members.trying import TryOut
 from weft.runtime.user_modules.converting import Trials, try_conversion
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -187,6 +188,22 @@ def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
     for one, other in zip(mine, plain, strict=True):
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
         assert one.history["val_loss"] == pytest.approx(other.history["val_loss"], rel=1e-4)
+
+
+def test_a_sampled_batch_is_tried_without_what_an_earlier_trial_has_built_for_it(monkeypatch):
+    """A training step finds nothing built either, so a trial that did would be too fast."""
+    given, made = TryOut._one_step, []
+
+    def one_step(self, batch, *about):
+        made.append((batch.blocks, len(batch.blocks._derived)))
+        return given(self, batch, *about)
+
+    monkeypatch.setattr(TryOut, "_one_step", one_step)
+    run(Weighted, graph=small(weight=True), mode="sampled", batch=8, fanout=(3, 3))
+    fresh = made[0][1]
+    assert len(made) > 2
+    assert {derived for _, derived in made} == {fresh}
+    assert len({id(adj) for adj, _ in made}) == len(made)
 
 
 def test_layers_that_give_other_numbers_on_a_sampled_batch_are_kept():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -133,8 +132,12 @@ class TryOut:
         return found
 
     def _trials_on(self, source: Source, loss: Loss) -> Trials:
-        step = partial(self._one_step, source.example(), loss)
-        precision = self._task.precision
+        whole, precision = source.example() if source.constant else None, self._task.precision
+
+        def step(model: nn.Module) -> Numbers:
+            # A sampled batch comes anew, without what operators have built for it: training builds that in every step.
+            return self._one_step(source.example() if whole is None else whole, loss, model)
+
         return Trials(self._members.builder.copied, step, self._apart, EQUAL[precision], NEAR[precision])
 
     def _one_step(self, batch: Batch, loss: Loss, model: nn.Module) -> Numbers:
