@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.timing import synchronize
-from weft.engine.base.memory_budget import free_host_bytes
+from weft.core.machine.host_memory import free_host_bytes
 from weft.graph.data.graph import Graph
 from weft.runtime.batches.pinned import pinned
 

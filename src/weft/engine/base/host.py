@@ -17,16 +17,6 @@ def cpu_count() -> int:
         return os.cpu_count() or 1
 
 
-def host_bytes() -> int:
-    """Memory of the host, or of the container this runs in."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return total
-    return min(limit, total)
-
-
 def cpu_cache_bytes() -> int:
     """Bytes of the last cache before memory, as Linux reports them."""
     sizes = []

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 
 import torch
 
 from weft.core.machine import Machine
+from weft.core.machine.host_memory import free_host_bytes
 from weft.engine.base.graph_store import GraphStore
-from weft.engine.base.host import host_bytes
 from weft.engine.base.process_memory import give_back_heap, keep_heap, peak_bytes, watch_peak
 from weft.planner.grouping.limits import USABLE
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def room(device: torch.device, machine: Machine, budget: int | None = None) -> int:
@@ -28,27 +25,6 @@ def room(device: torch.device, machine: Machine, budget: int | None = None) -> i
         free = free_host_bytes()
     there = int(USABLE * free) + machine.context_bytes
     return there if budget is None else min(budget, there)
-
-
-def free_host_bytes() -> int:
-    """Memory of the host, or of the container this runs in, that could be had now."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="utf-8")
-        free = 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, StopIteration):
-        free = host_bytes()
-    return min(free, _free_in_container())
-
-
-def _free_in_container() -> int:
-    total = host_bytes()
-    try:
-        used = int((CGROUP / "memory.current").read_text(encoding="utf-8"))
-        cache = (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
-        given_back = sum(int(line.split()[1]) for line in cache if line.startswith("inactive_file "))
-    except (OSError, ValueError):
-        return total
-    return max(total - used + given_back, 0)
 
 
 @contextmanager

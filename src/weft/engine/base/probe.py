@@ -23,10 +23,11 @@ from weft import ops
 from weft.core.machine import Machine
 from weft.core.machine.device import Device
 from weft.core.machine.host import Host
+from weft.core.machine.host_memory import host_bytes
 from weft.core.machine.link import Link
 from weft.core.machine.processor import Rates
 from weft.engine.base.device import device_name, machine_of
-from weft.engine.base.host import MIB, cpu_cache_bytes, cpu_count, host_bytes
+from weft.engine.base.host import MIB, cpu_cache_bytes, cpu_count
 from weft.ops.csr.adjacency import Adjacency
 from weft.runtime.device.streams import recording_stream
 from weft.runtime.device.threads import cpu_threads

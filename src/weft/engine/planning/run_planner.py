@@ -32,6 +32,9 @@ from weft.planner.cost.inductor import whether_to_compile
 from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.report.plan_text import refusal
+from weft.planner.sampling.places import host_activations
+from weft.runtime.batches.host_room import fits_host, too_little
+from weft.runtime.batches.layerwise import WHAT
 from weft.runtime.device.torch_rng import seeded
 
 ENOUGH_EPOCHS = 10  # for a run to teach something
@@ -83,8 +86,19 @@ class RunPlanner:
         for reason in dict.fromkeys(unknown.values()):
             told = f"memory by rule of thumb, time not known: {reason}"
             plans += self._by_rule([task for task in tasks if unknown.get(task.label) == reason], throughput, told)
+        self._check_evaluations(plans, tasks)
         place = {task.label: position for position, task in enumerate(tasks)}
         return sorted(plans, key=lambda plan: place[plan.members[0]])
+
+    def _check_evaluations(self, plans: Sequence[Plan], tasks: Sequence[Task]) -> None:
+        """Refuse an evaluation by layers whose activations neither the host's memory nor its disk has room for."""
+        by_name = {task.label: task for task in tasks}
+        for plan in plans:
+            task = by_name[plan.members[0]]
+            if task.sampled and plan.places.evaluation == "layers":
+                size = len(plan.members) * host_activations(task, self._estimator.stats(task))
+                if not fits_host(size):
+                    raise DoesNotFitError(f"task {task.label!r}: {too_little(size, WHAT)}")
 
     def warm(self, tasks: Sequence[Task], plan: Plan, told: Callable[[int, int], None]) -> int:
         """Compile the kernels that a group lacks, on all cores; ``told(done, total)`` on the way. How many there were.

@@ -149,7 +149,7 @@ def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Mac
     if placement.evaluation == "whole":
         return "evaluated on the whole graph at once"
     held, there = host_activations(task, stats), machine.host.memory_bytes
-    short = f", more than the {show_bytes(there)} that the host has" if 0 < there < held else ""
+    short = f", more than its {show_bytes(there)}: temporary files take the rest" if 0 < there < held else ""
     return (
         f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
         f"of activations per task in host memory{short}"

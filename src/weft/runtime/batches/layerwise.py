@@ -1,8 +1,8 @@
 """LayerWise: exact inference layer by layer in chunks of nodes, in bounded memory of the device.
 
 A chunk reads all neighbours of its nodes; the activations between two layers lie in host memory (pinned where a GPU
-reads them), a row per node with all members side by side. Only what the splits depend on is computed: a layer's nodes
-are those of the next and their neighbours.
+reads them), in a temporary file where that is short, a row per node with all members side by side. Only what the splits
+depend on is computed: a layer's nodes are those of the next and their neighbours.
 
 Shapes: N nodes, K nodes of a layer, T members, H features of a layer.
 """
@@ -22,10 +22,11 @@ from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.batches.pinned import pinned
+from weft.runtime.batches.host_room import host_room
 from weft.runtime.batches.source import Batch, Infer
 
 MOST_ROWS = 1 << 16  # nodes of a chunk
+WHAT = "what an evaluation keeps on the host between layers"
 NEARLY_ALL = 0.9  # of the nodes: from there on a layer has all of them
 
 
@@ -130,8 +131,7 @@ class LayerWise:
         """Host memory for a layer, kept for the next evaluation."""
         kept = self._kept.get(place)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
-            host = torch.empty(shape, dtype=dtype)
-            self._kept[place] = kept = pinned(host) if self._device.type == "cuda" else host
+            self._kept[place] = kept = host_room(shape, dtype, self._device.type == "cuda", WHAT)
         return kept
 
     def _chunk(self, block: MiniBatch, place: int, later: int, below: Tensor | None) -> Batch:
