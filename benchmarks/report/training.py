@@ -225,7 +225,7 @@ def headline() -> str:
 def _against(row: Row, precision: str | None = None) -> str:
     """Every baseline of the run as a multiple of Weft's time."""
     found = [cell for cell in row.sides(precision=precision) if cell and cell.get("ms")]
-    return ", ".join(f"{NAMES[cell['side']]} takes {times(over(cell, row.weft))} that" for cell in found)
+    return ", ".join(f"{NAMES[cell['side']]} {number(over(cell, row.weft))} times as long" for cell in found)
 
 
 def _alone(shape: str) -> Row:
@@ -238,7 +238,7 @@ def products_sentence() -> str:
     """One epoch of GCN on the products shape."""
     row = _alone("products")
     return (
-        f"Products shape (2.4 million nodes, 124 million edges): an epoch of a GCN takes {ms_in_words(row.weft)}; "
+        f"Products shape (2.4 million nodes, 124 million edges): an epoch of a GCN takes {ms_in_words(row.weft)}, "
         f"{_against(row)}."
     )
 
@@ -251,7 +251,7 @@ def cora_sentence() -> str:
     pyg = many.side("pyg", "fp32")
     runs = sorted([pyg["ms"], *pyg.get("earlier_ms", [])])
     return (
-        f"Cora shape: an epoch of a GCN takes {ms_in_words(one.weft)}; {_against(one)}. {many.weft['tasks']} GCNs at "
+        f"Cora shape: an epoch of a GCN takes {ms_in_words(one.weft)}, {_against(one)}. {many.weft['tasks']} GCNs at "
         f"once take {number(many.weft['ms'])} ms per task; in that run {_against(many, 'fp32')}. On graphs this small "
         f"PyG eager measures the host's speed: it took {number(runs[0])} to {number(runs[-1])} ms in {len(runs)} runs "
         f"({ms_in_words(pyg)} in the newest)."
