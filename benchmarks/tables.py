@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "baselines-vary": training.baselines_vary,
     "sweep": training.sweep,
     "sweep-sizes": training.sweep_sizes,
+    "pyg-precisions": training.pyg_precisions,
     "stacking": training.arxiv_stack_sentence,
     "spmm": kernels.spmm,
     "clusters": kernels.clusters,

@@ -46,8 +46,8 @@ def spmm_sentence() -> str:
     """The range."""
     ratios = [over(row["base"], row["weft"]) for row in _spmm_rows(Results.of("spmm"))]
     return (
-        f"SpMM alone takes cuSPARSE's best algorithm {times(min(ratios))} to {times(max(ratios))} as long as Weft "
-        f"(geometric mean {times(geometric_mean(ratios))}, {len(ratios)} cells)."
+        f"For SpMM alone cuSPARSE's best algorithm takes {number(min(ratios))} to {number(max(ratios))} times as long "
+        f"as Weft (geometric mean {number(geometric_mean(ratios))}, {len(ratios)} cells)."
     )
 
 

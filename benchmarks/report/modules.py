@@ -32,11 +32,13 @@ def relations() -> str:
         if weft["side"] != "weft" or weft["mode"] != "full":
             continue
         key = {name: weft[name] for name in ("shape", "mode", "sharing")}
-        row, used = [weft["shape"], weft["sharing"], ms(weft), number(weft["peak_gb"])], [weft]
+        every = ms(results.find(**key, side="weft-every-step"))
+        row, used = [weft["shape"], weft["sharing"], ms(weft), every, number(weft["peak_gb"])], [weft]
         for side in SIDES_OF_PYG:
             peer = results.find(**key, side=side)
             used += [] if peer is None else [peer]
             row += ["-", "-"] if peer is None else [times(over(peer, weft)), number(peer["peak_gb"])]
         rows.append([*row, legend.mark(results, used)])
     more = [text for name in SIDES_OF_PYG.values() for text in (f"{name} over Weft", "GB")]
-    return f"{table(['shape', 'weights', 'Weft, ms', 'GB', *more, 'run'], rows)}\n\n{legend.text()}"
+    header = ["shape", "weights", "Weft, ms", "every step", "GB", *more, "run"]
+    return f"{table(header, rows)}\n\n{legend.text()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.results import Cell, Results
@@ -33,52 +34,79 @@ NAMES = {
 }
 ALONE = "Weft, `A X` in every step"
 # Columns that a table does without until somebody has measured them.
-OPTIONAL = (ALONE, *(f"{before}{NAMES[side]}" for side in ("adj_t", "compiled-graphs") for before in ("", "over ")))
+RARE = ("adj_t", "compiled", "compiled-graphs")
+OPTIONAL = (ALONE, *(f"{before}{NAMES[side]}" for side in RARE for before in ("", "over ")))
 SHAPES = ("cora", "pubmed", "arxiv", "products")
 VARIES = 1.1  # baselines whose runs differ by more are listed
 
 
-def _epochs() -> list[tuple[str, str]]:
-    return [(shape, model) for shape in SHAPES for model in ("gcn", "sage", "gin", "gat")]
+def _epochs(results: Results) -> Iterator[Row]:
+    for shape in SHAPES:
+        for model in ("gcn", "sage", "gin", "gat"):
+            weft = results.find(shape=shape, model=model, side="weft")
+            if weft is not None:
+                yield Row(results, weft)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: Weft's cell, and baselines of the same run and architecture, of one task each."""
+
+    results: Results
+    weft: Cell
+
+    def side(self, name: str, precision: str | None = None) -> Cell | None:
+        """What became of a baseline in that run; None if it was not part of it."""
+        here = {"shape": self.weft["shape"], "model": self.weft["model"], "run": self.weft["run"], "side": name}
+        return self.results.any(**here, **({} if precision is None else {"precision": precision}))
+
+    def sides(self, names: Sequence[str] = BASELINES, precision: str | None = None) -> list[Cell | None]:
+        """Several of them, in the order of ``names``."""
+        return [self.side(name, precision) for name in names]
+
+    def best_pyg(self, precision: str | None = None) -> Cell | None:
+        """PyG's fastest; None if none of them was compiled."""
+        found = [cell for cell in self.sides(PYG_SIDES, precision) if cell is not None and cell.get("ms")]
+        return best_of(found) if any(cell["side"] in COMPILED_SIDES for cell in found) else None
+
+    def ratios(self, cells: Iterable[Cell | None]) -> list[str]:
+        """Each over Weft."""
+        return [times(over(cell, self.weft)) for cell in cells]
 
 
 def epoch() -> str:
     """Milliseconds of every side."""
     results, legend = Results.of("epoch"), Legend()
     rows = []
-    for shape, model in _epochs():
-        here = {"shape": shape, "model": model}
-        cells = [results.any(**here, side=side) for side in ("weft", "weft-every-step", *BASELINES)]
-        rows.append([shape, MODELS[model], *map(ms, cells), legend.mark(results, cells)])
+    for row in _epochs(results):
+        others = row.sides(("weft-every-step", *BASELINES))
+        about = [row.weft["shape"], MODELS[row.weft["model"]], ms(row.weft), *map(ms, others)]
+        rows.append([*about, legend.mark(results, [row.weft])])
     header = ["shape", "model", "Weft", ALONE, *(NAMES[side] for side in BASELINES), "run"]
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
 
 
 def epoch_ratios() -> str:
     """Every baseline's time over Weft's."""
-    results = Results.of("epoch")
     rows = []
-    for shape, model in _epochs():
-        here = {"shape": shape, "model": model}
-        weft = results.find(**here, side="weft")
-        found = {side: results.find(**here, side=side) for side in BASELINES}
-        best = best_of(found.values())
-        name = NAMES[best["side"]] if best else MISSING
-        ratios = [times(over(cell, weft)) for cell in found.values()]
-        rows.append([shape, MODELS[model], *ratios, f"{times(over(best, weft))} ({name})"])
+    for row in _epochs(Results.of("epoch")):
+        found = row.sides()
+        best = best_of(found)
+        named = f"{times(over(best, row.weft))} ({NAMES[best['side']]})" if best else MISSING
+        rows.append([row.weft["shape"], MODELS[row.weft["model"]], *row.ratios(found), named])
     return table(["shape", "model", *(NAMES[side] for side in BASELINES), "best baseline"], rows, OPTIONAL)
 
 
 def epoch_memory() -> str:
     """Peak GB of an epoch; what a replayed model holds does not show in the allocator's mark."""
-    results = Results.of("epoch")
-    sides = ("weft", *(side for side in BASELINES if side != "compiled-graphs"))
+    sides = [side for side in BASELINES if side != "compiled-graphs"]
     rows = []
-    for shape, model in _epochs():
-        cells = [results.find(shape=shape, model=model, side=side) or {} for side in sides]
-        if shape in ("arxiv", "products"):
-            rows.append([shape, MODELS[model], *(number(cell.get("peak_gb")) for cell in cells)])
-    return table(["shape", "model", "Weft", *(NAMES[side] for side in sides[1:])], rows, OPTIONAL)
+    for row in _epochs(Results.of("epoch")):
+        if row.weft["shape"] in ("arxiv", "products"):
+            cells = [row.weft, *(cell or {} for cell in row.sides(sides))]
+            about = [row.weft["shape"], MODELS[row.weft["model"]]]
+            rows.append([*about, *(number(cell.get("peak_gb")) for cell in cells)])
+    return table(["shape", "model", "Weft", *(NAMES[side] for side in sides)], rows, OPTIONAL)
 
 
 def baselines_vary() -> str:
@@ -108,50 +136,47 @@ def _sweeps(results: Results) -> list[Cell]:
                                                    order[c["precision"]]))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """What a sweep is compared with: baselines of one task in float32, in the order of BASELINES.
-
-    ``borrowed``: those that the sweep's suite lacks; the suite of one epoch has them for the same architecture.
-    ``same``: PyG's fastest in the precision of the sweep; None if no compiled PyG was measured in it.
-    """
-
-    plain: list[Cell | None]
-    borrowed: list[Cell]
-    same: Cell | None
-
-    @classmethod
-    def of(cls, results: Results, alone: Results, cell: Cell) -> Rivals:
-        """The rivals of Weft's ``cell``."""
-        here = {"shape": cell["shape"], "model": cell["model"]}
-        own = [results.find(**here, side=side, precision="fp32") for side in BASELINES]
-        other = [None if one else alone.find(**here, side=side) for side, one in zip(BASELINES, own, strict=True)]
-        plain = [mine or theirs for mine, theirs in zip(own, other, strict=True)]
-        pyg = plain
-        if cell["precision"] != "fp32":
-            pyg = [results.find(**here, side=side, precision=cell["precision"]) for side in BASELINES]
-        pyg = [one for one in pyg if one and one["side"] in PYG_SIDES]
-        compiled = any(one["side"] in COMPILED_SIDES for one in pyg)
-        return cls(plain, [one for one in other if one], best_of(pyg) if compiled else None)
-
-    def mark(self, legend: Legend, results: Results, alone: Results, weft: Cell) -> str:
-        """The letters of the runs that a row is from."""
-        own = [weft, *(one for one in (*self.plain, self.same) if one not in self.borrowed)]
-        return " + ".join(filter(None, [legend.mark(results, own), legend.mark(alone, self.borrowed)]))
-
-
 def sweep() -> str:
     """Per task and epoch, and the ratios."""
-    alone, results, legend = Results.of("epoch"), Results.of("sweep"), Legend()
+    results, legend = Results.of("sweep"), Legend()
     rows = []
     for cell in _sweeps(results):
-        rivals = Rivals.of(results, alone, cell)
-        ratios = [times(over(one, cell)) for one in (*rivals.plain, rivals.same)]
-        rows.append([cell["shape"], MODELS[cell["model"]], cell["tasks"], cell["precision"], ms(cell), *ratios,
-                     rivals.mark(legend, results, alone, cell)])  # fmt: skip
+        row = Row(results, cell)
+        ratios = row.ratios([*row.sides(precision="fp32"), row.best_pyg(cell["precision"])])
+        about = [cell["shape"], MODELS[cell["model"]], cell["tasks"], cell["precision"], ms(cell)]
+        rows.append([*about, *ratios, legend.mark(results, [cell])])
     header = ["shape", "model", "T", "precision", "Weft, ms per task", *(f"over {NAMES[side]}" for side in BASELINES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
+
+
+def _captured_pyg() -> dict[str, dict[str, Cell]]:
+    """PyG compiled, its step captured, on the arxiv shape: by model and precision, of the newest run that has it."""
+    found: dict[str, dict[str, Cell]] = {}
+    for cell in Results.of("sweep").cells:
+        if cell["shape"] == "arxiv" and cell["side"] == "captured" and cell["status"] == "ok":
+            found.setdefault(cell["model"], {})[cell["precision"]] = cell
+    newest = max((cell["run"] for cells in found.values() for cell in cells.values()), default=0)
+    return {model: {p: c for p, c in cells.items() if c["run"] == newest} for model, cells in found.items()}
+
+
+def pyg_precisions() -> str:
+    """What half precision does to PyG."""
+    results, legend, rows = Results.of("sweep"), Legend(), []
+    for model, cells in sorted(_captured_pyg().items(), key=lambda pair: list(MODELS).index(pair[0])):
+        of_model = [cells.get(precision) for precision in ("fp32", "tf32", "bf16")]
+        rows.append([MODELS[model], *map(ms, of_model), legend.mark(results, of_model)])
+    return f"{table(['model', 'fp32', 'tf32', 'bf16, under autocast', 'run'], rows)}\n\n{legend.text()}"
+
+
+def pyg_precisions_sentence() -> str:
+    """The same of GCN, in words."""
+    cells = _captured_pyg()["gcn"]
+    return (
+        f"In a run of its own, without Weft, PyG's GCN on the arxiv shape, compiled with its step captured, takes "
+        f"{ms_in_words(cells['fp32'])} in fp32, {ms_in_words(cells['tf32'])} in tf32 and {ms_in_words(cells['bf16'])} "
+        f"under autocast to bf16."
+    )
 
 
 def sweep_sizes() -> str:
@@ -178,65 +203,58 @@ HEADLINE = [("gcn", 1, "fp32"), ("gcn", 32, "fp32"), ("gcn", 32, "tf32"), ("gcn"
             ("gat", 16, "bf16")]  # fmt: skip
 
 
-HEADLINE_SIDES = ("pyg", "compiled", "captured", "cusparse", "cusparse-captured")
+HEADLINE_SIDES = ("pyg", "captured", "cusparse", "cusparse-captured")
 
 
 def headline() -> str:
     """The arxiv shape: an epoch alone, and sweeps."""
-    alone, together, legend = Results.of("epoch"), Results.of("sweep"), Legend()
+    suites, legend = (Results.of("epoch"), Results.of("sweep")), Legend()
     rows = []
     for model, tasks, precision in HEADLINE:
-        here = {"shape": "arxiv", "model": model}
-        if tasks == 1:
-            weft = alone.find(**here, side="weft")
-            plain = [alone.find(**here, side=side) for side in BASELINES]
-            same = best_of(cell for cell in plain if cell and cell["side"] in PYG_SIDES)
-            runs = legend.mark(alone, [weft, *plain])
-        else:
-            weft = together.find(**here, side="weft", precision=precision, tasks=tasks)
-            rivals = Rivals.of(together, alone, weft)
-            plain, same, runs = rivals.plain, rivals.same, rivals.mark(legend, together, alone, weft)
-        shown = [one for side, one in zip(BASELINES, plain, strict=True) if side in HEADLINE_SIDES]
-        ratios = [times(over(one, weft)) for one in (*shown, same)]
-        rows.append([MODELS[model], tasks, precision, ms(weft), *ratios, runs])
+        results, here = suites[tasks > 1], {"shape": "arxiv", "model": model, "side": "weft"}
+        kind = {"tasks": tasks, "precision": precision} if tasks > 1 else {}
+        row = Row(results, results.find(**here, **kind))
+        plain, own = ("fp32", precision) if tasks > 1 else (None, None)
+        ratios = row.ratios([*row.sides(HEADLINE_SIDES, plain), row.best_pyg(own)])
+        rows.append([MODELS[model], tasks, precision, ms(row.weft), *ratios, legend.mark(results, [row.weft])])
     header = ["", "T", "precision", "Weft, ms", *(f"over {NAMES[side]}" for side in HEADLINE_SIDES),
               "over PyG's best in the same precision", "run"]  # fmt: skip
     return f"{table(header, rows, OPTIONAL)}\n\n{legend.text()}"
 
 
-def _against(results: Results, weft: Cell, here: dict[str, str]) -> list[str]:
-    """Every measured baseline as a multiple of Weft's time."""
-    found = {side: results.find(**here, side=side) for side in BASELINES}
-    return [f"{NAMES[side]} takes {times(over(cell, weft))} that" for side, cell in found.items() if cell]
+def _against(row: Row, precision: str | None = None) -> str:
+    """Every baseline of the run as a multiple of Weft's time."""
+    found = [cell for cell in row.sides(precision=precision) if cell and cell.get("ms")]
+    return ", ".join(f"{NAMES[cell['side']]} {number(over(cell, row.weft))} times as long" for cell in found)
+
+
+def _alone(shape: str) -> Row:
+    """One epoch of a GCN."""
+    results = Results.of("epoch")
+    return Row(results, results.find(shape=shape, model="gcn", side="weft"))
 
 
 def products_sentence() -> str:
     """One epoch of GCN on the products shape."""
-    results = Results.of("epoch")
-    here = {"shape": "products", "model": "gcn"}
-    weft = results.find(**here, side="weft")
-    against = _against(results, weft, here)
+    row = _alone("products")
     return (
-        f"Products shape (2.4 million nodes, 124 million edges): an epoch of a GCN takes {ms_in_words(weft)}; "
-        f"{', '.join(against)}."
+        f"Products shape (2.4 million nodes, 124 million edges): an epoch of a GCN takes {ms_in_words(row.weft)}, "
+        f"{_against(row)}."
     )
 
 
 def cora_sentence() -> str:
-    """The sweep on a small graph, with what runs of PyG differed by."""
-    results = Results.of("sweep")
-    here = {"shape": "cora", "model": "gcn", "precision": "fp32"}
-    mine = [cell for cell in results.cells if cell["side"] == "weft" and here.items() <= cell.items()]
-    weft = max(mine, key=lambda cell: cell["tasks"])
-    pyg = results.find(**here, side="pyg")
+    """One GCN and a sweep on a small graph, with what runs of PyG differed by."""
+    results, one = Results.of("sweep"), _alone("cora")
+    mine = [cell for cell in _sweeps(results) if (cell["shape"], cell["model"]) == ("cora", "gcn")]
+    many = Row(results, max(mine, key=lambda cell: cell["tasks"]))
+    pyg = many.side("pyg", "fp32")
     runs = sorted([pyg["ms"], *pyg.get("earlier_ms", [])])
-    rivals = zip(BASELINES, Rivals.of(results, Results.of("epoch"), weft).plain, strict=True)
-    against = [f"{NAMES[side]} takes {times(over(cell, weft))} that" for side, cell in rivals if cell]
     return (
-        f"Cora shape, {weft['tasks']} GCNs at once: {number(weft['ms'])} ms per task and epoch; for one task "
-        f"{', '.join(against)}. On graphs this small PyG eager measures the host's speed: it took {number(runs[0])} to "
-        f"{number(runs[-1])} ms in {len(runs)} runs ({ms_in_words(pyg)} in the newest), and the fastest of them is "
-        f"{times(runs[0] / weft['ms'])}."
+        f"Cora shape: an epoch of a GCN takes {ms_in_words(one.weft)}, {_against(one)}. {many.weft['tasks']} GCNs at "
+        f"once take {number(many.weft['ms'])} ms per task; in that run {_against(many, 'fp32')}. On graphs this small "
+        f"PyG eager measures the host's speed: it took {number(runs[0])} to {number(runs[-1])} ms in {len(runs)} runs "
+        f"({ms_in_words(pyg)} in the newest)."
     )
 
 
@@ -254,10 +272,9 @@ def headline_text() -> str:
     """What else the README says."""
     from benchmarks.report import kernels, planning, runs
 
-    return bullets(
-        [products_sentence(), cora_sentence(), own_module_sentence(), kernels.spmm_sentence(),
-         planning.memory_sentence(), runs.cpu_sentence(), planning.accuracy_sentence()]
-    )  # fmt: skip
+    sentences = [pyg_precisions_sentence, products_sentence, cora_sentence, own_module_sentence, kernels.spmm_sentence]
+    sentences += [planning.memory_sentence, runs.cpu_sentence, planning.accuracy_sentence]
+    return bullets([sentence() for sentence in sentences])
 
 
 def arxiv_stack_sentence() -> str:
@@ -267,5 +284,5 @@ def arxiv_stack_sentence() -> str:
     many = together.find(shape="arxiv", model="gcn", side="weft", precision="fp32", tasks=32)
     return paragraph(
         f"On the arxiv shape 32 stacked GCNs take {number(many['ms'])} ms per task against {number(one['ms'])} for one "
-        f"alone: most of the step is SpMM, which runs at the L2's bandwidth whatever T is."
+        f"alone in another run: most of the step is SpMM, which runs at the L2's bandwidth whatever T is."
     )

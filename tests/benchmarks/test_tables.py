@@ -101,10 +101,19 @@ def test_sampled_epochs_have_what_was_predicted_beside_them(monkeypatch):
     assert row in runs.sampled_epoch()
 
 
-def test_a_row_of_two_runs_says_so(monkeypatch):
-    here = {"shape": "cora", "model": "gcn", "status": "ok"}
-    cells = [{**here, "side": "weft", "ms": 1.0, "run": 0}, {**here, "side": "captured", "ms": 2.0, "run": 1}]
+def test_a_row_has_the_figures_of_one_run(monkeypatch):
+    here = {"shape": "cora", "model": "gcn", "status": "ok", "precision": "fp32", "tasks": 1}
+    weft = {**here, "side": "weft", "ms": 1.0, "run": 1}
+    cells = [weft, {**here, "side": "captured", "ms": 2.0, "run": 1}, {**here, "side": "pyg", "ms": 9.0, "run": 0},
+             {**weft, "ms": 0.5, "tasks": 8}]  # fmt: skip
     results = Results("epoch", [RUN, {**RUN, "date": "2026-02-02"}], cells)
     monkeypatch.setattr(training.Results, "of", lambda suite: results)
-    assert "| cora | GCN | 1.00 | - | - | 2.00 | - | - | a + b |" in training.epoch()
-    assert "| cora | GCN | - | - | 2.00x | - | - | 2.00x (PyG compiled, step captured) |" in training.epoch_ratios()
+    assert "| cora | GCN | 1.00 | - | 2.00 | - | - | a |" in training.epoch()
+    assert "| cora | GCN | - | 2.00x | - | - | 2.00x (PyG compiled, step captured) |" in training.epoch_ratios()
+    assert "| cora | GCN | 8 | fp32 | 0.500 | - | 4.00x | - | - | 4.00x | a |" in training.sweep()
+
+
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_no_row_of_a_document_mixes_runs(name):
+    text = (tables.ROOT / name).read_text()
+    assert not re.search(r"\| [a-z] \+ [a-z]", text)
