@@ -38,7 +38,7 @@ PROFILED = 12  # steps
 HIDDEN = {"sage": 256, "gcn": 64, "gat": 64}
 PCIE = 55.2e9  # bytes per second of a copy
 DEVICE_BUFFER, SPARE_SLOTS = 4, 4
-IN_HOST = Placement("host", "host", overlap=True)
+IN_HOST = Placement("host", "host")
 QUICK = {  # seconds of the phases of a fake accelerator, by shape: a device that is slow, even, and fast at batching
     "products": {"batching_cpu": 0.16, "transfer_pcie": 0.01, "batching_npu": 0.02, "transfer_npu": 0.04},
     "papers100m": {"batching_cpu": 0.12, "transfer_pcie": 0.02, "batching_npu": 0.04, "transfer_npu": 0.08},
@@ -116,7 +116,7 @@ def plan_of(model: str, place: Placement, device: torch.device) -> Plan:
 def make_case(graph: Graph, shape: str, model: str, args: Namespace, place: Placement = IN_HOST) -> Case:
     """A group on ``graph``, with things placed as ``place`` says, profiled with all workers."""
     device = torch.device(args.device)
-    place = replace(place, overlap=True, evaluation="whole")
+    place = replace(place, overlap=False, evaluation="whole")
     task, plan = task_of(graph, model, args), plan_of(model, place, device)
     fake = ThreadAccelerator("npu", QUICK[shape] | {"training_npu": QUICK_TRAINING[model]}) if args.quick else None
     sampling = Sampling(fanout(args), args.seeds, placement=place)

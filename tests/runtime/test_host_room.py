@@ -59,15 +59,33 @@ def test_an_evaluation_has_the_same_bits_from_a_file(graph, short):
 
 def test_neither_memory_nor_disk(short, monkeypatch):
     monkeypatch.setattr(rooms, "free_disk_bytes", lambda: 1 << 20)
-    assert not fits_host(1 << 21)
-    with pytest.raises(
-        OutOfMemoryError, match=r"^it takes 4.00 MiB, but the host has 0 B of memory free .* TMPDIR"
-    ):
+    assert not fits_host([1 << 21])
+    with pytest.raises(OutOfMemoryError, match=r"^it takes 4.00 MiB, but the host has 0 B of memory free .* TMPDIR"):
         host_room((1 << 20,), torch.float32, False, "it")
 
 
+def test_what_is_said_to_fit_fits_one_array_after_another(monkeypatch):
+    monkeypatch.setattr(rooms, "free_host_bytes", lambda: 60)
+    monkeypatch.setattr(rooms, "host_bytes", lambda: 100)  # of which ten stay free
+    monkeypatch.setattr(rooms, "free_disk_bytes", lambda: 100)
+    assert fits_host([50, 90])
+    assert fits_host([90, 50])
+    assert not fits_host([100]), "no array is in memory and on disk"
+    assert not fits_host([50, 60, 60])
+
+
+def test_a_file_that_cannot_be_made_is_one_sentence(short, monkeypatch):
+    def full(*about):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rooms.os, "posix_fallocate", full)
+    with pytest.raises(OutOfMemoryError, match=r"it takes 4\.00 MiB"):
+        host_room((1 << 20,), torch.float32, False, "it")
+    assert list(short.iterdir()) == []
+
+
 def test_it_is_told_before_the_first_epoch(graph, monkeypatch):
-    monkeypatch.setattr("weft.engine.planning.run_planner.fits_host", lambda size: False)
+    monkeypatch.setattr("weft.engine.planning.run_planner.fits_host", lambda sizes: False)
     monkeypatch.setattr("weft.engine.planning.run_planner.is_small", lambda *about: False)
     task = weft.Task(graph=graph, model="sage", mode="sampled", batch=32, epochs=2)
     monkeypatch.setattr("weft.planner.sampling.places.on_device", lambda kind: LAYERS)

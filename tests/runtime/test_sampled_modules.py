@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -279,6 +280,29 @@ def test_weft_run_takes_a_loader(graph, model):
     result = weft.run(one, batches=hand_made(graph), progress=False, device="cpu")
     assert len(result.history["train_loss"]) == EPOCHS
     assert result.history["train_loss"][-1] < result.history["train_loss"][0]
+
+
+def test_layers_of_pyg_are_converted_over_a_loader_that_shuffles(graph):
+    """Every pass of the loader begins with another batch: trials compare both modules on one of them."""
+    conv = pytest.importorskip("torch_geometric.nn").SAGEConv
+
+    class Shuffled(list):
+        def __iter__(self):
+            return iter(random.sample(list(super().__iter__()), len(self)))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = conv(12, 8), conv(8, 4)
+
+        def forward(self, x, edge_index):
+            return self.last(torch.relu(self.conv(x, edge_index)), edge_index)
+
+    notes = []
+    loader = Shuffled(hand_made(graph))
+    listen = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
+    weft.run(task_of(graph, Net()), batches=loader, progress=False, device="cpu", on_event=listen)
+    assert [note for note in notes if note.startswith("converted: 2 SAGEConv")]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.timing import time_calls
+from benchmarks.harness.timing import record_graph, time_calls
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.runtime.group import GroupRun
@@ -32,15 +32,12 @@ def stack_of(shape: str, model: str) -> Stack:
 
 def replayed(step: Callable[[], Any]) -> float:
     """Milliseconds of one step, replayed."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def several() -> None:
         for _ in range(INNER):
             step()
+
+    graph, _ = record_graph(several, warmup=1)
     return time_calls(graph.replay, torch.device("cuda"), warmup=3, repeats=30).ms / INNER
 
 

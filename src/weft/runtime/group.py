@@ -161,8 +161,9 @@ class GroupRun(GroupState):
     def _capture(self, replays: list[Replay]) -> None:
         if not self._may_record():
             return
-        Recordings().add(*replays)
-        for reason in (one.reason for one in replays if one.reason):
+        recordings = Recordings()
+        recordings.add(*replays)
+        for reason in recordings.reasons:
             self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({reason})")
 
     def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:

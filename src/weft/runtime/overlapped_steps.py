@@ -106,7 +106,7 @@ class OverlappedSteps:
 
         slot.fetch = Replay(fetch, self._counters, record=True, pool=self._fetch_pools[slot.place])
         self._fetch_pools[slot.place] = slot.fetch.pool or self._fetch_pools[slot.place]
-        self._note("sampling and fetching run", slot.fetch)
+        self._note("sampling and fetching run", slot.fetch.reason)
 
     def train(self, slot: Slot) -> None:
         """Train on a slot of :meth:`fetch_ahead`, on the current stream."""
@@ -129,9 +129,10 @@ class OverlappedSteps:
             alike = (self._slots.get((slot.mine.shape, place)) for place in range(PLACES))
             known = any(one is not None and one.train is not None and one.train.recorded for one in alike)
             self._trainings.add(slot.train, warm=not known)
-        self._note("the step runs", slot.train)
+        for reason in self._trainings.reasons:
+            self._note("the step runs", reason)
 
-    def _note(self, what: str, replay: Replay) -> None:
-        note = f"{what} eagerly: it could not be captured as a CUDA graph ({replay.reason})"
-        if replay.reason and note not in self.notes:
+    def _note(self, what: str, reason: str | None) -> None:
+        note = f"{what} eagerly: it could not be captured as a CUDA graph ({reason})"
+        if reason and note not in self.notes:
             self.notes.append(note)

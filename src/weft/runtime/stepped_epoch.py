@@ -93,8 +93,9 @@ class SteppedEpoch:
         replay = Replay(lambda: self._step(mine), changed, record=False)
         with quiet():
             self._shared.add(replay)
-        if replay.reason:
-            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({replay.reason})")
+        for reason in self._shared.reasons:
+            note = f"the step runs eagerly: it could not be captured as a CUDA graph ({reason})"
+            self._notes += [note] if note not in self._notes else []
         return mine, replay
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import weft
 from tests.engine.results.net_for_tests import Net
 from tests.graphs_for_tests import tiny_graph
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 NET = Path(__file__).with_name("net_for_tests.py")
 FRESH = """
@@ -174,3 +175,14 @@ def test_predicting_from_a_shell(saved, tmp_path, monkeypatch, capsys):
         assert code == 2, told
         assert sentence in told
         assert "Traceback" not in told
+
+
+def test_a_result_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
+    result = weft.run(weft.Task(graph="demo", epochs=1), device="cpu", progress=False)
+
+    def full(*about):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("weft.engine.results.result.save_atomically", full)
+    with pytest.raises(InputError, match=r"^cannot write to .*/q: No space left on device$"):
+        result.save(tmp_path / "q")

@@ -17,7 +17,8 @@ from weft.core.task import Task
 from weft.engine.base.cancel import Cancel
 from weft.engine.base.control import Control
 from weft.engine.run import run
-from weft.engine.training.interrupt import Interrupted
+from weft.engine.training import interrupt
+from weft.engine.training.interrupt import Interrupted, Interruption
 from weft.graph.catalog.names import load
 from weft.runtime.checkpoint import read_checkpoint
 
@@ -121,6 +122,19 @@ def test_one_task_is_preempted(tmp_path):
     assert result.status == "preempted"
     assert 0 < result.metrics["epochs_run"] < 3000
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "preempted"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_a_second_signal_at_once_is_the_first_one_again(monkeypatch):
+    """A terminal and a wrapper may both send it; one that comes later leaves at once."""
+    control = Control()
+    with Interruption(control):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert control.signal == signal.SIGINT
+        monkeypatch.setattr(interrupt, "TWICE", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

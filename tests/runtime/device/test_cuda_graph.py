@@ -96,6 +96,7 @@ class Pretended:
 
     def __init__(self, device, name, broken):
         self.device, self.name, self.broken, self.reason = device, name, broken, None
+        self.breaks_again = False
 
     recorded = property(lambda self: self.name in self.device.captured)
     pool = property(lambda self: "pool" if self.recorded else None)
@@ -107,6 +108,7 @@ class Pretended:
         self.reason = "it waits" if self.broken else None
 
     def capture(self, pool):
+        self.reason = self.reason or ("it broke" if self.breaks_again else None)
         if self.reason is None:
             assert (pool == "pool") == bool(self.device.captured), "all share one pool"
             self.device.log.append(f"capture {self.name}")
@@ -134,10 +136,19 @@ class TestRecordings:
     def test_one_that_cannot_be_captured_is_left_out(self):
         device, found = Device(), Recordings()
         found.add(device.step("a", broken=True), device.step("b"))
-        assert device.log == ["warm a"]
+        assert device.log == ["warm a", "warm b", "capture b"]
         found.add(device.step("c"))
-        found.add(device.step("d"))
-        assert device.captured == {"c", "d"}
+        assert device.captured == {"b", "c"}
+        assert found.reasons == ["it waits"]
+
+    def test_one_that_breaks_when_it_is_captured_anew_leaves_the_others_captured(self):
+        device, found = Device(), Recordings()
+        first, second = device.step("a"), device.step("b")
+        found.add(first, second)
+        first.breaks_again = True
+        found.add(device.step("c"))
+        assert device.captured == {"b", "c"}
+        assert found.reasons == ["it broke"]
 
     def test_what_does_not_fit_alone_is_told(self):
         device = Device()

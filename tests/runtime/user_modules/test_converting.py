@@ -8,6 +8,7 @@ import scipy.sparse
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import weft
 from weft.core.errors import SpecError
@@ -416,3 +417,58 @@ def test_layers_that_never_give_the_same_numbers_are_converted_within_that(monke
     (note,) = [one for one in notes if "convert" in one]
     assert note.startswith("converted" if told else "not converted")
     assert (told or "other numbers") in note
+
+
+class OwnLinear(nn.Linear):
+    """Weights that are bounded as they are used."""
+
+    def forward(self, x):
+        return F.linear(x, self.weight.clamp(-0.45, 0.45), self.bias)
+
+
+class Later(nn.Module):
+    """Changes something of its layer from the third step on."""
+
+    def __init__(self, i, o, conv=pyg.GCNConv, change=None):
+        super().__init__()
+        self.a, self.b, self.count, self.change = conv(i, 8), pyg.GCNConv(8, o), 0, change
+
+    def forward(self, x, edge_index):
+        self.count += self.training
+        if self.count == 3 and self.training:
+            self.change(self.a)
+        return self.b(torch.relu(self.a(x, edge_index)), edge_index)
+
+
+def sums(layer):
+    layer.aggr, layer.aggr_module = "add", pyg.aggr.SumAggregation()
+
+
+@pytest.mark.parametrize(
+    ("conv", "change"),
+    [
+        (pyg.GATConv, lambda layer: setattr(layer, "negative_slope", 0.9)),
+        (pyg.SAGEConv, sums),
+        (pyg.GCNConv, lambda layer: setattr(layer, "add_self_loops", False)),
+        (pyg.GCNConv, lambda layer: layer.lin.register_forward_hook(lambda module, given, out: out * 0.5)),
+        (pyg.GCNConv, lambda layer: prune.l1_unstructured(layer.lin, "weight", 0.5)),
+    ],
+    ids=["slope", "sum", "loops", "hook", "pruned"],
+)
+def test_a_layer_that_changes_later_is_pygs_again(conv, change):
+    (mine,), notes = run(lambda i, o: Later(i, o, conv, change))
+    (plain,), _ = run(lambda i, o: Later(i, o, conv, change), convert=False)
+    assert any(note.startswith("converted") for note in notes)
+    assert mine.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-4)
+    (usual,), _ = run(lambda i, o: Later(i, o, conv, lambda layer: None))
+    assert usual.history["loss"] != pytest.approx(plain.history["loss"], rel=1e-3), "the change matters"
+
+
+def test_a_layer_with_a_linear_map_of_ones_own_is_kept():
+    def make(i, o):
+        model = Later(i, o, change=lambda layer: None)
+        model.a.lin = OwnLinear(i, 8, bias=False)
+        return model
+
+    notes = run(make)[1]
+    assert any("GCNConv: lin is a OwnLinear of one's own" in note for note in notes)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from weft.core.compatibility import width
 from weft.core.errors import DoesNotFitError, WeftError
 from weft.core.placement import on_device
 from weft.core.plan import Plan, PlanOptions
@@ -94,11 +95,12 @@ class RunPlanner:
         """Refuse an evaluation by layers whose activations neither the host's memory nor its disk has room for."""
         by_name = {task.label: task for task in tasks}
         for plan in plans:
-            task = by_name[plan.members[0]]
+            members = [by_name[name] for name in plan.members]
+            task = max(members, key=width)  # a stack is as wide as its widest member
             if task.sampled and plan.places.evaluation == "layers":
-                size = len(plan.members) * host_activations(task, self._estimator.stats(task))
-                if not fits_host(size):
-                    raise DoesNotFitError(f"task {task.label!r}: {too_little(size, WHAT)}")
+                sizes = [len(members) * size for size in host_activations(task, self._estimator.stats(task))]
+                if not fits_host(sizes):
+                    raise DoesNotFitError(f"task {task.label!r}: {too_little(sum(sizes), WHAT)}")
 
     def warm(self, tasks: Sequence[Task], plan: Plan, told: Callable[[int, int], None]) -> int:
         """Compile the kernels that a group lacks, on all cores; ``told(done, total)`` on the way. How many there were.

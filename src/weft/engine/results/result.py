@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from weft.core.errors import InputError
 from weft.core.files import write_json
 from weft.core.graph_stats import GraphStats
 from weft.core.plan import Plan
@@ -18,6 +22,7 @@ from weft.engine.results.html import result_html
 from weft.engine.results.predicting import classes_of, predicted_logits, probabilities_of
 from weft.runtime.checkpoint import save_atomically
 
+IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 RESULT, WEIGHTS = "result.json", "model.safetensors"
 STATUSES = (  # stopped: early, out of patience
     *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
@@ -121,12 +126,30 @@ class Result:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``result.json`` and ``model.safetensors`` into ``folder``, each in one piece."""
-        folder = Path(folder)
+        with write_errors(folder):
+            return self.write(Path(folder))
+
+    def write(self, folder: Path) -> Path:
+        """As :meth:`save`, with the system's own errors."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
             save_atomically(folder / WEIGHTS, _own_tensors(self.model), {"format": "pt"})
         write_json(folder / RESULT, self.to_dict())
         return folder
+
+
+@contextmanager
+def write_errors(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """A folder that cannot be written to is one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write to {os.fspath(folder)}: {write_reason(error)}") from error
+
+
+def write_reason(error: Exception) -> str:
+    """Why something could not be written, without what libraries put around it."""
+    return getattr(error, "strerror", None) or str(error).removeprefix(IO_ERROR).partition(" (os error")[0]
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:

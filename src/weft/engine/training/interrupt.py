@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from weft.engine.base.control import Control
+
+TWICE = 1.0  # seconds in which a second signal is taken for the first: a terminal and a wrapper may both send it
 
 
 class Interrupted(KeyboardInterrupt):
@@ -34,6 +38,7 @@ class Interruption:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._before: dict[int, Any] = {}
+        self._first = -inf
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
@@ -46,6 +51,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self._control.signal is not None:
+        now = time.monotonic()
+        if self._control.signal is None:
+            self._first = now
+            self._control.interrupt(number)
+        elif now - self._first > TWICE:
             raise KeyboardInterrupt
-        self._control.interrupt(number)

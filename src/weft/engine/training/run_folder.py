@@ -31,7 +31,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
 from weft.core.wording import option, switch
-from weft.engine.results.result import Result
+from weft.engine.results.result import Result, write_reason
 from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.extending import former_members, lengthened
 from weft.engine.training.folder_lock import FolderLock
@@ -43,7 +43,6 @@ REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
 FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)
 INSIDE = (f"groups/*/{FILE}", "tasks/*/result.json", "tasks/*/model.safetensors")
 
-IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
 MOST_UNWRITTEN = 10_000  # lines of a journal that are kept while the disk is full
 
 Groups = list[tuple[str, Plan]]  # what to train: a key that names the folder of the checkpoint, and the plan
@@ -198,7 +197,7 @@ class RunFolder:
         """Write what the task left behind."""
         (result,) = results
         with self.writing():
-            result.save(self.path)
+            result.write(self.path)
         self.save_report(result)
 
     def save_report(self, result: Result) -> None:
@@ -226,9 +225,9 @@ class RunFolder:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error).removeprefix(IO_ERROR).partition(" (os error")[0]
             raise TrainingError(
-                f"cannot write to {self.path}: {reason}; every file there is whole: free space, then {switch('resume')}"
+                f"cannot write to {self.path}: {write_reason(error)}; every file there is whole: free space, then "
+                f"{switch('resume')}"
             ) from error
 
 
@@ -303,7 +302,7 @@ class SweepFolder(RunFolder):
         """Write what the members of a group left behind."""
         with self.writing():
             for result in results:
-                result.save(self.path / "tasks" / self._names[result.name])
+                result.write(self.path / "tasks" / self._names[result.name])
 
     def save_sweep(self, result: SweepResult) -> None:
         """Write what the sweep left behind as a whole."""

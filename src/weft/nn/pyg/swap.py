@@ -19,8 +19,10 @@ from weft.nn.conv.conv import Conv
 from weft.nn.dropout import Dropout
 from weft.nn.pyg.templates import TEMPLATES
 
+SETTINGS = (bool, int, float, str, type(None))
 DROPOUT = "weft_dropout"  # a submodule of a swapped attention layer
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+LINEAR = ("lin", "res")  # how parts are called whose weights Weft's operators read without calling them
 METHODS = ("forward", "propagate", "message", "aggregate", "update", "edge_update", "message_and_aggregate")
 
 
@@ -56,7 +58,7 @@ def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
     ``builds``: whether a layer builds the adjacency of an ``edge_index`` that it does not know, and draws masks by
     itself; or leaves such a call to PyG, and takes its masks from whoever counts them (a run).
     """
-    from weft.nn.pyg.swapped_layers import BUILDS, SWAPPED, TEMPLATE
+    from weft.nn.pyg.swapped_layers import BUILDS, SETUP, SWAPPED, TEMPLATE
 
     for name in names:
         layer = model.get_submodule(name)
@@ -66,6 +68,7 @@ def swap(model: nn.Module, names: Collection[str], builds: bool) -> None:
             template.dropout = Dropout(template.dropout.p).to(_device(layer)).train(layer.training)
             layer.add_module(DROPOUT, template.dropout)  # so that a run finds it
         layer.__class__ = SWAPPED[type(layer)]
+        vars(layer)[SETUP] = setup_of(layer)
 
 
 def restore(model: nn.Module) -> None:
@@ -77,7 +80,7 @@ def restore(model: nn.Module) -> None:
     for layer in list(model.modules()):
         if type(layer) in back:
             layer._modules.pop(DROPOUT, None)
-            for key in (places.TEMPLATE, places.BUILDS):
+            for key in (places.TEMPLATE, places.BUILDS, places.SETUP):
                 vars(layer).pop(key)
             layer.__class__ = back[type(layer)]
 
@@ -106,6 +109,9 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(f"{kind.__name__}: a layer inside has hooks")
     if any(value for key, value in vars(layer).items() if key.endswith("_hooks") and key not in _torch_hooks()):
         raise SpecError(f"{kind.__name__}: it has hooks on its messages")
+    for name, part in layer.named_children():
+        if name.startswith(LINEAR) and not _plain_linear(part):
+            raise SpecError(f"{kind.__name__}: {name} is a {type(part).__name__} of one's own")
     if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
     rate = _attention_dropout(_template(layer))
@@ -113,6 +119,24 @@ def _check(layer: nn.Module, draws: bool) -> None:
         raise SpecError(
             f"{kind.__name__}: dropout={rate:g} of its attention would draw other masks; convert=True converts it"
         )
+
+
+def _plain_linear(part: nn.Module) -> bool:
+    kind = type(part)
+    known = kind is nn.Linear or (kind.__name__ == "Linear" and kind.__module__.startswith("torch_geometric."))
+    return known and "forward" not in vars(part)
+
+
+def setup_of(layer: nn.Module) -> tuple[dict[str, object], list[tuple[object, ...]]]:
+    """What a call of a layer depends on beside its weights: settings, the kinds of its parts, and their hooks."""
+    settings = {key: value for key, value in vars(layer).items() if type(value) in SETTINGS and key[0] != "_"}
+    settings.pop("training", None)
+    parts = [
+        (type(part), "forward" in vars(part), *(len(getattr(part, hooks)) for hooks in HOOKS))
+        for part in layer._modules.values()
+        if part is not None
+    ]
+    return settings, parts
 
 
 def drawing(model: nn.Module, names: Collection[str]) -> list[str]:

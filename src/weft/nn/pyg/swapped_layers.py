@@ -23,11 +23,11 @@ from weft.nn.conv.conv import Conv, aggregates_first
 from weft.nn.features import Features, as_dense, transform
 from weft.nn.pyg.call_mask import CallMask
 from weft.nn.pyg.edges import edges_of
-from weft.nn.pyg.swap import DROPOUT
+from weft.nn.pyg.swap import DROPOUT, setup_of
 from weft.ops import Adjacency
 from weft.ops.dense.linear import needs_gradient
 
-TEMPLATE, BUILDS = "_weft_layer", "_weft_builds"
+TEMPLATE, BUILDS, SETUP = "_weft_layer", "_weft_builds", "_weft_setup"
 _calls: ContextVar[dict[int, bool] | None] = ContextVar("calls", default=None)
 
 
@@ -51,6 +51,7 @@ class Swapped:
         """The adjacency of a call that Weft's operators cover, else None; ``otherwise`` must be None for that."""
         known = type(x) in ((Tensor, nn.Parameter, SparseFeatures) if self.takes_sparse else (Tensor, nn.Parameter))
         plain = known and len(x.shape) == 2 and x.dtype in (torch.float32, torch.bfloat16)
+        plain = plain and setup_of(self) == vars(self)[SETUP]  # what has changed since is PyG's to compute
         adj = None
         if plain and otherwise is None and not self.explain and not torch.compiler.is_compiling():
             edges = edges_of(edge_index, x.shape[0], vars(self)[BUILDS])

@@ -148,7 +148,7 @@ def _batches(traffic: BatchTraffic, task: Task, stats: GraphStats, machine: Mach
 def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Machine) -> str:
     if placement.evaluation == "whole":
         return "evaluated on the whole graph at once"
-    held, there = host_activations(task, stats), machine.host.memory_bytes
+    held, there = sum(host_activations(task, stats)), machine.host.memory_bytes
     short = f", more than its {show_bytes(there)}: temporary files take the rest" if 0 < there < held else ""
     return (
         f"evaluated layer by layer in chunks of up to {placement.chunk_edges:,} edges, with about {show_bytes(held)} "
@@ -156,14 +156,14 @@ def _evaluated(placement: Placement, task: Task, stats: GraphStats, machine: Mac
     )
 
 
-def host_activations(task: Task, stats: GraphStats) -> int:
-    """Bytes of host memory for the activations of one task between layers, of the nodes that the splits depend on."""
+def host_activations(task: Task, stats: GraphStats) -> list[int]:
+    """Bytes of host memory for the activations of one task after each layer, of the nodes that the splits depend on."""
     splits = min(stats.num_train + stats.num_val + stats.num_test, stats.num_nodes)
     reached = expected_batch(stats, [-1] * (task.layers - 1), splits)
     nodes = [*reached.rows, reached.nodes]  # of the last layer, the one before it, ...
     widths = [max(stats.num_classes, 1), *[task.hidden] * (task.layers - 1)]
     size = 2 if task.precision == "bf16" else 4
-    return int(size * sum(count * width for count, width in zip(nodes, widths, strict=True)))
+    return [int(size * count * width) for count, width in zip(nodes, widths, strict=True)][::-1]
 
 
 def chunks(placement: Placement, stats: GraphStats) -> int:

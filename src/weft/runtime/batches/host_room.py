@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import OutOfMemoryError
-from weft.core.machine.host_memory import free_host_bytes
+from weft.core.machine.host_memory import free_host_bytes, host_bytes
 from weft.core.units import show_bytes
 from weft.runtime.batches.pinned import pinned
 
-SHARE = 0.9  # of the free memory, or disk, that one result may take
+KEPT = 0.1  # of all memory that stays free for others, and of the disk's free bytes
 
 
 def free_disk_bytes() -> int:
@@ -40,14 +41,25 @@ def host_room(shape: tuple[int, ...], dtype: torch.dtype, pin: bool, what: str) 
     ``what`` it is for: said where the disk is too small as well.
     """
     size = prod(shape) * dtype.itemsize
-    if size <= SHARE * free_host_bytes():
+    if size <= _memory():
         made = torch.empty(shape, dtype=dtype)
         return pinned(made) if pin else made
-    if size > SHARE * free_disk_bytes():
+    if size > _disk():
         raise OutOfMemoryError(too_little(size, what))
-    with tempfile.NamedTemporaryFile(prefix="weft-") as file:  # the mapping keeps its bytes after its name is gone
-        os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a disk that fills up later would end the process
-        return torch.from_file(file.name, shared=True, size=prod(shape), dtype=dtype).view(shape)
+    try:
+        with tempfile.NamedTemporaryFile(prefix="weft-") as file:  # the mapping keeps its bytes after its name is gone
+            os.posix_fallocate(file.fileno(), 0, size)  # a disk that fills up later would end the process
+            return torch.from_file(file.name, shared=True, size=prod(shape), dtype=dtype).view(shape)
+    except OSError:
+        raise OutOfMemoryError(too_little(size, what)) from None
+
+
+def _memory() -> int:
+    return free_host_bytes() - int(KEPT * host_bytes())
+
+
+def _disk() -> int:
+    return int((1 - KEPT) * free_disk_bytes())
 
 
 def too_little(size: int, what: str) -> str:
@@ -59,6 +71,14 @@ def too_little(size: int, what: str) -> str:
     )
 
 
-def fits_host(size: int) -> bool:
-    """Whether memory and disk together have room for ``size`` bytes of such arrays."""
-    return size <= SHARE * (free_host_bytes() + free_disk_bytes())
+def fits_host(sizes: Iterable[int]) -> bool:
+    """Whether there is room for arrays of so many bytes, one after another as :func:`host_room` places them."""
+    memory, disk = _memory(), _disk()
+    for size in sizes:
+        if size <= memory:
+            memory -= size
+        elif size <= disk:
+            disk -= size
+        else:
+            return False
+    return True

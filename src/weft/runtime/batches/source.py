@@ -53,6 +53,12 @@ class Batch:
     varies: tuple[str, ...] = ("rows", "share")
     of_epoch: Tensor | None = None
 
+    def without_derived(self) -> Batch:
+        """The same batch, of which operators have built nothing yet."""
+        one = isinstance(self.blocks, Adjacency)
+        blocks = self.blocks.without_derived() if one else tuple(block.without_derived() for block in self.blocks)
+        return replace(self, blocks=blocks)
+
     @cached_property
     def edge_index(self) -> Tensor:
         """Edges ``[2, E]`` int64, sources above destinations: what PyG's layers take."""

@@ -30,7 +30,7 @@ class Replay:
     ``changed`` are the tensors that ``fn`` writes: the warm-up runs before the capture are undone on them.
     ``reason`` says why the capture failed, and is None if it did not; after a failure ``fn`` is called eagerly.
     ``stream``: where it is warmed up and captured, the one for all captures unless given.
-    ``record=False`` leaves both to calls of :meth:`warm_up` and :meth:`capture`, or ``fn`` eager.
+    ``record=False``: nothing is captured until :meth:`warm_up` and :meth:`capture` are called; ``fn`` runs eagerly.
     """
 
     def __init__(
@@ -70,7 +70,12 @@ class Replay:
         """Run ``fn`` eagerly until nothing is left to be compiled or built."""
         # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
         torch.cuda.empty_cache()
-        self._attempt(lambda side: self._warm_up(side, self._warmup))
+        saved = [tensor.clone() for tensor in self._changed]
+        try:
+            self._attempt(lambda side: self._warm_up(side, self._warmup))
+        finally:
+            for tensor, before in zip(self._changed, saved, strict=True):
+                tensor.copy_(before)
 
     def capture(self, pool: Any = None) -> None:
         """Record ``fn``, warmed up, unless that has failed; ``pool``: that of another one, whose memory it shares.
@@ -93,21 +98,17 @@ class Replay:
         self._graph = None
 
     def _attempt(self, work: Callable[[torch.cuda.Stream], None]) -> None:
-        """``work(stream)``, after which everything is as before; ``reason`` says why it could not be done."""
+        """``work(stream)``; stream and generator are then as before; ``reason`` says why it could not be done."""
         with _ONE_AT_A_TIME:
-            saved = [tensor.clone() for tensor in self._changed]
             random, stream = torch.cuda.get_rng_state(), torch.cuda.current_stream()
             try:
                 work(self._stream or recording_stream())
-            except torch.OutOfMemoryError:
+            except BaseException as error:
                 self._break_off(stream)
-                raise
-            except RuntimeError as error:
-                self._break_off(stream)
+                if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+                    raise
                 self.reason = str(error).strip().splitlines()[0]
             finally:
-                for tensor, before in zip(self._changed, saved, strict=True):
-                    tensor.copy_(before)
                 torch.cuda.set_rng_state(random)
 
     @staticmethod
@@ -144,7 +145,7 @@ class Recordings:
         self._pool: Any = None
 
     def add(self, *new: Replay, warm: bool = True) -> None:
-        """Warm all of ``new`` up, then capture them; one that cannot be, and those after it, remain eager.
+        """Warm all of ``new`` up, then capture them; :attr:`reasons` says why any could not be, which then run eagerly.
 
         ``warm=False``: another one of the same shapes has been. If there is no room for the warm-up beside the pool,
         that is given back, and captured anew after the warm-up.
@@ -163,21 +164,22 @@ class Recordings:
             self._pool = None
             self._warm_up(new if warm else ())
             self._capture((*self._all, *new))
-        self._all += [one for one in new if one.recorded]
+        self._all += new
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why some run eagerly, each reason once."""
+        return list(dict.fromkeys(one.reason for one in self._all if one.reason is not None))
 
     def _warm_up(self, replays: Iterable[Replay]) -> None:
         for one in replays:
             if one.reason is None:
                 one.warm_up()
-            if one.reason is not None:
-                return
 
     def _capture(self, replays: Iterable[Replay]) -> None:
         for one in replays:
             one.capture(self._pool)
-            if one.reason is not None:
-                return
-            self._pool = one.pool
+            self._pool = one.pool or self._pool
 
 
 @contextmanager

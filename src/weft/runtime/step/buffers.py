@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from weft.core.errors import TrainingError
+
 CLOCK, RATE = "clock", "rate"
 
 
@@ -65,11 +67,28 @@ class BufferSlots:
     def bind(self, buffers: Mapping[str, Tensor]) -> None:
         """Bind ``buffers`` to the model, which then updates them in place."""
         for table, key, name in self._places:
-            table[key] = buffers[name]
+            if name in buffers:  # else it was None at first, and is no part of the state
+                table[key] = buffers[name]
 
     def collect(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy back buffers that a module replaced instead of updating in place."""
         for table, key, name in self._places:
-            if table[key] is not buffers[name]:
+            if name in buffers and table[key] is not buffers[name]:
+                _check_alike(name, table[key], buffers[name])
                 buffers[name].copy_(table[key])
                 table[key] = buffers[name]
+
+
+def _check_alike(name: str, new: Tensor | None, old: Tensor) -> None:
+    """A :class:`TrainingError` for a buffer that cannot take the place of the one that is kept."""
+    if new is None:
+        raise TrainingError(f"buffer {name!r} became None in a call; the training state keeps its first kind")
+    if new.shape != old.shape or _kind(new) != _kind(old):
+        was, now = (f"{list(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for one in (old, new))
+        raise TrainingError(
+            f"buffer {name!r} was {was} and a call replaced it by {now}; give it that shape and type from the start"
+        )
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()

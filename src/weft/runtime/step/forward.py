@@ -189,6 +189,7 @@ class LeafForward(Forward):
         super().__init__(model, layout, call, torch.float32, reduce)
         by_name = dict(model.named_parameters())
         self._parameters = [by_name[name] for name in layout.names]
+        self._frozen = {name: one for name, one in by_name.items() if name not in set(layout.names)}
         self.without_gradient: tuple[str, ...] | None = None
 
     def attach(self, state: State, rates: Sequence[Tensor]) -> None:
@@ -265,6 +266,12 @@ class LeafForward(Forward):
 
         Torch's optimizers skip a parameter without a gradient; here one table of numbers serves all parameters.
         """
+        thawed = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise TrainingError(
+                f"model {type(self.model).__name__}: {', '.join(thawed)} began without requires_grad and has it now; "
+                "only parameters that have it from the start are trained"
+            )
         without = tuple(name for name, g in zip(self._layout.names, found, strict=True) if g is None)
         if self.without_gradient is not None and without != self.without_gradient:
             changed = sorted(set(without) ^ set(self.without_gradient))
@@ -276,16 +283,26 @@ class LeafForward(Forward):
 
 
 def mode_switch(model: nn.Module) -> Callable[[bool], object]:
-    """What ``model.train(mode)`` does, without the traversal: that costs 4 us per module, twice per epoch."""
-    if any(type(module).train is not nn.Module.train for module in model.modules()):
-        return model.train
-    tables = [module.__dict__ for module in model.modules()]
+    """What ``model.train(mode)`` and ``model.eval()`` do, in a fraction of the time, over the modules of the moment."""
+    own_eval = type(model).eval is not nn.Module.eval or "eval" in vars(model)
 
     def set_mode(training: bool) -> None:
-        for table in tables:
-            table["training"] = training
+        if own_eval and not training:
+            model.eval()
+        else:
+            _set_mode(model, training)
 
     return set_mode
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    if type(module).train is not nn.Module.train or "train" in module.__dict__:
+        module.train(training)
+        return
+    module.__dict__["training"] = training
+    for child in module._modules.values():
+        if child is not None:
+            _set_mode(child, training)
 
 
 @contextmanager

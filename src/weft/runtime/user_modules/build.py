@@ -11,7 +11,7 @@ from weft import nn as weft_nn
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.initial import parameters_without_initial
-from weft.runtime.user_modules.copying import copy_module
+from weft.runtime.user_modules.copying import copy_module, functions_that_hold
 from weft.runtime.user_modules.importing import import_callable, in_words
 from weft.runtime.user_modules.settings import arguments, signature_of
 
@@ -38,7 +38,18 @@ def model_options(task: Task) -> dict[str, Any]:
 
 def _copied(task: Task) -> nn.Module:
     """A copy of the module that a task was given, with new weights if ``init="fresh"``."""
-    model, _ = copy_module(task.model)
+    holding = functions_that_hold(task.model)
+    if holding:
+        raise SpecError(
+            f"task {task.label!r}: {task.model_name} is given as an object, of which a copy is trained, and a function "
+            f"that it keeps ({', '.join(holding)}) refers to parts of it; give the class, or a function that builds it"
+        )
+    model, left_out = copy_module(task.model)
+    if left_out:
+        raise SpecError(
+            f"task {task.label!r}: {task.model_name} is given as an object, of which a copy is trained, and "
+            f"{', '.join(left_out)} cannot be copied; give the class, or a function that builds it"
+        )
     if task.init != "fresh":
         return model
     unknown = parameters_without_initial(model)

@@ -21,7 +21,7 @@ from weft.nn.pyg.templates import TEMPLATES
 Numbers = tuple[Tensor, Tensor, Tensor]  # losses [1], gradients [P], logits [N, C]
 OTHER_MASKS = " without dropout of attention, whose masks are not those of convert=False"
 NONE = "it has no layers of PyG"
-SEVERAL = 2  # times as far as PyG's layers from themselves: not to be told from another call of them
+NOISE_FACTOR = 2  # up to twice PyG's own difference between two calls counts as equal
 LONG = 0.2  # seconds: a first step that takes longer is not repeated for its time alone
 
 
@@ -84,7 +84,9 @@ def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conv
     """
     swaps = convertible(model, asked)
     if not swaps.layers:
-        return _why_not(swaps.kept if asked else _surprising(swaps.kept)) or ("not converted: " + NONE) * asked or None
+        if asked:
+            return _why_not(swaps.kept) or f"not converted: {NONE}"
+        return _why_not(_surprising(swaps.kept))
     drops = drawing(model, swaps.layers)
     trials = replace(given, copy=lambda one: _still(given.copy(one), drops))
     measured = _as_written(model, trials)
@@ -106,7 +108,7 @@ def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conv
     if not apart <= trials.near:
         again = _as_written(model, trials)
         noise = 0.0 if again is None else trials.apart(again[1], true)
-    if not apart <= max(trials.near, min(SEVERAL * noise, trials.most)):
+    if not apart <= max(trials.near, min(NOISE_FACTOR * noise, trials.most)):
         off = f"by {apart:.0e} of the largest"
         return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
     about: dict[str, Any] = {"drawing": any(name in swaps.layers for name in drops), "gpu": mine[0].is_cuda}
@@ -149,7 +151,7 @@ def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trial
     except Exception:  # it computes with the features itself: they become dense, as before
         return found
     apart = max(found.apart, dense.apart(mine, dense.step(_swapped(model, found.swaps, dense))))
-    near = max(dense.near, min(SEVERAL * found.noise, dense.most))
+    near = max(dense.near, min(NOISE_FACTOR * found.noise, dense.most))
     return replace(found, apart=apart, after=after, sparse=True) if apart <= near else found
 
 

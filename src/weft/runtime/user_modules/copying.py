@@ -7,12 +7,15 @@ locks, files or generators, which cannot be copied either. None of them is part 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+DEPTH = 5  # functions in closures of functions, and so on
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own attributes in torch
 
 
@@ -27,14 +30,72 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
         for tensor in _tensors(value):
             if not tensor.is_leaf or _of_a_stack(tensor):
                 memo[id(tensor)] = None if _of_a_stack(tensor) else tensor.detach().clone()
+    left_out: dict[str, Any] = {}
     try:
-        return copy.deepcopy(model, dict(memo)), []
+        copied = copy.deepcopy(model, dict(memo))
     except Exception:
         left_out = {name: value for name, value in _attributes(model) if not _can_be_copied(value, memo)}
         if not left_out:
             raise
-    memo |= {id(value): None for value in left_out.values()}
-    return copy.deepcopy(model, memo), list(left_out)
+        memo |= {id(value): None for value in left_out.values()}
+        copied = copy.deepcopy(model, memo)
+    _hook_alike(model, copied)
+    return copied, list(left_out)
+
+
+def _hook_alike(model: nn.Module, copied: nn.Module) -> None:
+    """Give the copy's parameters the hooks of the model's: torch does not copy those."""
+    for theirs, own in zip(model.parameters(), copied.parameters(), strict=True):
+        for hook in (theirs._backward_hooks or {}).values():
+            own.register_hook(hook)
+        for hook in (getattr(theirs, "_post_accumulate_grad_hooks", None) or {}).values():
+            own.register_post_accumulate_grad_hook(hook)
+
+
+def functions_that_hold(model: nn.Module) -> list[str]:
+    """Names of functions that a module keeps, as attributes or hooks, and that refer to parts of it.
+
+    A copy of the module keeps the same functions, which go on with the parts of the original.
+    """
+    parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    found = []
+    for name, value in _attributes(model):
+        kept = value.values() if isinstance(value, dict) else (value,)
+        if any(_holds(one, parts, DEPTH) for one in kept if isinstance(one, FunctionType)):
+            found.append(name)
+    for name, parameter in model.named_parameters():
+        if any(_holds(hook, parts, DEPTH) for hook in (parameter._backward_hooks or {}).values()):
+            found.append(name)
+    return found
+
+
+def _holds(thing: Any, parts: set[int], depth: int) -> bool:
+    """Whether ``thing`` is one of the parts, or a function, method or collection that leads to one."""
+    if id(thing) in parts:
+        return True
+    if depth == 0:
+        return False
+    inside: Iterable[Any] = ()
+    if isinstance(thing, FunctionType):
+        cells = (cell.cell_contents for cell in thing.__closure__ or () if not _empty(cell))
+        inside = (*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
+    elif isinstance(thing, MethodType):
+        inside = (thing.__self__, thing.__func__)
+    elif isinstance(thing, partial):
+        inside = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, (list, tuple, set)):
+        inside = thing
+    elif isinstance(thing, dict):
+        inside = thing.values()
+    return any(_holds(one, parts, depth - 1) for one in inside)
+
+
+def _empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:

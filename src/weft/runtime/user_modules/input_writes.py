@@ -36,18 +36,28 @@ class InputWrites(TorchFunctionMode):
     def changed(self) -> list[str]:
         """The names of what was changed."""
         counted = {name for name, tensor in self._given.items() if tensor._version != self._versions[name]}
-        unequal = {name for name, before in self._copies.items() if not _same(self._given[name], before)}
+        unequal = {name for name, before in self._copies.items() if not same_numbers(self._given[name], before)}
         return sorted(counted | unequal)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_bypass(func):
             for name, tensor in self._given.items():
-                if args[0] is tensor and name not in self._copies:
+                if name not in self._copies and one_memory(args[0], tensor):
                     self._copies[name] = tensor.clone()
         return func(*args, **(kwargs or {}))
 
 
-def _same(now: Tensor, before: Tensor) -> bool:
+def one_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are, or are views of, the same memory."""
+    if one is other:
+        return True
+    try:
+        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+    except (NotImplementedError, RuntimeError):  # sparse ones, and those inside of torch's transforms
+        return False
+
+
+def same_numbers(now: Tensor, before: Tensor) -> bool:
     """Whether all numbers are equal, NaNs to each other."""
     if now.shape != before.shape or now.dtype != before.dtype:
         return False

@@ -12,17 +12,24 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from weft.nn.pyg.edges import is_bypass
+from weft.runtime.user_modules.input_writes import one_memory, same_numbers
+
 DATA = (Tensor.data.__get__, Tensor.data.__set__)
 
 
 class WeightWrites(TorchFunctionMode):
-    """Around a call or a backward pass, :attr:`seen` becomes true if it writes to a weight or touches its ``.data``."""
+    """Around a call or a backward pass, :attr:`seen` becomes true if it writes to a weight or touches its ``.data``.
+
+    Memory that is reached otherwise, as by NumPy, may only be read: it is copied first, and compared.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.seen = False
         self._tables = [module._parameters for module in model.modules()]
         self._before: list[tuple[Tensor, int]] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> Self:
         """Start watching the weights that the model has now."""
@@ -35,9 +42,12 @@ class WeightWrites(TorchFunctionMode):
         """Stop watching."""
         super().__exit__(*error)
         self.seen = self.seen or any(tensor._version != version for tensor, version in self._before)
-        self._before = []
+        self.seen = self.seen or any(not same_numbers(tensor, before) for tensor, before in self._copies)
+        self._before, self._copies = [], []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in DATA and any(args[0] is tensor for tensor, _ in self._before):
-            self.seen = True
+        if is_bypass(func):
+            reached = [tensor for tensor, _ in self._before if one_memory(args[0], tensor)]
+            self.seen = self.seen or (func in DATA and bool(reached))
+            self._copies += [(tensor.detach(), tensor.detach().clone()) for tensor in reached]
         return func(*args, **(kwargs or {}))

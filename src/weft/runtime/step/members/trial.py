@@ -102,7 +102,10 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         second, again = train()
         seconds = step_seconds() - begin
     state.restore(before)
+    forward.around = _Both(writes, inputs)
     logits, more = _evaluated(forward, state, batch)
+    forward.around = nullcontext()
+    _check_inputs(forward.model, inputs.changed())
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)

@@ -132,11 +132,11 @@ class TryOut:
         return found
 
     def _trials_on(self, source: Source, loss: Loss) -> Trials:
-        whole, precision = source.example() if source.constant else None, self._task.precision
+        batch, precision = source.example(), self._task.precision
 
         def step(model: nn.Module) -> Numbers:
-            # A sampled batch comes anew, without what operators have built for it: training builds that in every step.
-            return self._one_step(source.example() if whole is None else whole, loss, model)
+            # Training builds what operators need of a sampled batch in every step, so a trial must not find it built.
+            return self._one_step(batch if source.constant else batch.without_derived(), loss, model)
 
         return Trials(self._members.builder.copied, step, self._apart, EQUAL[precision], NEAR[precision])
 
