@@ -430,7 +430,7 @@ class TestTrouble:
         sweep = Sweep(graph=tiny_graph(), model=["gcn", "gat"], epochs=2)
         expected = run(sweep, progress=False)
         with monkeypatch.context() as patch:
-            patch.setattr(Result, "save", full)
+            patch.setattr(Result, "write", full)
             with pytest.raises(TrainingError, match="No space left on device") as raised:
                 run(sweep, out=tmp_path / "run", progress=False)
         found = raised.value.result

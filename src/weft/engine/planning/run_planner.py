@@ -34,8 +34,7 @@ from weft.planner.grouping.groups import group
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.report.plan_text import refusal
 from weft.planner.sampling.places import host_activations
-from weft.runtime.batches.host_room import fits_host, too_little
-from weft.runtime.batches.layerwise import WHAT
+from weft.runtime.batches.host_room import ACTIVATIONS, fits_host, too_little
 from weft.runtime.device.torch_rng import seeded
 
 ENOUGH_EPOCHS = 10  # for a run to teach something
@@ -100,7 +99,7 @@ class RunPlanner:
             if task.sampled and plan.places.evaluation == "layers":
                 sizes = [len(members) * size for size in host_activations(task, self._estimator.stats(task))]
                 if not fits_host(sizes):
-                    raise DoesNotFitError(f"task {task.label!r}: {too_little(sum(sizes), WHAT)}")
+                    raise DoesNotFitError(f"task {task.label!r}: {too_little(sum(sizes), ACTIVATIONS)}")
 
     def warm(self, tasks: Sequence[Task], plan: Plan, told: Callable[[int, int], None]) -> int:
         """Compile the kernels that a group lacks, on all cores; ``told(done, total)`` on the way. How many there were.

@@ -17,6 +17,7 @@ from weft.core.machine.host_memory import free_host_bytes, host_bytes
 from weft.core.units import show_bytes
 from weft.runtime.batches.pinned import pinned
 
+ACTIVATIONS = "what an evaluation keeps on the host between layers"
 KEPT = 0.1  # of all memory that stays free for others, and of the disk's free bytes
 
 

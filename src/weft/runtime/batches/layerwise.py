@@ -22,11 +22,10 @@ from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.data.graph import Graph
 from weft.graph.data.splits import SPLITS
 from weft.ops.csr.adjacency import Adjacency
-from weft.runtime.batches.host_room import host_room
+from weft.runtime.batches.host_room import ACTIVATIONS, host_room
 from weft.runtime.batches.source import Batch, Infer
 
 MOST_ROWS = 1 << 16  # nodes of a chunk
-WHAT = "what an evaluation keeps on the host between layers"
 NEARLY_ALL = 0.9  # of the nodes: from there on a layer has all of them
 
 
@@ -131,7 +130,7 @@ class LayerWise:
         """Host memory for a layer, kept for the next evaluation."""
         kept = self._kept.get(place)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
-            self._kept[place] = kept = host_room(shape, dtype, self._device.type == "cuda", WHAT)
+            self._kept[place] = kept = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
         return kept
 
     def _chunk(self, block: MiniBatch, place: int, later: int, below: Tensor | None) -> Batch:
