@@ -41,7 +41,8 @@ def test_tasks_train_side_by_side_within_the_budget(queue):
 
 
 def test_mps_runs_where_it_is_installed(queue):
-    service = queue.supervisor.pool._mps
+    assert [task.state for task in queue.wait(queue.submit({"epochs": 1, "seed": 9}), 120.0)] == ["done"]
+    service = queue.supervisor.pool._mps  # started with the workers, in the supervisor's own thread
     assert service.running == (shutil.which(CONTROL) is not None)
 
 
