@@ -122,6 +122,18 @@ def test_the_default_stream_has_a_workspace_where_the_set_up_multiplies():
     )
 
 
+@pytest.mark.parametrize("tried", [1, 2])
+def test_a_step_tried_before_leaves_a_workspace_and_nothing_else(tried):
+    plain = memory(chain(frees=True), machine(workspace_bytes=32 * MIB))
+    found = memory(chain(frees=True), machine(workspace_bytes=32 * MIB), tried=tried)
+    assert found.kinds["workspace"] >= plain.kinds["workspace"] + 32 * MIB
+    assert found.peak - found.kinds["workspace"] == plain.peak - plain.kinds["workspace"]
+    values = (Value(4, "state"), Value(64 * MIB, "activation"))
+    takes = Operator("op", "forward", (0,), (1,))
+    untried, twice = (memory(Program(values, (takes,), (0,)), machine(), tried=times) for times in (0, tried))
+    assert twice.reserved == untried.reserved  # what it took is given back before the warm-up
+
+
 def test_a_library_is_asked_once_there_is_room_for_the_result():
     # The result of 32 MiB takes the free block of that size; the workspace then needs a segment.
     values = (Value(MIB, "weight"), Value(32 * MIB, "temporary"), Value(32 * MIB, "activation"))

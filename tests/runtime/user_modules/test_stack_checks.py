@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import weft
 from tests.stacks import start
+from weft.runtime.step.members.trying import TryOut
 
 
 def small() -> weft.Graph:
@@ -88,6 +91,40 @@ def test_members_that_are_right_stay_one_stack():
 
     tasks = [weft.Task(graph=GRAPH, model=Net, epochs=1, seed=seed) for seed in range(3)]
     assert len(start(tasks, GRAPH, join="stacked").stacks) == 1
+
+
+def test_what_members_return_alone_is_not_kept_while_all_run_at_once(monkeypatch):
+    """It would take memory that no plan counts: one trial of one member at most is there, and all together once."""
+
+    class Net(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.last = nn.Linear(i, o)
+
+        def forward(self, x):
+            return self.last(x)
+
+    order, alive = [], []
+    trial, together = TryOut._trial, TryOut._together
+
+    def tried(self, row):
+        order.append(row)
+        alive.append(sum(ref() is not None for ref in found))
+        made = trial(self, row)
+        found.append(weakref.ref(made.logits))
+        return made
+
+    def all_at_once(self):
+        order.append("together")
+        return together(self)
+
+    found: list[weakref.ref] = []
+    monkeypatch.setattr(TryOut, "_trial", tried)
+    monkeypatch.setattr(TryOut, "_together", all_at_once)
+    tasks = [weft.Task(graph=GRAPH, model=Net, epochs=1, seed=seed) for seed in range(4)]
+    assert len(start(tasks, GRAPH, join="stacked").stacks) == 1
+    assert order[:5] == [0, "together", 1, 2, 3]
+    assert max(alive) <= 1
 
 
 def test_equal_tasks_that_have_no_dry_run_are_one_group():

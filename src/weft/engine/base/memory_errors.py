@@ -33,9 +33,10 @@ def is_memory_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def give_back_memory(device: torch.device) -> None:
-    """Let go of what a group held, so that the next one finds it."""
-    gc.collect()
+def give_back_memory(device: torch.device, gone: bool = False) -> None:
+    """Let go of what a group held, so that the next one finds it; ``gone``: no cycle of references holds it."""
+    if not gone:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     else:

@@ -207,7 +207,8 @@ class Estimator:
         if key not in self._bytes:
             # A stack is as wide as its widest member: the others are padded.
             parts = [self._stack(max(part, key=width), len(part)) for part in stacks.values()]
-            self._bytes[key] = float(memory(one_after_another(parts), self.machine, stepped=tasks[0].sampled).safe)
+            about = {"stepped": tasks[0].sampled, "tried": _tried(tasks)}
+            self._bytes[key] = float(memory(one_after_another(parts), self.machine, **about).safe)
         return self._bytes[key]
 
     def _stack(self, task: Task, tasks: int) -> Program:
@@ -216,7 +217,7 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         mode = _run_mode(steps.step, first, plan, self.stats(first))
-        captured = (plan.replay, steps.preparation, steps.step.recordable, first.sampled)
+        captured = (plan.replay, steps.preparation, steps.step.recordable, first.sampled, _tried(tasks))
         held = memory(steps.step, self.machine, *captured)
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), mode=mode)
         cost = replace(
@@ -245,6 +246,13 @@ class Estimator:
         mode = _run_mode(estimate.program, task, plan, self.stats(task))
         costs = OperatorSeconds(estimate.program, self.machine, self.calibration, self.stats(task), mode)
         return compiling(estimate.program, costs, costs.waiting)
+
+
+def _tried(tasks: Sequence[Task]) -> int:
+    """Steps that users' modules take before the first epoch, with the memory of all of ``tasks``."""
+    if all(task.traits is not None for task in tasks):
+        return 0
+    return 2 if len(tasks) == 1 else 1  # one is called twice, several together once
 
 
 def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> RunMode:

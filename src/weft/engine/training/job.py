@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -86,6 +87,7 @@ class Job:
         self._board: dict[str, Standing] = {}  # of all members that have begun, as the drivers know them
         self._resuming, self._begun = False, 0
         self._told_of_forms = False
+        self._parts: list[weakref.ref[Any]] = []  # of the last group that trained; none: not known
         self._scheduled = ""  # why the group at hand is trained now
         self.running_report: RunningReport | None = None  # where the members are shown while they train
         self.groups: Groups = []
@@ -150,7 +152,8 @@ class Job:
                     if self._pool is not None:
                         move_out(self._pool)
                     if waiting or self._device.type == "cuda":
-                        give_back_memory(self._device)  # only now does nothing hold the group any more
+                        # Only now does nothing hold the group any more, unless it refers to itself.
+                        give_back_memory(self._device, gone=bool(self._parts) and all(p() is None for p in self._parts))
 
     def _cap(self) -> AbstractContextManager[None]:
         names = {task.graph for task in self._tasks.values() if isinstance(task.graph, str)}
@@ -207,7 +210,7 @@ class Job:
 
     def _group(self, key: str, plan: Plan) -> Groups:
         """Train one group; what has to be tried instead, where it failed."""
-        tasks = [self._tasks[name] for name in plan.members]
+        tasks, self._parts = [self._tasks[name] for name in plan.members], []
         checkpoint = self._checkpoint(key, tasks)
         with group_state(tasks[0], plan.threads, self._device), ExitStack() as stack:
             try:
@@ -221,6 +224,8 @@ class Job:
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             plan = group.plan
+            if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
+                self._parts = [weakref.ref(part) for part in (group, *group.stacks)]
             if checkpoint is not None and self._folder is not None:
                 self._folder.check_graph(checkpoint, graph)
             if self._options.report is not None and plan.weights and plan.weights != weight_digests(group):

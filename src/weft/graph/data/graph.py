@@ -303,7 +303,8 @@ class Graph:
         device = torch.empty(0, device=device).device  # "cuda" is a particular one
         names = ("adj", "x", "y", *SPLITS, "relation")
         held = {name: getattr(self, name) for name in names}
-        moved = {name: None if value is None else value.to(device) for name, value in held.items()}
+        moved = {name: None if value is None else value.to(device) for name, value in held.items() if name != "adj"}
+        moved["adj"] = self.adj.moved(device)
         moved["relation"] = moved["adj"].relation  # moved with the edges
         if all(moved[name] is held[name] for name in names):
             return self

@@ -122,7 +122,7 @@ class SparseFeatures:
 
     def to(self, device: torch.device | str) -> SparseFeatures:
         """The same features on another device."""
-        moved = self.matrix.to(device)
+        moved = self.matrix.moved(device)
         return self if moved is self.matrix else SparseFeatures(moved)
 
     def to_dense(self) -> Tensor:

@@ -21,6 +21,7 @@ from weft.ops.csr.keeping import Keep, below, kept
 from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops
 
 INT32_LIMIT = 2**31
+SMALL = 1 << 18  # edges up to which forms for a GPU are derived on the host: it takes less than to load the kernels
 
 
 def offset_dtype(num_edges: int) -> torch.dtype:
@@ -48,6 +49,7 @@ class Adjacency:
     num_relations = 0
     edge_attr: Tensor | None = None
     keep: Keep | None = None  # where arrays that take long to derive are remembered
+    on_host: Adjacency | None = None  # the same matrix, from which forms are derived in its place
 
     def __init__(
         self,
@@ -138,6 +140,16 @@ class Adjacency:
         there = there if self.relation is None else there.related(self.relation.to(device), self.num_relations)
         return there if self.edge_attr is None else there.attributed(self.edge_attr.to(device))
 
+    def moved(self, device: torch.device | str) -> Adjacency:
+        """As :meth:`to`, for a matrix whose arrays nobody changes; a small one stays at hand for what is derived.
+
+        A process that uses some twenty operators of torch for the first time waits 0.2 s for a GPU to load them.
+        """
+        there = self.to(device)
+        if there.device.type == "cuda" and self.device.type == "cpu" and self.num_edges <= SMALL:
+            there.on_host = self
+        return there
+
     def scaled(
         self,
         *,
@@ -187,6 +199,8 @@ class Adjacency:
         """Destination of every edge ``[E]`` int32."""
 
         def build() -> Tensor:
+            if self.structure.on_host is not None:
+                return self.structure.on_host.rows().to(self.device)
             ids = torch.arange(self.num_rows, dtype=torch.int32, device=self.device)
             return torch.repeat_interleave(ids, self.degrees(), output_size=self.num_edges)
 
@@ -216,6 +230,8 @@ class Adjacency:
         weight = None if self.weight is None else self.weight[perm]
         back = Adjacency(indptr, indices, self.num_rows, weight=weight, perm=perm, **factors)
         back.nodes = self.nodes
+        if base.on_host is not None:
+            back.on_host = base.on_host.transposed().structure
         back._structure = base.derived("transposed structure", lambda: back)
         return back
 
@@ -223,6 +239,8 @@ class Adjacency:
         """The edges in the order of the transpose ``[E]``."""
 
         def build() -> dict[str, Tensor]:
+            if self.on_host is not None:
+                return {"perm": self.on_host._sort_by_source().to(self.device)}
             # A stable sort keeps destinations ascending inside each row of the transpose.
             return {"perm": torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))}
 
@@ -233,6 +251,10 @@ class Adjacency:
         return found["indptr"], found["indices"]
 
     def _build_transposed(self) -> dict[str, Tensor]:
+        if self.on_host is not None:
+            host = self.on_host
+            arrays = host.derived("transposed arrays", host._transposed_arrays)
+            return {name: array.to(self.device) for name, array in zip(("indptr", "indices"), arrays, strict=True)}
         counts = torch.bincount(self.indices, minlength=self.num_cols)
         indptr = torch.zeros(self.num_cols + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
@@ -244,6 +266,10 @@ class Adjacency:
         return self.derived("self loops", self._add_self_loops)
 
     def _add_self_loops(self) -> Adjacency:
+        if self.on_host is not None:
+            looped = self.on_host.with_self_loops().moved(self.device)
+            looped.nodes = self.nodes
+            return looped
         found = kept(self.keep, "self loops", self._build_loops)
         looped = Adjacency(
             found["indptr"], found["indices"], self.num_cols, weight=found.get("weight"), symmetric=self.symmetric

@@ -42,6 +42,10 @@ class WorkList:
     hub_ptr: Tensor
     hub_of_partial: Tensor
 
+    def to(self, device: torch.device) -> WorkList:
+        """The same on another device."""
+        return WorkList(*(array.to(device) for array in self.tensors()))
+
     def tensors(self) -> list[Tensor]:
         """The arrays in the order in which kernels unpack them."""
         return [getattr(self, name) for name in self.__dataclass_fields__]
@@ -77,7 +81,13 @@ def worklist_by_length(adj: Adjacency) -> WorkList:
     """The work list without clusters."""
     cuts = thresholds(adj.num_edges, adj.num_rows)
     base = adj.structure
-    return base.derived("worklist", lambda: base.own_worklist() or build_worklist(adj.indptr, *cuts))
+
+    def build() -> WorkList:
+        if base.on_host is not None:
+            return build_worklist(base.on_host.indptr, *cuts).to(base.device)
+        return base.own_worklist() or build_worklist(adj.indptr, *cuts)
+
+    return base.derived("worklist", build)
 
 
 def build_worklist(indptr: Tensor, light: int, chunk: int, cluster: Tensor | None = None) -> WorkList:

@@ -3,6 +3,7 @@
 A block belongs to the stream it was allocated on, until the cache is emptied:
 
 * the set-up (``preparation``) fills the pool of the default stream, where what is resident stays;
+* users' modules take a step there before they are trained (``tried``), and so does cuBLAS's workspace of that stream;
 * a captured run then empties the cache: segments with nothing in them go back to the device;
 * it warms up on the stream that it is captured on, :data:`WARMUPS` times; what the first time builds for good stays in
   that stream's pool;
@@ -64,19 +65,32 @@ def replay_allocations(
     workspace: int,
     recorded: bool = True,
     stepped: bool = False,
+    tried: int = 0,
 ) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
 
-    ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations.
+    ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations;
+    ``tried``: steps taken on the default stream before.
     """
     run = _Run(workspace)
     default = run.pool(DEFAULT)
     run.evaluating = default if stepped else None
     side = run.pool(SIDE) if replay else default
+
+    def before() -> None:
+        if tried:
+            run.keep_workspace(default)  # members alone, at the latest, multiply with cuBLAS
+        for _ in range(tried):
+            run.play(program, default, default)
+        run.let_go()
+        run.trim()
+
     if preparation is None:
         run.keep(program, default)
+        if replay:
+            before()
     else:
-        run.play(preparation, default, side, between=run.trim if replay else None)
+        run.play(preparation, default, side, between=before if replay else None)
     for _ in range(WARMUPS - (preparation is not None)):
         run.play(program, side, side)
     if replay and recorded:
@@ -148,6 +162,12 @@ class _Run:
                     owner.free(gone)
         self._left = [held[value] for value in program.left if value in held]
 
+    def let_go(self) -> None:
+        """What the last step left for the next is not needed: there is none."""
+        for owner, block in self._left:
+            owner.free(block)
+        self._left = []
+
     def _of(self, op: Operator, steps: Allocator) -> Allocator:
         return self.evaluating if self.evaluating is not None and op.phase == EVALUATION else steps
 
@@ -170,11 +190,18 @@ class _Run:
         where = self._streams[self._pools.index(pool)]
         sizes = ([self._workspace] if op.library else []) + ([LT_WORKSPACE] if op.lt else [])
         for size in sizes if self._workspace else ():
-            key = (where, op.engine, size)
-            if key not in self._called:
-                self._called.add(key)
-                self.allocate(pool, size)
-                self.library += size
+            self._keep(pool, (where, op.engine, size))
+
+    def keep_workspace(self, pool: Allocator) -> None:
+        """That of cuBLAS for autograd's thread."""
+        if self._workspace:
+            self._keep(pool, (self._streams[self._pools.index(pool)], True, self._workspace))
+
+    def _keep(self, pool: Allocator, key: tuple[int, bool, int]) -> None:
+        if key not in self._called:
+            self._called.add(key)
+            self.allocate(pool, key[-1])
+            self.library += key[-1]
 
     def allocate(self, pool: Allocator, size: int) -> Block | None:
         """Ask for a block, and note the most that there has been."""

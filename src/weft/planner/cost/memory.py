@@ -90,11 +90,13 @@ def memory(
     preparation: Program | None = None,
     recorded: bool = True,
     stepped: bool = False,
+    tried: int = 0,
 ) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
     ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
-    as it is after the attempt; ``stepped``: an epoch has several steps, and evaluations are not captured.
+    as it is after the attempt; ``stepped``: an epoch has several steps, and evaluations are not captured; ``tried``:
+    steps of users' modules before the first epoch.
     ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)
@@ -102,7 +104,7 @@ def memory(
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
     if machine.device == "cuda":
-        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded, stepped)
+        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded, stepped, tried)
     else:
         held = _plain(preparation, max(alive, default=program.resident_bytes))
     kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))

@@ -67,7 +67,7 @@ def compile_stack(stack: Stack, evaluated: bool) -> None:
         asks = ASKS in str(error)
         what = "it reads numbers back from its data" if asks else f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(what) from error
-    stack.differentiate, stack.infer = train, infer
+    stack.compiled = train, infer
 
 
 def _constant_batch(stack: Stack) -> Batch:

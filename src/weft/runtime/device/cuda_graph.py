@@ -124,16 +124,16 @@ class Replay:
         frames in reference cycles, which hold the tensors of a launch through their callers: they are collected.
         """
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        # Nothing is collected meanwhile, so all new objects are of the youngest generation: those alone are looked at.
+        with torch.cuda.stream(side), gc_disabled():
             begin = time.perf_counter()
             self._fn()
             if time.perf_counter() - begin > COMPILING:
-                gc.collect()
-            with gc_disabled():
-                for _ in range(times - 1):
-                    self._fn()
-                with _waiting_is_an_error():
-                    self._fn()
+                gc.collect(0)
+            for _ in range(times - 1):
+                self._fn()
+            with _waiting_is_an_error():
+                self._fn()
         torch.cuda.current_stream().wait_stream(side)
 
 

@@ -12,7 +12,7 @@ Shapes: T members, P parameters, N nodes, C classes, L epochs, M columns of hist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -180,11 +180,21 @@ class Stack:
     @property
     def is_compiled(self) -> bool:
         """Whether the step is compiled."""
-        return self.differentiate != self.gradients
+        return self.compiled is not None
+
+    @property
+    def differentiate(self) -> Callable[[Tensor, Batch], tuple[Tensor, Tensor]]:
+        """What computes losses and gradients: :meth:`gradients`, or what was compiled of it."""
+        return self.gradients if self.compiled is None else self.compiled[0]
+
+    @property
+    def infer(self) -> Callable[[Tensor, Batch], Any]:
+        """What computes logits: :meth:`logits`, or what was compiled of it."""
+        return self.logits if self.compiled is None else self.compiled[1]
 
     def as_written(self) -> None:
         """Differentiate and evaluate by the functions of this class, until they are replaced by compiled ones."""
-        self.differentiate, self.infer = self.gradients, self.logits
+        self.compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def _loss_of(self, rows: Sequence[int]) -> Loss:
         """The loss of some members alone."""

@@ -160,18 +160,32 @@ class TryOut:
     # ---- alone and together --------------------------------------------------------------------------
 
     def _try_alone(self) -> None:
-        """Try every member alone, and all together if there are several, and compare the gradients."""
-        trials, members = [], self._state.members
-        for row in range(members):
-            trials.append(self._trial(row))
-            if row == 0:
-                self._learn(trials[0])
-        if members > 1:
-            self._compare(trials, *self._together())
-            if self._state.flat.device.type == "cpu":
-                trials += [self._trial(1) for _ in range(2)]  # now with memory at hand
-                # The least of them: single ones are slower on a busy machine.
-                self._members.alone_seconds = min(trial.seconds for trial in trials)
+        """Try every member alone, and all together if there are several, and compare the gradients.
+
+        All together comes second: what it returns is kept while the members follow, which takes less memory than to
+        keep what they return while all run at once.
+        """
+        first, members = self._trial(0), self._state.members
+        self._learn(first)
+        if members == 1:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
+        with same_draws(self._device):
+            together = self._together()
+        trials, same = [first.seconds], self._is_same(0, first, *together)
+        del first
+        for row in range(1, members):
+            trial = self._trial(row)
+            same = self._is_same(row, trial, *together) and same
+            trials.append(trial.seconds)
+        if self._members.source.reduce.sum(together[0].new_tensor(float(not same))):  # all ranks decide alike
+            raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
+        del together
+        if self._state.flat.device.type == "cpu":
+            trials += [self._trial(1).seconds for _ in range(2)]  # now with memory at hand
+            # The least of them: single ones are slower on a busy machine.
+            self._members.alone_seconds = min(trials)
 
     def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
         """A user's ``model`` alone, with a state of its own: that of member ``row``."""
@@ -219,12 +233,7 @@ class TryOut:
         finally:
             state.restore(before)
 
-    def _compare(self, trials: Sequence[Trial], losses: Tensor, grad: Tensor, logits: Any) -> None:
-        """:class:`CannotStack` unless every member has the loss, gradients and logits that it has alone."""
+    def _is_same(self, row: int, trial: Trial, losses: Tensor, grad: Tensor, logits: Any) -> bool:
+        """Whether a member has the loss, gradients and logits that it has alone."""
         near, layout = NEAR[self._task.precision], self._members.layout
-        same = all(
-            compare(trial, losses[row : row + 1], grad[row], as_one(of_member(logits, row)), layout, near)
-            for row, trial in enumerate(trials)
-        )
-        if self._members.source.reduce.sum(losses.new_tensor(float(not same))):  # all ranks decide alike
-            raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
+        return compare(trial, losses[row : row + 1], grad[row], as_one(of_member(logits, row)), layout, near)
