@@ -6,8 +6,9 @@
 
 Sides: ``cold`` is a fresh process with an empty kernel cache and nothing known of the machine; ``disk`` a fresh process
 that finds kernels on disk, with a second run in the same process (``second_seconds``) and the epochs alone, replayed
-without evaluation (``epochs_seconds``); ``pyg`` PyG's eager loop of the same task in a fresh process. Every process has
-its own ``TRITON_CACHE_DIR``, ``TORCHINDUCTOR_CACHE_DIR`` and ``WEFT_HOME``, shared by ``cold`` and ``disk`` of a cell.
+with their evaluations (``epochs_seconds``); ``pyg`` PyG's eager loop of the same task in a fresh process. Every process
+has its own ``TRITON_CACHE_DIR``, ``TORCHINDUCTOR_CACHE_DIR`` and ``WEFT_HOME``, shared by ``cold`` and ``disk`` of a
+cell. Python's byte code of both is on disk before the first cell, as it is after an installation.
 
 ``seconds`` is from the call with a graph on the host to the result, evaluated after every epoch on both sides;
 ``first_epoch_seconds`` to the first progress event, ``fixed_seconds`` of the second run less its epochs.
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,19 @@ MOST_SECONDS = 180.0  # of one process
 
 
 def environment_in(folder: Path) -> dict[str, str]:
-    """The variables of a process whose caches are in ``folder`` alone."""
+    """The variables of a process whose caches are in ``folder`` alone, but for the byte code beside it."""
     own = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "WEFT_HOME": "home"}
     path = os.pathsep.join(word for word in sys.path if word)
-    return {**os.environ, **{name: str(folder / part) for name, part in own.items()}, "PYTHONPATH": path}
+    about = {"PYTHONPATH": path, "PYTHONPYCACHEPREFIX": str(folder.parent / "byte code"), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **{name: str(folder / part) for name, part in own.items()}, **about}
+
+
+def write_byte_code(folder: Path, sides: Sequence[str]) -> None:
+    """Import what the sides import, so that no cell is the first to read the sources."""
+    names = ["torch", "benchmarks.harness.graphs"]
+    names += ["torch_geometric.nn", "benchmarks.baselines.pyg_training"] if "pyg" in sides else []
+    words = [sys.executable, "-W", "ignore", "-c", f"import {', '.join(names)}"]
+    subprocess.run(words, env=environment_in(folder), capture_output=True, timeout=MOST_SECONDS, check=False)
 
 
 def measure(side: str, shape: str, model: str, folder: Path, args: Namespace) -> dict[str, Any]:
@@ -73,12 +84,15 @@ def in_process(side: str, shape: str, model: str, folder: Path, args: Namespace)
 
 def run_all(recorder: Recorder, args: Namespace) -> None:
     """Every chosen cell, in caches of its own."""
-    for name in listed(args.cells):
-        shape, _, model = name.partition("-")
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as whole:
+        write_byte_code(Path(whole, "none"), listed(args.sides))
+        for name in listed(args.cells):
+            shape, _, model = name.partition("-")
+            folder = Path(whole, name)
+            folder.mkdir()
             for side in (side for side in SIDES if side in listed(args.sides)):
                 key = {"shape": shape, "model": model, "side": side}
-                recorder.cell(key, lambda s=side, p=shape, m=model, f=folder: measure(s, p, m, Path(f), args))
+                recorder.cell(key, lambda s=side, p=shape, m=model, f=folder: measure(s, p, m, f, args))
 
 
 # ---- the child: one training -------------------------------------------------------------------------
@@ -112,6 +126,8 @@ def weft_run(task: Any, device: Any, again: bool) -> dict[str, Any]:
     import weft
     from benchmarks.harness.graphs import fresh
 
+    plans = []
+
     def once() -> dict[str, Any]:
         graph, seen = fresh(task.graph), {}
         begin = time.perf_counter()
@@ -125,32 +141,36 @@ def weft_run(task: Any, device: Any, again: bool) -> dict[str, Any]:
         seconds = round(time.perf_counter() - begin, 4)
         if result.status != "finished":
             raise RuntimeError(f"{result.status}: {result.message}")
+        plans.append(result.plan)
         events = {"first_event_seconds": seen["preparing"], "first_epoch_seconds": seen["progress"]}
         return {"seconds": seconds, **events, "kernels_compiled": seen.get("kernels", 0)}
 
     found = once()
     if again:
-        second, epochs = once(), epochs_alone(task, device)
+        second, epochs = once(), epochs_alone(task, plans[-1], device)
         found |= {"second_seconds": second["seconds"], "epochs_seconds": epochs}
+        found |= {"second_first_epoch_seconds": second["first_epoch_seconds"]}
         found |= {"fixed_seconds": round(second["seconds"] - epochs, 4)}
     return found
 
 
-def epochs_alone(task: Any, device: Any) -> float:
-    """The task's epochs as replayed, without evaluation or anything before the first."""
+def epochs_alone(task: Any, plan: Any, device: Any) -> float:
+    """The task's epochs with their evaluations, as replayed, without anything before the first."""
     from benchmarks.harness.graphs import fresh
     from benchmarks.harness.timing import synchronize
-    from benchmarks.harness.weft_side import MOST_EPOCHS, group_epoch
+    from weft.runtime.device.threads import cpu_threads
+    from weft.runtime.group import GroupRun
 
     graph = fresh(task.graph).to(device)
-    weft = group_epoch([task.with_values(graph=graph, epochs=MOST_EPOCHS, eval_every=MOST_EPOCHS)], graph)
-    weft.train()
-    synchronize(device)
-    begin = time.perf_counter()
-    for _ in range(task.epochs):
-        weft.train()
-    synchronize(device)
-    return round(time.perf_counter() - begin, 4)
+    task = task.with_values(graph=graph, epochs=task.epochs + 1)
+    with cpu_threads(plan.threads):
+        run = GroupRun([task], graph, plan, device)
+        run.advance(1)
+        synchronize(device)
+        begin = time.perf_counter()
+        run.advance(task.epochs - 1)
+        synchronize(device)
+        return round(time.perf_counter() - begin, 4)
 
 
 def pyg_run(task: Any, device: Any) -> dict[str, Any]:
