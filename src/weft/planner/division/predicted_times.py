@@ -71,4 +71,4 @@ def _reading(traffic: BatchTraffic, placement: Placement, machine: Machine) -> f
     whole = traffic.batch.nodes * traffic.row_bytes
     near = {"gpu": 1.0, "cached": traffic.hits}.get(placement.features, 0.0)
     on_device = near * whole / (ON_DEVICE * machine.copy_bandwidth)
-    return on_device + (1.0 - near) * whole / (OVER_PCIE * _bus(machine))
+    return on_device + (traffic.read_by_gpu(OVER_PCIE * _bus(machine)) if near < 1.0 else 0.0)

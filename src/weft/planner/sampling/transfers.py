@@ -16,6 +16,9 @@ from weft.core.task import Task
 # (benchmarks/results/division.json; 734,000 by themselves at 47.0), on the device at 1,700 of 4,260 GB/s of a copy
 # (benchmarks/results/sampling.json).
 OVER_PCIE, ON_DEVICE = 0.78, 0.4
+# A GPU finds rows quickly in 2 GiB of host memory. Beyond, each is a walk through page tables: 230,000 rows of 512
+# bytes out of 1, 4, 16 and 32 GiB took an H200 2.4, 5.7, 7.7 and 8.1 ms (with sorted ids 7.0; huge pages changed nothing).
+PAGES_REACH, ROWS_A_SECOND = 2 << 30, 2.7e7
 SAMPLED_BYTES = 64  # of memory traffic per picked edge: 0.13 ms for the 0.85 M edges of a batch there
 PCIE_READ = 40  # bytes over PCIe per picked edge: edges in host memory added 0.78 ms for 0.85 M of them
 LAUNCHES = 20  # kernels per hop: 12 that sample and compact, 8 that make the block's factors and work list
@@ -31,10 +34,11 @@ USUAL_DISK = 1e9
 
 @dataclass(frozen=True)
 class BatchTraffic:
-    """One step besides training: the batch, bytes of a row, and the share of rows that a cache has."""
+    """One step besides training: the batch, bytes of a row and of all rows, and the share that a cache has."""
 
     batch: ExpectedBatch
     row_bytes: int
+    all_bytes: float
     hits: float = 0.0
 
     @classmethod
@@ -43,12 +47,18 @@ class BatchTraffic:
         batch = expected_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1)))
         size = row_bytes(task, stats)
         rows = cached_rows(placement, stats, size)
-        return cls(batch, size, batch.hit_rate(rows) if rows else 0.0)
+        return cls(batch, size, float(size * stats.num_nodes), batch.hit_rate(rows) if rows else 0.0)
 
     @property
     def moved_bytes(self) -> float:
         """Bytes of features that a step reads from where they lie."""
         return self.batch.nodes * self.row_bytes * (1.0 - self.hits)
+
+    def read_by_gpu(self, rate: float) -> float:
+        """Seconds in which a GPU reads them over PCIe: at ``rate`` bytes per second, or a row at a time."""
+        near = min(1.0, PAGES_REACH / max(self.all_bytes, 1.0))
+        alone = self.moved_bytes / rate
+        return max(alone, near * alone + (1.0 - near) * self.moved_bytes / max(self.row_bytes, 1) / ROWS_A_SECOND)
 
 
 def row_bytes(task: Task, stats: GraphStats) -> int:
@@ -120,7 +130,7 @@ def _away(traffic: BatchTraffic, placement: Placement, machine: Machine) -> floa
     rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
     total = 0.0
     if placement.features in ("host", "cached"):
-        total += traffic.moved_bytes / rate
+        total += traffic.read_by_gpu(rate)
     elif placement.features == "disk":
         disk = machine.link("disk", "disk", "host")
         total += traffic.moved_bytes / min(disk.bytes_per_second if disk is not None else USUAL_DISK, rate)
