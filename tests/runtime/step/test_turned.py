@@ -1,4 +1,4 @@
-"""Weights that sparse features are multiplied by lie transposed: the same numbers, fewer copies, the same checkpoints."""
+"""Weights over sparse features lie transposed: the same numbers, fewer copies, the same checkpoints."""
 
 from __future__ import annotations
 

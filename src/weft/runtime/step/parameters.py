@@ -20,7 +20,7 @@ class Layout:
     """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it.
 
     A ``turned`` parameter ``[O, I]`` lies there transposed, for kernels that read it so: its view is transposed back,
-    and neither the view's use nor its gradient needs a copy. Checkpoints have all in their own order (:meth:`in_order`).
+    and neither its use nor its gradient needs a copy. Checkpoints have all in their own order (:meth:`in_order`).
     """
 
     names: tuple[str, ...]
