@@ -23,6 +23,7 @@ from weft.ops.sparse.edge_softmax import edge_softmax_torch
 from weft.ops.sparse.sddmm import sddmm_torch
 from weft.ops.sparse.spmm import spmm_torch
 from weft.ops.sparse.spmm_max import spmm_max_torch
+from weft.ops.train.cross_entropy_triton import cross_entropy_rows_triton
 
 pytestmark = [
     pytest.mark.gpu,
@@ -280,6 +281,24 @@ def test_adam(decoupled):
     ops.adam_(*there, hyper.cuda())
     for mine, theirs in zip(there, here, strict=True):
         assert_near(mine, theirs, 1e-5)
+
+
+def test_adam_looks_its_rows_up():
+    table = torch.rand(3, 6, 10, device="cuda") + 0.1
+    state = [make(3, 10_001, seed=k).float() for k in range(3)] + [make(3, 10_001, seed=3).square().float()]
+    mine, apart = [v.clone() for v in state], [v.clone() for v in state]
+    clock = torch.tensor([[5, 4]] * 3, device="cuda")
+    ops.adam_(*mine, table, None, clock[:1, 1])
+    ops.adam_(*apart, table[:, 4])
+    assert all(torch.equal(a, b) for a, b in zip(mine, apart, strict=True))
+
+
+@pytest.mark.parametrize("count", [60, 140, 500])
+def test_loss_of_few_rows_is_the_sum_of_its_parts(count):
+    logits, labels = make(2, 600, 7).float(), torch.arange(600, device="cuda") % 7
+    rows = torch.arange(count, device="cuda")
+    one, several = (cross_entropy_rows_triton(logits, labels, rows, few) for few in (4, 1))
+    assert_near(one, several, 1e-6)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

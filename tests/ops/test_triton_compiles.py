@@ -282,9 +282,11 @@ def test_loss_and_optimizer(launches):
     for dtype in (torch.float32, torch.bfloat16):
         logits = numbers(2, 30, 7, dtype=dtype)
         loss = cross_entropy_rows_triton(logits, labels, rows)
+        cross_entropy_rows_triton(numbers(2, 300, 7, dtype=dtype), labels.repeat(10), torch.arange(300))  # three blocks
         cross_entropy_rows_backward_triton(loss, logits, labels, rows)
     param = numbers(2, 600)
     adam_triton(param, param, param, param, torch.zeros(2, 10), torch.ones(600))
+    adam_triton(param, param, param, param, torch.zeros(2, 5, 10), None, torch.tensor([3]))
     compile_all(launches)
 
 

@@ -20,7 +20,6 @@ from tests.ptx.memory import Memory
 from tests.ptx.text import parse
 
 OPTIONS = ("num_warps", "num_stages")
-ON_A_GPU = ("launch_cooperative_grid",)  # says how blocks are placed, not what they do
 
 
 @contextmanager
@@ -31,10 +30,10 @@ def run_as_ptx() -> Iterator[list[str]]:
     made: list[str] = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        options = {name: kwargs.pop(name) for name in (*OPTIONS, *ON_A_GPU) if name in kwargs}
+        options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
         made.append(self.__name__)
-        _run(self, bound, (*grid, 1, 1)[:3], {name: options[name] for name in OPTIONS if name in options})
+        _run(self, bound, (*grid, 1, 1)[:3], options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", run)

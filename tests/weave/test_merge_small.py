@@ -58,7 +58,7 @@ def test_a_step_is_hardly_longer_than_its_deepest_member():
     """2, 2, 3 and 4 layers: the shallow ones' operators find room in the launches of the deep one."""
     woven, _ = woven_depths((2, 2, 3, 4))
     operators = sum(len(fused.entries) for fused in woven.table.fused)
-    assert operators > 90
+    assert operators > 80
     assert {fused.family for fused in woven.table.fused} == {"spmm", "passes", "products", "sums", "update"}
     assert len(woven.table.fused) <= 27
     deep, _ = woven_depths((4, 4, 4, 4, 5))  # two stacks, one chain of five layers

@@ -175,9 +175,9 @@ def _cross_entropy(call: Call) -> Work:
 
 
 def _adam(call: Call) -> Work:
-    """Weight, gradient and two moments read, three of them written."""
+    """Weight, gradient and two moments read, three of them written; of the table of rates a row per task."""
     param = _given(call, "param")
-    return Work(flops=12 * param.numel, stream=bytes_in(call) + 3 * param.bytes)
+    return Work(flops=12 * param.numel, stream=bytes_in(call) - _given(call, "hyper").bytes + 3 * param.bytes)
 
 
 WEFT: dict[str, Callable[[Call], Work]] = {

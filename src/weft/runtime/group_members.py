@@ -12,6 +12,7 @@ from weft.core.task import Task
 from weft.runtime.step.members.slot import MemberSlot
 from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
+from weft.runtime.step.state import is_flat
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,15 @@ class Member:
     def tensor(self, name: str) -> Tensor:
         """This member's part of the state, by the names of :meth:`weft.runtime.step.state.State.tensors`."""
         return self.left[name] if self.row is None else self.stack.state.tensors()[name][self.row]
+
+    def saved(self, name: str) -> Tensor:
+        """The same as a checkpoint has it: whatever has the parameters' places, in the order of their elements."""
+        tensor = self.tensor(name)
+        return self.stack.members.layout.in_order(tensor) if is_flat(name) else tensor
+
+    def from_saved(self, name: str, tensor: Tensor) -> Tensor:
+        """The inverse of :meth:`saved`."""
+        return self.stack.members.layout.laid_out(tensor) if is_flat(name) else tensor
 
     def best(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The best weights and buffers, padded as the stack has them."""

@@ -95,7 +95,7 @@ class GroupState:
             "step": torch.tensor(self.step_in_epoch),
         }
         for member in self.members:
-            saved |= {f"{member.index}.{name}": member.tensor(name) for name in member.stack.state.tensors()}
+            saved |= {f"{member.index}.{name}": member.saved(name) for name in member.stack.state.tensors()}
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
             kept = member.stack.members.python_state() | member.stack.loop_state()
@@ -121,7 +121,8 @@ class GroupState:
         self.step_in_epoch = int(saved.get("step", torch.zeros(())))
 
     def _restore_member(self, member: Member, saved: Mapping[str, Tensor]) -> None:
-        own = {name: saved[f"{member.index}.{name}"] for name in member.stack.state.tensors()}
+        names = member.stack.state.tensors()
+        own = {name: member.from_saved(name, saved[f"{member.index}.{name}"]) for name in names}
         if member.row is None:
             member.left = {name: tensor.clone() for name, tensor in own.items()}
             return

@@ -122,8 +122,8 @@ def _cross_entropy_backward(grad_loss, logits, labels, rows) -> Tensors:
     return (cross_entropy_rows_backward_triton(grad_loss, logits, labels, rows, zeros=zeros_triton),)
 
 
-def _adam(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask) -> Tensors:
-    adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
+def _adam(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step) -> Tensors:
+    adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
     return ()
 
 

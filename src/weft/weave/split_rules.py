@@ -31,6 +31,9 @@ class Writer(Protocol):
         """``node`` stands for ``tensor`` from here on."""
 
 
+Rule = Callable[[Writer, tuple[Any, ...], Any], None]
+
+
 def _sums(writer: Writer, partial: Node, outs: Sequence[Tensor], tasks: int) -> None:
     """The sum over ``partial [T, P, K]``, and the node of each of its one or two results."""
     sizes = [out.numel() // max(tasks, 1) for out in outs]
@@ -84,6 +87,18 @@ def _spmm(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
     writer.describe(writer.write(weft.spmm.default, (x, *rest)), out)
 
 
+def _over_contiguous_weight(function: Any) -> Rule:
+    """The kernel needs a contiguous weight; the transposed one of a backward pass is copied first."""
+
+    def rule(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
+        x, weight, *rest = args
+        if not weight.meta["contiguous"]:
+            weight = writer.write(weft.copied.default, (weight,), out)
+        writer.describe(writer.write(function, (x, weight, *rest)), out)
+
+    return rule
+
+
 def _clone(writer: Writer, args: tuple[Any, ...], out: Tensor) -> None:
     writer.describe(writer.write(weft.copied.default, args[:1]), out)
 
@@ -102,7 +117,6 @@ def _suits_cat(args: tuple[Any, ...], out: Tensor) -> bool:
     return even and out.dim() <= 2 and dim % out.dim() == out.dim() - 1
 
 
-Rule = Callable[[Writer, tuple[Any, ...], Any], None]
 RULES: dict[Any, tuple[Rule, Callable[[tuple[Any, ...], Any], bool]]] = {
     weft.weight_grad.default: (_weight_grad, lambda args, out: True),
     weft.column_sum.default: (_column_sum, lambda args, out: True),
@@ -110,6 +124,8 @@ RULES: dict[Any, tuple[Rule, Callable[[tuple[Any, ...], Any], bool]]] = {
     weft.bias_act_dropout_backward_bias.default: (_backward_bias, lambda args, out: True),
     weft.linear_backward.default: (_linear_backward, lambda args, out: True),
     weft.spmm.default: (_spmm, lambda args, out: True),
+    weft.product.default: (_over_contiguous_weight(weft.product.default), lambda args, out: True),
+    weft.linear.default: (_over_contiguous_weight(weft.linear.default), lambda args, out: True),
     aten.clone.default: (_clone, _suits_clone),
     aten.cat.default: (_cat, _suits_cat),
 }

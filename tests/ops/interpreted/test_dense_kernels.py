@@ -23,11 +23,16 @@ from weft.ops.dense.linear_triton import linear_triton
 from weft.ops.dense.partial_sums_triton import add_parts
 from weft.ops.dense.weight_grad_triton import WeightGradLaunch, weight_grad_triton
 from weft.ops.dense.weight_grad_triton import choose_launch as choose_weight_launch
+from weft.ops.launch.hooks import intercepted
 from weft.ops.random.torch_bits import keep_mask_rows
 from weft.ops.train.adam import adam_torch
 from weft.ops.train.adam_triton import adam_triton
 from weft.ops.train.cross_entropy import cross_entropy_rows_backward_torch, cross_entropy_rows_torch
-from weft.ops.train.cross_entropy_triton import cross_entropy_rows_backward_triton, cross_entropy_rows_triton
+from weft.ops.train.cross_entropy_triton import (
+    cross_entropy_parts_triton,
+    cross_entropy_rows_backward_triton,
+    cross_entropy_rows_triton,
+)
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -213,6 +218,39 @@ def test_cross_entropy(lead, classes, dtype):
     grad_loss = 1 + torch.arange(torch.Size(lead).numel()).reshape(lead).to(torch.promote_types(dtype, torch.float32))
     mine = cross_entropy_rows_backward_triton(grad_loss, logits, labels, rows)
     assert_same(mine, cross_entropy_rows_backward_torch(grad_loss, logits, labels, rows), dtype)
+
+
+@pytest.mark.parametrize("count", [1, 100, 128, 130, 257, 512, 513])
+def test_cross_entropy_of_few_rows_is_one_launch_of_the_same_sums(count):
+    """128 rows per block of 8 classes: one program takes up to four blocks, and adds what several would have given."""
+    logits, labels = 3 * numbers(2, 600, 7), torch.arange(600) % 7
+    rows = torch.arange(600)[:count]
+    parts = cross_entropy_parts_triton(logits, labels, rows)[..., 0]
+    launched = []
+    with intercepted(lambda kernel, grid, launch: launched.append(grid) or launch):
+        found = cross_entropy_rows_triton(logits, labels, rows)
+    assert parts.shape[1] == -(-count // 128)
+    assert launched == [(1 if count <= 512 else 5, 2)]
+    expected = parts[:, 0].clone()
+    for place in range(1, parts.shape[1]):
+        expected += parts[:, place]
+    assert torch.equal(found, expected) if count <= 512 else torch.allclose(found, expected)
+    assert_same(found, cross_entropy_rows_torch(logits, labels, rows), torch.float32)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+def test_adam_looks_its_rows_up(lead, shared):
+    table = numbers(*(() if shared else lead), 5, 10, seed=9).abs()
+    state = [numbers(*lead, 700, seed=k) for k in range(3)] + [numbers(*lead, 700, seed=3).square()]
+    clock = torch.tensor([[7, 3], [7, 3]])
+    for step in (clock[:1, 1], torch.tensor([0])):
+        mine, apart, theirs = ([value.clone() for value in state] for _ in range(3))
+        adam_triton(*mine, table, None, step)
+        adam_triton(*apart, table.index_select(-2, step).squeeze(-2), None)
+        adam_torch(*theirs, table, None, step)
+        assert all(torch.equal(a, b) for a, b in zip(mine, apart, strict=True))
+        assert_same(mine, theirs, torch.float32)
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)

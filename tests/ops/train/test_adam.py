@@ -60,6 +60,17 @@ def test_every_task_has_its_own_numbers(lead):
     assert_near(mine.reshape(count, 7), expected, 1e-12)
 
 
+def test_a_row_of_a_table_is_picked_by_the_step():
+    param, grad = make(2, 7), make(2, 7, seed=1)
+    table = torch.stack(
+        [torch.stack([hyper(k + 1, lr=0.1 * (k + t + 1)) for k in range(4)]) for t in range(2)]
+    ).double()
+    mine, theirs = ([param.clone(), grad, torch.zeros_like(param), torch.zeros_like(param)] for _ in range(2))
+    adam_(*mine, table, None, torch.tensor([2]))
+    adam_(*theirs, table[:, 2])
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
 def test_decay_mask_spares_the_rest():
     param, grad = make(6), torch.zeros(6, dtype=torch.float64)
     mine, first, second = param.clone(), torch.zeros_like(param), torch.zeros_like(param)
@@ -73,6 +84,7 @@ def test_schema():
     rows = torch.stack([hyper(1), hyper(1)])
     torch.library.opcheck(torch.ops.weft.adam_.default, (*given, rows, None))
     torch.library.opcheck(torch.ops.weft.adam_.default, (*given, rows, torch.ones(5)))
+    torch.library.opcheck(torch.ops.weft.adam_.default, (*given, rows[:, None], None, torch.tensor([0])))
 
 
 def test_nan_gradient_reaches_its_own_parameter_alone():

@@ -75,7 +75,7 @@ def linear_torch(x, weight, bias, add, act, rate, clock, site) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x W^T`` by the fastest implementation for the shape."""
+    """``x W^T`` by the fastest implementation for the shape; cuBLAS takes a transposed weight as it lies."""
     return linear_triton(x, weight) if _suits_triton(x, weight) else x @ weight.transpose(-2, -1)
 
 
@@ -229,7 +229,7 @@ def _linear_backward(ctx, grad):
     grad, grad_bias = epilogue_gradients(grad, out, bias_shape, ctx.act, rate, clock, ctx.site)
     grad_x = None
     if wants_x:
-        grad_x = product(grad, weight.transpose(-2, -1).contiguous()).sum_to_size(x.shape)
+        grad_x = product(grad, weight.transpose(-2, -1)).sum_to_size(x.shape)
     grad_weight = weight_grad(grad, x) if wants_weight else None
     return grad_x, grad_weight, grad_bias, grad if wants_add else None, None, None, None, None
 
@@ -326,8 +326,7 @@ class _LinearAndPass(torch.autograd.Function):
             )
             return grad_x, grad_weight
         if ctx.needs_input_grad[0]:
-            turned = weight.transpose(-2, -1).contiguous()
-            grad_x = _linear_op(grad, turned, None, grad_passed, "none", None, None, 0)
+            grad_x = _linear_op(grad, weight.transpose(-2, -1), None, grad_passed, "none", None, None, 0)
         return grad_x, weight_grad(grad, x)
 
 

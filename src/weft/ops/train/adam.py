@@ -1,7 +1,8 @@
 """adam_: one optimizer step over the flat parameters of one task or of many, in place.
 
 Every number that a sweep may vary is read from ``hyper``, so tasks with different rates share the kernel.
-Shapes: P parameters of a task; ``param, grad, exp_avg, exp_avg_sq [..., P]``; ``hyper [..., 10]``.
+Shapes: P parameters of a task, L steps; ``param, grad, exp_avg, exp_avg_sq [..., P]``; ``hyper [..., 10]``, or a table
+``[..., L, 10]`` of which ``step [1]`` picks the rows: looking them up on its own would be one more launch per step.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ HYPER = (
 
 
 def adam_torch(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None
-) -> None:
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None,
+    step: Tensor | None = None,
+) -> None:  # fmt: skip
     """Reference: Adam with L2 decay, or AdamW where ``decoupled`` is 1."""
+    hyper = hyper if step is None else hyper.index_select(-2, step).squeeze(-2)
     lr, _, beta2, eps, decay, decoupled, correction1, correction2, rest1, rest2 = (
         column[..., None] for column in hyper.unbind(-1)
     )
@@ -42,18 +45,16 @@ def adam_torch(
     mutates_args=("param", "exp_avg", "exp_avg_sq"),
     schema=(
         "(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor hyper,"
-        " Tensor? decay_mask) -> ()"
+        " Tensor? decay_mask, Tensor? step=None) -> ()"
     ),
 )
-def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask):
-    if use_triton(param):
-        adam_triton(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
-    else:
-        adam_torch(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
+def _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
+    serve = adam_triton if use_triton(param) else adam_torch
+    serve(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)
 
 
 @_op.register_fake
-def _fake(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask):
+def _fake(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step=None):
     return None
 
 
@@ -64,15 +65,17 @@ def adam_(
     exp_avg_sq: Tensor,
     hyper: Tensor,
     decay_mask: Tensor | None = None,
+    step: Tensor | None = None,
 ) -> None:
     """Update ``param [..., P]`` and its moments in place.
 
     ``hyper [..., 10]`` float32 holds, in order: lr, beta1, beta2, eps, weight_decay, decoupled (1 for AdamW, 0 for
     Adam), the bias corrections ``1 - beta1^step``, ``1 - beta2^step``, and ``1 - beta1``, ``1 - beta2``, which float32
-    betas could not give. ``decay_mask [P]`` (0 or 1) says which parameters decay; all do without it.
+    betas could not give. ``decay_mask [P]`` (0 or 1) says which parameters decay; all do without it. With ``step [1]``
+    int64, ``hyper [..., L, 10]`` has a row per step, and that one is used.
     """
     if hyper.shape[-1] != len(HYPER):
         raise InputError(
             f"adam_: hyper has {hyper.shape[-1]} numbers per task; expected {len(HYPER)}: {', '.join(HYPER)}"
         )
-    _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask)
+    _op(param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step)

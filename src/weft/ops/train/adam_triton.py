@@ -11,14 +11,16 @@ BLOCK = 512
 
 @triton.jit
 def _adam_kernel(
-    param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, P, stride_hyper,
-    HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    param, grad, exp_avg, exp_avg_sq, hyper, decay_mask, step, P, stride_hyper, last,
+    HAS_MASK: tl.constexpr, HAS_STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     task = tl.program_id(1).to(tl.int64)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < P
     at = task * P + index
     hyper += task * stride_hyper
+    if HAS_STEP:
+        hyper += tl.minimum(tl.load(step), last) * 10
     lr, beta2, eps = tl.load(hyper), tl.load(hyper + 2), tl.load(hyper + 3)
     decay, decoupled = tl.load(hyper + 4), tl.load(hyper + 5)
     correction1, correction2 = tl.load(hyper + 6), tl.load(hyper + 7)
@@ -41,13 +43,17 @@ def _adam_kernel(
 
 
 def adam_triton(
-    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None
-) -> None:
-    """Launch over ``[..., P]``; ``hyper [..., 10]`` may be shared by all tasks."""
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, hyper: Tensor, decay_mask: Tensor | None,
+    step: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Launch over ``[..., P]``; ``hyper [..., 10]``, or ``[..., L, 10]`` with ``step``, may be shared by all tasks."""
     P = param.shape[-1]
     tasks = param.numel() // max(P, 1)
+    rows = 1 if step is None else hyper.shape[-2]
     if param.numel():
         _adam_kernel[(-(-P // BLOCK), tasks)](
-            param, grad.contiguous(), exp_avg, exp_avg_sq, hyper, param if decay_mask is None else decay_mask, P,
-            10 if hyper.numel() == 10 * tasks and tasks > 1 else 0, HAS_MASK=decay_mask is not None, BLOCK=BLOCK,
+            param, grad.contiguous(), exp_avg, exp_avg_sq, hyper.contiguous(),
+            param if decay_mask is None else decay_mask, param if step is None else step, P,
+            10 * rows if hyper.numel() == 10 * rows * tasks and tasks > 1 else 0, rows - 1,
+            HAS_MASK=decay_mask is not None, HAS_STEP=step is not None, BLOCK=BLOCK,
         )  # fmt: skip

@@ -98,18 +98,21 @@ class Optimizer:
 
         ``extras``: what the state has besides (:class:`weft.runtime.step.state.State`).
         """
-        hyper = self._table.index_select(1, step).squeeze(1)
+        hyper, row = self._table, step  # Adam's kernel looks its rows up by itself
+        if self._sgd or self._groups is not None or RATE in extras:
+            hyper, row = self._table.index_select(1, step).squeeze(1), None
         if RATE in extras:
             hyper[:, 0] *= extras[RATE].float()
-        self._around(flat, grad, moments, step, extras, lambda *changed: self._apply(*changed, hyper))
+        self._around(flat, grad, moments, step, extras, lambda *changed: self._apply(*changed, hyper, row))
 
-    def _apply(self, flat: Tensor, grad: Tensor, moments: Sequence[Tensor], hyper: Tensor) -> None:
+    def _apply(self, flat: Tensor, grad: Tensor, moments: Sequence[Tensor], hyper: Tensor, row: Tensor | None) -> None:
         if self._groups is not None:
             grouped = sgd_groups_ if self._sgd else adam_groups_
             grouped(flat, grad, *moments, hyper, self._groups)
-            return
-        apply = sgd_ if self._sgd else ops.adam_
-        apply(flat, grad, *moments, hyper, self._mask)
+        elif self._sgd:
+            sgd_(flat, grad, *moments, hyper, self._mask)
+        else:
+            ops.adam_(flat, grad, *moments, hyper, self._mask, row)
 
 
 Apply = Callable[[Tensor, Tensor, Sequence[Tensor]], None]

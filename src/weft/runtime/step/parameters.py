@@ -17,13 +17,18 @@ from weft.ops.dense.split_rows import split_rows
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it."""
+    """Where each named parameter is in the flat buffer ``[..., P]``, and whether weight decay applies to it.
+
+    A ``turned`` parameter ``[O, I]`` lies there transposed, for kernels that read it so: its view is transposed back,
+    and neither its use nor its gradient needs a copy. Checkpoints have all in their own order (:meth:`in_order`).
+    """
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     decayed: tuple[bool, ...]
 
     kinds: tuple[torch.dtype, ...] = ()  # of each; all float32 unless given
+    turned: tuple[bool, ...] = ()  # of each; none unless given
 
     @property
     def sizes(self) -> list[int]:
@@ -32,6 +37,14 @@ class Layout:
 
     def _is_complex(self, place: int) -> bool:
         return bool(self.kinds) and self.kinds[place].is_complex
+
+    def _is_turned(self, place: int) -> bool:
+        return bool(self.turned) and self.turned[place]
+
+    @property
+    def turned_names(self) -> tuple[str, ...]:
+        """The parameters that lie transposed."""
+        return tuple(name for place, name in enumerate(self.names) if self._is_turned(place))
 
     @property
     def total(self) -> int:
@@ -52,9 +65,14 @@ class Layout:
 
     def _shaped(self, parts: Sequence[Tensor], lead: Sequence[int]) -> list[Tensor]:
         return [
-            _as_complex(part.view((*lead, *shape, 2))) if self._is_complex(place) else part.view((*lead, *shape))
+            self._viewed(place, part, (*lead, *shape))
             for place, (part, shape) in enumerate(zip(parts, self.shapes, strict=True))
         ]
+
+    def _viewed(self, place: int, part: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if self._is_complex(place):
+            return _as_complex(part.view((*shape, 2)))
+        return part.view((*shape[:-2], shape[-1], shape[-2])).mT if self._is_turned(place) else part.view(shape)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat buffer ``[P]`` that holds ``tensors``."""
@@ -65,11 +83,24 @@ class Layout:
     def flat_of(self, tensors: Sequence[Tensor]) -> Tensor:
         """The flat buffer ``[P]`` of ``tensors`` in the order of ``names``."""
         real = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in tensors]
-        return torch.cat([one.reshape(-1).to(torch.float32) for one in real])
+        laid = [one.mT if self._is_turned(place) else one for place, one in enumerate(real)]
+        return torch.cat([one.reshape(-1).to(torch.float32) for one in laid])
+
+    def in_order(self, flat: Tensor) -> Tensor:
+        """``flat [P]`` with turned parameters in the order of their own elements, as checkpoints have them."""
+        return replace(self, turned=()).flat_of(self.views(flat)) if any(self.turned) else flat
+
+    def laid_out(self, flat: Tensor) -> Tensor:
+        """The inverse of :meth:`in_order`."""
+        return self.flat_of(replace(self, turned=()).views(flat)) if any(self.turned) else flat
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """The views of ``flat [P]`` by name."""
         return dict(zip(self.names, self.views(flat), strict=True))
+
+    def turning(self, names: Collection[str]) -> Layout:
+        """The same with ``names`` transposed."""
+        return replace(self, turned=tuple(name in names for name in self.names))
 
     def without_decay(self, names: Collection[str]) -> Layout:
         """The same without weight decay of ``names``."""

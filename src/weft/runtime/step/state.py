@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 
 PLAIN = ("flat", "clock", "epoch", "epoch_loss", "best_flat", "best_score", "best_epoch", "end", "history")
+FLAT = ("flat", "best_flat", "loop.ema", "loop.gradient")
+
+
+def is_flat(name: str) -> bool:
+    """Whether a tensor of the state has one number per parameter, in the places that the weights have."""
+    return name in FLAT or name.startswith("moment.")
 
 
 @dataclass

@@ -165,10 +165,10 @@ class Members:
         return padding.narrow(flat), {name: padding.narrow_buffer(name, value) for name, value in buffers.items()}
 
     def named(self, slot: MemberSlot, flat: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same by the names that the model's ``state_dict`` uses."""
+        """The same by the names that the model's ``state_dict`` uses, contiguous."""
         flat, buffers = self.tensors_of(slot, flat, buffers)
         layout = self.layout if slot.padding is None else slot.padding.layout(self.layout)
-        return {**layout.named(flat), **buffers}
+        return {**{name: value.contiguous() for name, value in layout.named(flat).items()}, **buffers}
 
     # ---- building ------------------------------------------------------------------------------------
 
@@ -200,7 +200,15 @@ class Members:
             raise CannotStack("their models have different parameters")
         if len(models) > 1:
             check_frozen(models)
-        return layout
+        return layout.turning(self._over_sparse_features(layout))
+
+    def _over_sparse_features(self, layout: Layout) -> list[str]:
+        """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
+        if self.is_users or not self.builder.sparse or not self.source.constant or self.source.reduce.ranks > 1:
+            return []
+        prefix, features = first_layer_prefix(self.model), self.builder.graph.num_features
+        shapes = zip(layout.names, layout.shapes, strict=True)
+        return [n for n, shape in shapes if n.startswith(prefix) and len(shape) == 2 and shape[1] == features]
 
     def _padding(self, task: Task, model: nn.Module, wide_buffers: dict[str, Tensor]) -> Padding | None:
         narrow = {name: p.shape for name, p in model.named_parameters()}
@@ -211,7 +219,8 @@ class Members:
         if reason is not None:
             raise CannotStack(f"their widths differ, and {reason}")
         buffers = {name: (b.shape, wide_buffers[name].shape) for name, b in take_buffers(model).items()}
-        return Padding(widths_of(task, self.task.hidden), narrow, wide, buffers, self.builder.inputs.device)
+        widths, turned = widths_of(task, self.task.hidden), self.layout.turned_names
+        return Padding(widths, narrow, wide, buffers, self.builder.inputs.device, turned)
 
     def _stacked(
         self, models: list[nn.Module], paddings: list[Padding | None], wide: dict[str, Tensor]

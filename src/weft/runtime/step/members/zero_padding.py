@@ -8,7 +8,7 @@ Shapes: P parameters of the wide model, Q of the narrow one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,15 +53,20 @@ def widths_of(task: Task, wide: int) -> Widths:
 
 
 class Padding:
-    """One member's tensors in the layout of the wide model: by name for buffers, flat for parameters."""
+    """One member's tensors in the layout of the wide model: by name for buffers, flat for parameters.
+
+    ``turned``: parameters that lie transposed in both (:class:`weft.runtime.step.parameters.Layout`).
+    """
 
     def __init__(
         self, widths: Widths, narrow: Mapping[str, Sequence[int]], wide: Mapping[str, Sequence[int]],
         buffers: Mapping[str, tuple[Sequence[int], Sequence[int]]], device: torch.device,
+        turned: Collection[str] = (),
     ) -> None:  # fmt: skip
         parts, start = [], 0
         for name, shape in wide.items():
-            parts.append(widths.inside(narrow[name], shape) + start)
+            order = -1 if name in turned else 1
+            parts.append(widths.inside(narrow[name][::order], shape[::order]) + start)
             start += torch.Size(shape).numel()
         self._total, self._shapes = start, {name: tuple(shape) for name, shape in narrow.items()}
         self._flat = torch.cat(parts).to(device)
