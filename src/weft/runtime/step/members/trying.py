@@ -29,6 +29,7 @@ from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import (
     EQUAL,
     NEAR,
+    AloneStep,
     Trial,
     apart,
     check_used_through_modules,
@@ -168,6 +169,7 @@ class TryOut:
                 self._learn(trials[0])
         if members > 1:
             self._compare(trials, *self._together())
+            self._members.alone = self._alone_step(1)
             if self._state.flat.device.type == "cpu":
                 trials += [self._trial(1) for _ in range(2)]  # now with memory at hand
                 # The least of them: single ones are slower on a busy machine.
@@ -179,6 +181,10 @@ class TryOut:
         forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
         forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
         return forward, own
+
+    def _alone_step(self, row: int) -> AloneStep:
+        forward, own = self._alone_with(self._models[row], row)
+        return AloneStep(forward, own, self._members.source.example(), self._loss_of([row]))
 
     def _trial(self, row: int) -> Trial:
         model, loss = self._models[row], self._loss_of([row])
