@@ -41,7 +41,7 @@ class Members:
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; of stacks, ``alone``,
-    a step and evaluation of one by itself, and on a CPU ``alone_seconds``, what that took.
+    a step and evaluation of one by itself, and ``alone_seconds``, the least that those took on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:

@@ -170,10 +170,7 @@ class TryOut:
         if members > 1:
             self._compare(trials, *self._together())
             self._members.alone = self._alone_step(1)
-            if self._state.flat.device.type == "cpu":
-                trials += [self._trial(1) for _ in range(2)]  # now with memory at hand
-                # The least of them: single ones are slower on a busy machine.
-                self._members.alone_seconds = min(trial.seconds for trial in trials)
+            self._members.alone_seconds = min(trial.seconds for trial in trials)
 
     def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
         """A user's ``model`` alone, with a state of its own: that of member ``row``."""
