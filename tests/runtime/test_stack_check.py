@@ -17,6 +17,7 @@ from weft.runtime import stack_check
 from weft.runtime.device import cuda_graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.inputs import Inputs
+from weft.runtime.step.members import trying
 from weft.runtime.step.stack import Stack
 from weft.runtime.step_clock import EagerClock, ReplayClock, clock_of
 
@@ -157,6 +158,29 @@ def test_a_run_that_is_taken_apart_has_the_same_numbers_says_why_and_is_resumed_
     longer = weft.run(tasks_of(graph, epochs=9), device="cpu", progress=False, out=tmp_path / "run", extend=True)
     assert longer.plan[0].join == "in turn"
     assert longer[0].history["loss"][:6] == pytest.approx(apart[0].history["loss"])
+
+
+def test_what_is_taken_apart_is_not_tried_for_conversion_again(as_on_a_gpu, monkeypatch):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    tries, convert = [], trying.try_conversion
+    monkeypatch.setattr(trying, "try_conversion", lambda *a, **k: tries.append(1) or convert(*a, **k))
+
+    def model(inputs, outputs):
+        return pyg.GCN(inputs, 8, 2, outputs)
+
+    def losses(clock):
+        as_on_a_gpu(clock)
+        graph = tiny_graph()
+        tasks = [weft.Task(graph=graph, model=model, seed=s, epochs=4, name=str(s)) for s in range(3)]
+        plan = Plan(members=("0", "1", "2"), join="stacked", device="cpu")
+        run = GroupRun(tasks, graph, plan, CPU, measure=True)
+        assert sum(note.startswith("converted: 2 GCNConv") for note in run.notes) == 1, run.notes
+        return len(run.stacks), [[row[0] for row in update.rows] for update in run.advance(4)]
+
+    (one, stacked), (three, apart) = losses(Given(1.0, 1.0)), losses(Given(1.0, 9.0))
+    assert (one, three, len(tries)) == (1, 3, 2)
+    for mine, theirs in zip(apart, stacked, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
 
 
 # ---- clocks ------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class GroupRun(GroupState):
     def notes(self) -> list[str]:
         """Remarks for the user so far."""
         stepped = [note for epoch in self._stepped or () for note in epoch.notes]
-        return self._notes + stepped + [note for stack in self.stacks for note in stack.notes]
+        return list(dict.fromkeys(self._notes + stepped + [note for stack in self.stacks for note in stack.notes]))
 
     def held_inputs(self) -> tuple[Any, ...]:
         """Features and first aggregations that are kept for all steps."""

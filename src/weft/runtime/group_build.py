@@ -74,9 +74,13 @@ class GroupBuild:
                 return [(stack, rows)]
             reason = slower
             self._take_apart(rows, reason)
+            self.inputs.converted = stack.members.conversion  # tried once: each trains as in the stack
             del stack
         self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
-        return [(self._make_stack([row]), [row]) for row in rows]
+        try:
+            return [(self._make_stack([row]), [row]) for row in rows]
+        finally:
+            self.inputs.converted = None
 
     def _take_apart(self, rows: list[int], reason: str) -> None:
         """Let the plan say what is built, so that a run that is resumed builds the same."""

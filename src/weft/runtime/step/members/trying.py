@@ -113,24 +113,33 @@ class TryOut:
         members = self._members
         if not members.converts or members.source.reduce.ranks > 1:
             return
-        loss = self._loss_of([0])
-        trials = self._trials_on(members.source, loss)
-        found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
+        found: Conversion | str | None = members.builder.inputs.converted
+        if found is None:
+            loss = self._loss_of([0])
+            trials = self._trials_on(members.source, loss)
+            found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
+            if isinstance(found, Conversion) and self._may_be_sparse:
+                source = members.source_of(dense=False)
+                found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
         if isinstance(found, Conversion):
-            found = self._convert(found, trials, loss).note()
+            self._convert(found)
+            found = found.note()
         members.notes.extend([] if found is None else [found])
 
-    def _convert(self, found: Conversion, trials: Trials, loss: Loss) -> Conversion:
+    @property
+    def _may_be_sparse(self) -> bool:
         members = self._members
-        if members.builder.sparse and takes_edges(members.model) and members.source.constant:
-            dense, source = members.source.example().x, members.source_of(dense=False)
-            found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
-            if found.sparse:
-                members.source = source
-                members.builder.inputs.release(dense)
+        return members.builder.sparse and takes_edges(members.model) and members.source.constant
+
+    def _convert(self, found: Conversion) -> None:
+        members = self._members
+        members.conversion = found
+        if found.sparse:
+            dense = members.source.example().x
+            members.source = members.source_of(dense=False)
+            members.builder.inputs.release(dense)
         for model in (members.model, *self._models):
             convert(model, found.swaps)
-        return found
 
     def _trials_on(self, source: Source, loss: Loss) -> Trials:
         batch, precision = source.example(), self._task.precision
