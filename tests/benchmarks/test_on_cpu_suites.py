@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 
 import pytest
@@ -44,8 +45,19 @@ def test_a_sweep_on_a_gpu_against_its_tasks_in_turn():
     graph = citation(80, 400, 10, 3, seed=2, name="tiny")
     found = on_gpu.measure("own-layernorm-gcn", graph, Namespace(tasks=2, runs=1))
     assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=1e-2)
-    assert found["join"] in ("stacked", "concurrent")
+    assert found["join"] in ("stacked", "in turn")
     cells = [{"status": "ok", "graph": "g", "module": "m", **found}, {"status": "failed", "graph": "g", "module": "n"}]
     assert on_gpu.table(cells) == [["m", found["turn_over_sweep"]], ["n", None]]
-    assert on_gpu.summary(cells)["lost"] == 1
-    assert on_gpu.summary([]) == {"cells": 0, "worst": None, "below_bound": 0, "lost": 0}
+    assert found["rounds"] > 1 or found["spread"] == math.inf
+    assert on_gpu.summary(cells)["missing"] == 1
+
+
+def test_what_was_not_measured_or_is_not_steady_has_not_passed():
+    well = {"status": "ok", "turn_over_sweep": 1.2, "spread": 0.01, "sweep_made_s": 2.0, "turn_made_s": 1.0}
+    assert on_gpu.summary([well])["passed"]
+    for other in ({"status": "skipped"}, {**well, "turn_over_sweep": 0.94}, {**well, "spread": 0.1}):
+        assert not on_gpu.summary([well, other])["passed"]
+    assert not on_gpu.summary([])["passed"]
+    noisy, steady = {"turn": [1.0, 3.0], "sweep": [1.0, 1.0]}, {"turn": [2.0, 2.02], "sweep": [1.0, 1.0]}
+    assert on_gpu.spread(noisy) > on_gpu.STEADY > on_gpu.spread(steady)
+    assert on_gpu.spread({"turn": [1.0], "sweep": [1.0]}) == math.inf

@@ -66,6 +66,8 @@ def layers() -> None:
             check(F.linear, cast, dims, near)
             check(lambda a, b: F.linear(input=a, weight=b), cast[:2], dims[:2], near)
             check(lambda a, b: a @ b.T, cast[:2], dims[:2], near)
+    check(F.linear, [draw(3, 18, 4, 9), weights, biases], (0, 0, 0), 1e-5)
+    check(torch.matmul, [draw(18, 4, 9), draw(3, 9, 5)], (None, 0), 1e-5)
     for product in (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, lambda a, b: a @ b):
         check(product, [x, draw(9, 5)], (None, None), 1e-5)
         check(product, [x, draw(3, 9, 5)], (None, 0), 1e-5)

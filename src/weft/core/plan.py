@@ -47,10 +47,10 @@ class Plan:
     """The decisions for one group of tasks on one graph.
 
     ``members``: names of the tasks. ``join``: how they share a step: ``"solo"`` (a group of one), ``"stacked"``
-    (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"woven"``
-    (several stacks in one merged step). ``stacks``: the members of each stack as positions in ``members``;
-    empty means one stack of all. ``device``: ``"cpu"`` or ``"cuda"``. ``replay``: capture
-    the step once as a CUDA graph and replay it.
+    (one batched step for all), ``"concurrent"`` (several stacks at once, each on a stream of its own), ``"in turn"``
+    (several stacks, an epoch of each after another's), ``"woven"`` (several stacks in one merged step). ``stacks``:
+    the members of each stack as positions in ``members``; empty means one stack of all. ``device``: ``"cpu"`` or
+    ``"cuda"``. ``replay``: capture the step once as a CUDA graph and replay it.
     ``first_layer``: ``"once"`` when the first layer's aggregation of the features is constant and computed before
     training, else ``"per_step"``. ``row_order``: the order in which a GPU traverses the rows of the graph,
     ``"by_length"`` or ``"clustered"``. ``compiled``: whether what lies between Weft's operators goes through Inductor.

@@ -31,7 +31,7 @@ class GroupRun(GroupState):
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
-    of batches: the whole graph, unless given. ``measure``: on a CPU, tasks whose stack turns out slower than each
+    of batches: the whole graph, unless given. ``measure``: users' modules whose stack turns out slower than each
     alone train side by side as well; ``plan`` then says so.
     """
 
@@ -69,7 +69,7 @@ class GroupRun(GroupState):
     def notes(self) -> list[str]:
         """Remarks for the user so far."""
         stepped = [note for epoch in self._stepped or () for note in epoch.notes]
-        return self._notes + stepped + [note for stack in self.stacks for note in stack.notes]
+        return list(dict.fromkeys(self._notes + stepped + [note for stack in self.stacks for note in stack.notes]))
 
     def held_inputs(self) -> tuple[Any, ...]:
         """Features and first aggregations that are kept for all steps."""

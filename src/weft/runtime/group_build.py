@@ -27,7 +27,8 @@ class GroupBuild:
     """The stacks and members of ``tasks``; ``notes`` holds remarks for the user.
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one get stacks of their own.
-    ``measure``: so do those of a stack on a CPU whose step takes longer than theirs. ``plan`` is then what was built.
+    ``measure``: so do those of a stack of users' modules whose step takes longer than theirs. ``plan`` is then what was
+    built.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class GroupBuild:
         measure: bool = False,
     ) -> None:
         self._tasks, self.plan, self._device = tuple(tasks), plan, device
-        self._measure = measure and device.type == "cpu"
+        self._measure = measure
         self.notes: list[str] = []
         splits = {task.split or 0 for task in tasks}
         graph = graph.split(*splits) if len(splits) == 1 and graph.num_splits > 1 else graph
@@ -67,20 +68,25 @@ class GroupBuild:
         except CannotStack as error:
             reason = str(error)
         else:
-            slower = slower_than_alone(stack) if self._measure else None
+            slower = slower_than_alone(stack, self.plan) if self._measure else None
+            stack.members.alone = None  # it holds a module and a state
             if slower is None:
                 return [(stack, rows)]
             reason = slower
             self._take_apart(rows, reason)
+            self.inputs.converted = stack.members.conversion  # tried once: each trains as in the stack
             del stack
         self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
-        return [(self._make_stack([row]), [row]) for row in rows]
+        try:
+            return [(self._make_stack([row]), [row]) for row in rows]
+        finally:
+            self.inputs.converted = None
 
     def _take_apart(self, rows: list[int], reason: str) -> None:
         """Let the plan say what is built, so that a run that is resumed builds the same."""
         others = [stack for stack in self.plan.stack_members if sorted(stack) != sorted(rows)]
         stacks = tuple(sorted([*others, *((row,) for row in rows)]))
-        join = self.plan.join if self.plan.join == "woven" else "concurrent"
+        join = "in turn" if len(self.plan.stack_members) == 1 else self.plan.join
         self.plan = replace(self.plan, join=join, stacks=stacks, why=(*self.plan.why, f"side by side: {reason}"))
 
     def _make_stack(self, rows: list[int]) -> Stack:

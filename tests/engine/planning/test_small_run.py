@@ -29,6 +29,17 @@ def followed(monkeypatch):
     return made
 
 
+class Own(nn.Module):
+    """A user's module."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.conv = weft.nn.GCNConv(inputs, outputs)
+
+    def forward(self, x, adj):
+        return self.conv(x, adj)
+
+
 def plans_of(tasks, budget=None):
     return RunPlanner(CPU, Graphs(CPU), budget).groups(tasks, Throughput(""))
 
@@ -50,14 +61,6 @@ def test_its_groups_are_those_of_a_dry_run(monkeypatch):
 
 
 def test_what_trains_for_long_has_a_budget_or_is_ones_own_is_dry_run(followed):
-    class Own(nn.Module):
-        def __init__(self, inputs, outputs):
-            super().__init__()
-            self.conv = weft.nn.GCNConv(inputs, outputs)
-
-        def forward(self, x, adj):
-            return self.conv(x, adj)
-
     plans_of([weft.Task(graph="demo", epochs=10_000_000)])
     plans_of([weft.Task(graph="demo", layers=3, epochs=2)], budget=2**30)
     plans_of([weft.Task(graph=tiny_graph(), model=Own, epochs=2)])
@@ -104,3 +107,46 @@ def test_a_registered_model_is_not_remembered(followed):
     with weft.nn.register_model(replace(traits, name="mine"), weft.nn.GCN):
         weft.plan(weft.Task(graph="shape:cora", model="mine"), machine=profile("h200"))
     assert not (home() / STEPS).exists()
+
+
+def test_users_modules_are_not_remembered_by_their_name(followed):
+    """Another module of the same name, or the same one after an edit, takes other memory."""
+    graph = tiny_graph()
+
+    def wider(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, 512), nn.Linear(512, outputs))
+
+    def narrow(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, 2), nn.Linear(2, outputs))
+
+    costs = []
+    for model in (narrow, wider):
+        model.__name__ = model.__qualname__ = "Net"
+        costs.append(plans_of([weft.Task(graph=graph, model=model, epochs=2)])[0].cost["peak_bytes"])
+    assert costs[1] > 2 * costs[0]
+    assert len(followed) == 2
+    assert not (home() / STEPS).exists()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_sweep_of_a_users_module_makes_two_dry_runs(followed, count):
+    """Of one task and of all of them: what they take together is not worked out from a step of two as well."""
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model=Own, seed=seed, epochs=2, name=str(seed)) for seed in range(count)]
+    planner = RunPlanner(CPU, Graphs(CPU))
+    (plan,) = planner.groups(tasks, Throughput(""))
+    assert len(plan.members) == count
+    assert [1 if isinstance(made, weft.Task) else len(made) for made in followed] == [1, count]
+    planner._estimator.kernels(tasks, plan)  # what compiles kernels ahead
+    planner.weights(tasks[0])
+    assert len(followed) == 2
+
+
+def test_a_sweep_that_may_not_fit_is_worked_out_from_a_step_of_two(followed):
+    graph = tiny_graph()
+    tasks = [weft.Task(graph=graph, model=Own, seed=seed, epochs=2, name=str(seed)) for seed in range(4)]
+    planner = RunPlanner(CPU, Graphs(CPU))
+    alone = planner._estimator.alone(tasks[0]).cost.total_bytes
+    plans = plans_of(tasks, budget=int(2.5 * alone))
+    assert all(plan.cost["total_bytes"] <= 2.5 * alone for plan in plans)
+    assert any(len(made) == 2 for made in followed if not isinstance(made, weft.Task))

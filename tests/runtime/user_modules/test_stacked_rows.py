@@ -138,7 +138,7 @@ def test_a_stack_of_weft_own_models_is_not_timed():
     graph = tiny_graph()
     tasks = [weft.Task(graph=graph, model="gcn", hidden=4, seed=s, epochs=3, name=str(s)) for s in range(2)]
     run = GroupRun(tasks, graph, Plan(members=("0", "1"), join="stacked", device="cpu"), torch.device("cpu"))
-    assert stack_check.slower_than_alone(run.stacks[0]) is None
+    assert stack_check.slower_than_alone(run.stacks[0], run.plan) is None
 
 
 class Normed(nn.Module):

@@ -73,6 +73,25 @@ def test_layers_of_several_members(dims):
     assert products(lambda: F.linear(meta(5000, 64), meta(32, 64), meta(32))) == 0  # few rows for one alone
 
 
+@pytest.mark.parametrize("dims", [(0, 0, 0), (None, 0, 0), (0, 0, None)])
+@pytest.mark.parametrize("shape", [(5000, 4, 8), (2, 2500, 4, 8)])
+def test_groups_of_rows_of_several_members_are_one_product(shape, dims):
+    sizes = (shape, (6, 8), (6,))
+    tensors = [meta(*(() if dim is None else (4,)), *size) for size, dim in zip(sizes, dims, strict=True)]
+    found = []
+    assert products(lambda: found.append(torch.vmap(F.linear, dims)(*tensors))) == 1
+    assert found[0].shape == (4, *shape[:-1], 6)
+    matrix = meta(4, 8, 6)
+    assert products(lambda: found.append(torch.vmap(torch.matmul, (dims[0], 0))(tensors[0], matrix))) == 1
+    assert found[1].shape == (4, *shape[:-1], 6)
+
+
+def test_groups_of_rows_with_one_matrix_are_torchs():
+    assert products(lambda: F.linear(meta(N, 4, 8), meta(6, 8))) == 0
+    assert products(lambda: torch.vmap(F.linear, (0, None))(meta(4, N, 4, 8), meta(6, 8))) == 0
+    assert products(lambda: torch.vmap(F.linear)(meta(4, 20, 4, 8), meta(4, 6, 8))) == 0  # few rows
+
+
 def test_an_input_that_members_share_may_be_wide():
     shared = lambda x, weights: torch.vmap(F.linear, (None, 0))(x, weights)  # noqa: E731
     assert products(lambda: shared(meta(N, 1433), meta(4, 32, 1433))) == 1

@@ -30,6 +30,7 @@ from weft.planner.cost.process_memory import process_bytes
 from weft.planner.cost.program_scaling import one_after_another, stacked
 from weft.planner.cost.roofline import OperatorSeconds, RunMode, seconds
 from weft.planner.grouping.groups import group, plan_as_one_group
+from weft.planner.grouping.limits import SURELY
 from weft.planner.grouping.stack_size_table import Throughput
 from weft.planner.sampling.filled import filled
 from weft.planner.sampling.places import chunks, reasons, with_cache
@@ -145,6 +146,13 @@ class Estimator:
         return None if steps is None else self._estimate(steps, tasks, plan)
 
     def _captured(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        key = (self._group_key(tasks, plan), plan.replay, plan.row_order, plan.mode, plan.places)
+        if key not in self._captures:
+            self._captures[key] = self._remembered(tasks, plan)
+        return self._captures[key]
+
+    def _remembered(self, tasks: Sequence[Task], plan: Plan) -> Steps:
+        """As an earlier process captured it, or captured now and kept for later ones."""
         stats = self.stats(tasks[0])
         known = remembered(tasks, stats, plan, self._limits)
         if known is not None:
@@ -210,6 +218,14 @@ class Estimator:
             about = {"stepped": tasks[0].sampled, "tried": _tried(tasks)}
             self._bytes[key] = float(memory(one_after_another(parts), self.machine, **about).safe)
         return self._bytes[key]
+
+    def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
+        """Whether users' modules fit into ``budget`` together by far, going by what each takes alone.
+
+        A stack of them keeps to a few times that; dry runs of the groups that are made check it.
+        """
+        users = all(task.traits is None and not task.sampled for task in tasks)
+        return users and SURELY * sum(self.alone(task).cost.total_bytes for task in tasks) <= budget
 
     def _stack(self, task: Task, tasks: int) -> Program:
         return stacked(self.steps(task, min(tasks, 2)).step, tasks)
@@ -375,12 +391,16 @@ def grouped(
 ) -> list[Plan]:
     """Groups by what the estimator says of their memory."""
     machine, by_name = estimator.machine, {task.label: task for task in tasks}
+
+    def bytes_of(some: Sequence[Task]) -> float:
+        return 0.0 if estimator.surely_fit(some, budget) else estimator.group_bytes(some)
+
     plans = group(
         tasks,
         estimator.stats,
         machine.device,
         machine=machine,
-        memory_of=estimator.group_bytes,
+        memory_of=bytes_of,
         throughput=throughput,
         budget=budget,
         weave=weave,

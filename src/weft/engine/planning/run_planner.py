@@ -157,11 +157,12 @@ class RunPlanner:
     def learn(self, plan: Plan, folder: Path | None) -> None:
         """Keep measured beside predicted costs of a group for later plans; a failure to do so is ignored.
 
-        Stacks that overlap take less than their predicted sum, what was compiled takes less than its operators, and
-        what is read from elsewhere takes the link's time: nothing is learnt from those.
+        Stacks that overlap take less than their predicted sum, one that was taken apart was predicted as a whole, what
+        was compiled takes less than its operators, and what is read from elsewhere takes the link's time: nothing is
+        learnt from those.
         """
         taught = plan.measured.get("epochs", 0) >= ENOUGH_EPOCHS and plan.places == on_device(plan.device)
-        if taught and plan.join != "concurrent" and not plan.compiled:
+        if taught and plan.join not in ("concurrent", "in turn") and not plan.compiled:
             label = "" if folder is None else label_of(folder, plan.members)
             with suppress(WeftError, OSError):
                 observe(self.machine, plan.cost, plan.measured["epoch_seconds"], label)

@@ -80,7 +80,8 @@ def remember(steps: Steps, tasks: Sequence[Task], stats: GraphStats, plan: Plan,
 
 def _path(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLimits | None) -> Path | None:
     """Where the step is kept; None if it must not be."""
-    if any(task.traits is not BUILT_IN.get(task.model_name) or task.model_args for task in tasks):
+    named = all(task.traits is not None and task.traits is BUILT_IN.get(task.model_name) for task in tasks)
+    if not named or any(task.model_args for task in tasks):
         return None
     if any(task.has_own(name) for task in tasks for name in OWN_FUNCTIONS):  # which may change under one name
         return None

@@ -108,7 +108,7 @@ class ShardedJob(Job):
         count = self._ranks.ranks
         why = f"{count} ranks with about as many edges each; steps run eagerly, since ranks wait for each other in them"
         kept = tuple(reason for reason in plan.why if "ranks with about" not in reason)
-        join = "stacked" if plan.join in ("concurrent", "woven") else plan.join
+        join = "stacked" if plan.join in ("concurrent", "in turn", "woven") else plan.join
         return replace(
             plan,
             join=join,

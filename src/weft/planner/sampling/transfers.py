@@ -17,7 +17,7 @@ from weft.core.task import Task
 # (benchmarks/results/sampling.json).
 OVER_PCIE, ON_DEVICE = 0.78, 0.4
 # A GPU finds rows quickly in 2 GiB of host memory. Beyond, each is a walk through page tables: 230,000 rows of 512
-# bytes out of 1, 4, 16 and 32 GiB took an H200 2.4, 5.7, 7.7 and 8.1 ms (with sorted ids 7.0; huge pages changed nothing).
+# bytes out of 1, 4, 16 and 32 GiB took an H200 2.4, 5.7, 7.7 and 8.1 ms; sorted ids 7.0, huge pages as long.
 PAGES_REACH, ROWS_A_SECOND = 2 << 30, 2.7e7
 SAMPLED_BYTES = 64  # of memory traffic per picked edge: 0.13 ms for the 0.85 M edges of a batch there
 PCIE_READ = 40  # bytes over PCIe per picked edge: edges in host memory added 0.78 ms for 0.85 M of them

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from weft.ops.csr.keeping import content_digest
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
+
+if TYPE_CHECKING:
+    from weft.runtime.user_modules.converting import Conversion
 
 BUILT_IN_MODELS = GNN.__module__
 
@@ -145,7 +148,8 @@ class Inputs:
     """The inputs of a group: features, their first aggregations and sources, each made once per group.
 
     ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
-    the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`).
+    the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`). ``converted``: what
+    was found of layers of PyG in modules that are built again, None for those that are not.
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class Inputs:
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)
+        self.converted: Conversion | None = None
         self._sources: dict[tuple[Any, ...], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}

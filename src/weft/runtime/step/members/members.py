@@ -25,11 +25,11 @@ from weft.runtime.step.members.checks import check_frozen, check_norms, check_us
 from weft.runtime.step.members.model_builder import ModelBuilder
 from weft.runtime.step.members.slot import CannotStack, MemberSlot
 from weft.runtime.step.members.stack_modes import rated_modules, set_reduce, set_stacked
-from weft.runtime.step.members.trial import Trial
+from weft.runtime.step.members.trial import AloneStep, Trial
 from weft.runtime.step.members.zero_padding import Padding, widths_of
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import convert, convertible
+from weft.runtime.user_modules.converting import Conversion, convert, convertible
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
@@ -40,8 +40,9 @@ class Members:
     What trying them shows (:class:`weft.runtime.step.members.trying.TryOut`): ``hidden_state``, why a captured step
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
-    whether a copy would not follow its own weights, so that the module is built anew instead; ``alone_seconds``, of a
-    step and evaluation of one alone, in stacks on a CPU.
+    whether a copy would not follow its own weights, so that the module is built anew instead; ``conversion``, of its
+    layers of PyG; of stacks, ``alone``, a step and evaluation of one by itself, and ``alone_seconds``, the least that
+    those took on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -55,6 +56,8 @@ class Members:
         self.without_gradient: tuple[str, ...] = ()
         self.writes = False
         self.alone_seconds: float | None = None
+        self.alone: AloneStep | None = None
+        self.conversion: Conversion | None = None
         self._changing: tuple[str, ...] = ()
         check_edges(self.task, inputs.graph)
         if self.is_users:

@@ -57,6 +57,19 @@ class Trial:
     seconds: float = 0.0
 
 
+class AloneStep:
+    """A training call and one in evaluation mode of one member by itself, with a ``state`` of its own: to be timed."""
+
+    def __init__(self, forward: Forward, state: State, batch: Batch, loss: Loss) -> None:
+        self._forward, self.state, self._batch, self._loss = forward, state, batch, loss
+        self._slopes = torch.ones(1, device=state.flat.device)
+
+    def __call__(self) -> None:
+        self._forward.gradients(self.state.flat, self._batch, self._loss, self._slopes)
+        with torch.no_grad():
+            self._forward(self.state.flat, training=False, batch=self._batch)
+
+
 def try_again(forward: Forward, state: State, batch: Batch, loss: Loss) -> Trial:
     """One training call and one in evaluation mode of another member, whose module behaves as the first one's."""
     before = state.snapshot()

@@ -29,6 +29,7 @@ from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import (
     EQUAL,
     NEAR,
+    AloneStep,
     Trial,
     apart,
     check_used_through_modules,
@@ -112,24 +113,33 @@ class TryOut:
         members = self._members
         if not members.converts or members.source.reduce.ranks > 1:
             return
-        loss = self._loss_of([0])
-        trials = self._trials_on(members.source, loss)
-        found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
+        found: Conversion | str | None = members.builder.inputs.converted
+        if found is None:
+            loss = self._loss_of([0])
+            trials = self._trials_on(members.source, loss)
+            found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
+            if isinstance(found, Conversion) and self._may_be_sparse:
+                source = members.source_of(dense=False)
+                found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
         if isinstance(found, Conversion):
-            found = self._convert(found, trials, loss).note()
+            self._convert(found)
+            found = found.note()
         members.notes.extend([] if found is None else [found])
 
-    def _convert(self, found: Conversion, trials: Trials, loss: Loss) -> Conversion:
+    @property
+    def _may_be_sparse(self) -> bool:
         members = self._members
-        if members.builder.sparse and takes_edges(members.model) and members.source.constant:
-            dense, source = members.source.example().x, members.source_of(dense=False)
-            found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
-            if found.sparse:
-                members.source = source
-                members.builder.inputs.release(dense)
+        return members.builder.sparse and takes_edges(members.model) and members.source.constant
+
+    def _convert(self, found: Conversion) -> None:
+        members = self._members
+        members.conversion = found
+        if found.sparse:
+            dense = members.source.example().x
+            members.source = members.source_of(dense=False)
+            members.builder.inputs.release(dense)
         for model in (members.model, *self._models):
             convert(model, found.swaps)
-        return found
 
     def _trials_on(self, source: Source, loss: Loss) -> Trials:
         batch, precision = source.example(), self._task.precision
@@ -173,19 +183,17 @@ class TryOut:
             torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
         with same_draws(self._device):
             together = self._together()
-        trials, same = [first.seconds], self._is_same(0, first, *together)
+        seconds, same = [first.seconds], self._is_same(0, first, *together)
         del first
         for row in range(1, members):
             trial = self._trial(row)
             same = self._is_same(row, trial, *together) and same
-            trials.append(trial.seconds)
+            seconds.append(trial.seconds)
         if self._members.source.reduce.sum(together[0].new_tensor(float(not same))):  # all ranks decide alike
             raise CannotStack(f"{self._task.model_name} gives other results for several at once than for one")
         del together
-        if self._state.flat.device.type == "cpu":
-            trials += [self._trial(1).seconds for _ in range(2)]  # now with memory at hand
-            # The least of them: single ones are slower on a busy machine.
-            self._members.alone_seconds = min(trials)
+        self._members.alone = self._alone_step(1)
+        self._members.alone_seconds = min(seconds)
 
     def _alone_with(self, model: nn.Module, row: int) -> tuple[Forward, State]:
         """A user's ``model`` alone, with a state of its own: that of member ``row``."""
@@ -193,6 +201,10 @@ class TryOut:
         forward, own = self._members.forward_of(model, alone=True), self._state.select([row])
         forward.attach(own, [rate[None] for rate in self._members.slots[row].rates])
         return forward, own
+
+    def _alone_step(self, row: int) -> AloneStep:
+        forward, own = self._alone_with(self._models[row], row)
+        return AloneStep(forward, own, self._members.source.example(), self._loss_of([row]))
 
     def _trial(self, row: int) -> Trial:
         model, loss = self._models[row], self._loss_of([row])
