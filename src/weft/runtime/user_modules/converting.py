@@ -124,8 +124,6 @@ def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conv
         return (
             f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off}){verdict.words()}"
         )
-    if trials.by_time and _close(before, after):
-        before, after = _in_turn(trials, trials.copy(model), _swapped(model, swaps, trials))
     about: dict[str, Any] = {"drawing": any(name in swaps.layers for name in drops), "gpu": mine[0].is_cuda}
     return Conversion(swaps, verdict, before, after, **about)
 
@@ -204,8 +202,6 @@ def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trial
         if not verdict.equal:
             return found
         found = replace(found, verdict=verdict)
-    if dense.by_time and _close(found.before, after):
-        (after,) = _in_turn(sparse, _swapped(model, found.swaps, sparse))
     return replace(found, after=after, sparse=True)
 
 
@@ -246,15 +242,19 @@ def _timed(trials: Trials, model: nn.Module, warm: bool = False) -> tuple[float,
     return seconds, numbers
 
 
-def _close(before: float, after: float) -> bool:
-    return after / CLEAR < before < after * CLEAR
+def timed_again(model: nn.Module, found: Conversion, pyg: Trials, weft: Trials) -> Conversion:
+    """``found`` with times to decide by: medians of steps in turn, unless those it has are clear.
 
-
-def _in_turn(trials: Trials, *models: nn.Module) -> list[float]:
-    """Median seconds of a step of each, after one that is not counted: what else the machine does meets all alike."""
-    rounds = ROUNDS if max(_one(trials, model)[0] for model in models) < LONG else 1
-    taken = [[_one(trials, model)[0] for model in models] for _ in range(rounds)]
-    return [median(times) for times in zip(*taken, strict=True)]
+    What else the machine does meets both alike. The first step of each is not counted.
+    """
+    if not found.after / CLEAR < found.before < found.after * CLEAR:
+        return found
+    drops = drawing(model, found.swaps.layers)
+    sides = (pyg, _still(pyg.copy(model), drops)), (weft, _still(_swapped(model, found.swaps, weft), drops))
+    rounds = ROUNDS if max(_one(*side)[0] for side in sides) < LONG else 1
+    taken = [[_one(*side)[0] for side in sides] for _ in range(rounds)]
+    before, after = (median(times) for times in zip(*taken, strict=True))
+    return replace(found, before=before, after=after)
 
 
 def _one(trials: Trials, model: nn.Module) -> tuple[float, Numbers]:

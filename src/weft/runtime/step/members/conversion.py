@@ -21,7 +21,7 @@ from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import EQUAL, NEAR, apart
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import Conversion, Trials, try_conversion, try_sparse
+from weft.runtime.user_modules.converting import Conversion, Trials, timed_again, try_conversion, try_sparse
 from weft.runtime.user_modules.same_numbers import OF_ALL, Measures, Numbers
 
 OFF = 0.01  # how far the weights of other points are from the first ones, relative to each
@@ -49,10 +49,12 @@ class _Steps:
         found = try_conversion(models[0], trials, self._asked)
         if not isinstance(found, Conversion):
             return found
+        sparse = trials
         if members.builder.sparse and takes_edges(members.model) and members.source.constant:
-            found = try_sparse(models[0], found, trials, self._trials_on(members.source_of(dense=False)))
+            sparse = self._trials_on(members.source_of(dense=False))
+            found = try_sparse(models[0], found, trials, sparse)
         if trials.by_time:
-            members.choice = found
+            found = members.choice = timed_again(models[0], found, trials, sparse if found.sparse else trials)
         if trials.by_time and not found.faster:
             return found.note_kept()
         members.convert(found, models)
