@@ -1,7 +1,8 @@
 """Recorder: runs the cells of a benchmark one after another, survives each of them, and keeps what they found.
 
 A cell that fails is recorded with its error and the next one runs; cells that no longer fit the time budget
-are recorded as skipped; the results file is rewritten after every cell, so an interrupted run keeps its part.
+are recorded as skipped. So are the one under way and all later ones after Ctrl-C or SIGTERM, as of ``timeout``: the
+suite then prints what it has. The results file is rewritten after every cell.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
+import threading
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ def common_arguments(description: str) -> ArgumentParser:
     parser = ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, help="write the results to this JSON file")
     parser.add_argument("--resume", action="store_true", help="keep the cells of --out that went well, run the others")
-    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="skip cells after this")
+    parser.add_argument("--budget-seconds", type=float, default=float("inf"), help="begin no cell after this")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
 
@@ -48,6 +52,7 @@ class Recorder:
         self._name, self._out, self._budget = name, args.out, args.budget_seconds
         self._start = time.monotonic()
         self._lost: str | None = None
+        self._ended: str | None = None
         self.about: dict[str, Any] = {"environment": environment(self.device)}
         self.cells: list[dict[str, Any]] = earlier_cells(args.out) if getattr(args, "resume", False) else []
 
@@ -100,13 +105,20 @@ class Recorder:
     def _attempt(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if self._lost:
             return {"status": "skipped", "reason": f"the device was lost: {self._lost}"}
+        if self._ended:
+            return {"status": "skipped", "reason": self._ended}
         if self.left <= 0:
             return {"status": "skipped", "reason": "the time budget was spent"}
         start = time.monotonic()
         try:
-            found = {"status": "ok", **work()}
+            with _ended_by_signals():
+                found = {"status": "ok", **work()}
         except NotHere as reason:
             found = {"status": "skipped", "reason": str(reason)}
+        except KeyboardInterrupt as ending:  # weft.run raises one of its own, for SIGTERM as well
+            self._ended = "the benchmark was interrupted"
+            found = {"status": "skipped", "reason": self._ended}
+            ending.__traceback__ = ending.__context__ = ending.__cause__ = None
         except Exception as error:
             # The traceback would keep the frames, and with them the tensors, of the failed cell alive.
             found = {"status": "failed", "error": _describe(error)}
@@ -138,6 +150,19 @@ class Recorder:
         partial = self._out.with_name(f".{self._out.name}.partial")
         partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self._out)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt, as Ctrl-C does; signals reach the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def earlier_cells(out: Path | None) -> list[dict[str, Any]]:

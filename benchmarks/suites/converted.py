@@ -4,16 +4,18 @@
     python -m benchmarks.suites.converted --batch 1024 --graphs shape:ogbn-arxiv --epochs 2 --modules sage-jk,gat-drop
 
 *Kept* is ``weft.run(..., convert=False)``, *converted* the same without it: one task of ``--epochs`` epochs each, in
-alternation ``--runs`` times. ``ms`` is the least of the seconds per epoch that a run reports, which leaves planning,
-trials and compilation out; ``note`` is what the run says of the conversion itself. ``apart`` is the largest relative
-difference of the training losses (of other masks in ``gat-drop``, attention with dropout, which is asked for). With
-``--batch`` training is sampled. Graphs are names for ``weft.load``, or files.
+alternation ``--runs`` times, or until the time budget is spent. ``ms`` is the least of the seconds per epoch that a run
+reports, which leaves planning, trials and compilation out; ``note`` is what that run says of the conversion, ``each``
+has all of them. ``apart`` is the largest relative difference of the training losses (of other masks in ``gat-drop``,
+attention with dropout, which is asked for). With ``--batch`` training is sampled. Graphs are names for ``weft.load``,
+or files.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -24,6 +26,7 @@ from weft.graph.data.graph import Graph
 
 Maker = Callable[[int, int], nn.Module]
 SIDES = {"kept": False, "converted": None}
+TINY = 1e-9  # losses below are zero
 
 
 def model_of_pyg(kind: str, **options: Any) -> Maker:
@@ -47,8 +50,17 @@ MODULES = {
 }
 
 
-def train(module: str, graph: Graph, side: str, args: Namespace) -> tuple[float, list[float], list[str]]:
-    """Seconds per epoch, training losses, and notes of one run."""
+@dataclass(frozen=True)
+class Run:
+    """One run: milliseconds per epoch, training losses, and what it says of the conversion."""
+
+    ms: float
+    losses: list[float]
+    note: str
+
+
+def train(module: str, graph: Graph, side: str, args: Namespace) -> Run:
+    """Train a module once."""
     notes: list[str] = []
 
     def listen(event: Any) -> None:
@@ -60,26 +72,25 @@ def train(module: str, graph: Graph, side: str, args: Namespace) -> tuple[float,
         how |= {"mode": "sampled", "batch": args.batch, "fanout": tuple(map(int, args.fanout))}
     task = weft.Task(graph=graph, model=MODULES[module], epochs=args.epochs, **how)
     result = weft.run(task, device=args.device, progress=False, on_event=listen, compile=False)
-    return float(result.metrics["seconds_per_epoch"]), result.history["loss"], notes
+    note = next((note for note in notes if "convert" in note), "")
+    return Run(1e3 * float(result.metrics["seconds_per_epoch"]), result.history["loss"], note)
 
 
-def measure(module: str, graph: Graph, args: Namespace) -> dict[str, Any]:
-    """Both sides of one module on one graph."""
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    losses: dict[str, list[float]] = {}
-    notes: list[str] = []
-    for _ in range(args.runs):
-        for side in SIDES:
-            taken, losses[side], told = train(module, graph, side, args)
-            seconds[side].append(taken)
-            notes = told if side == "converted" else notes
-    best = {side: 1e3 * min(found) for side, found in seconds.items()}
-    pairs = zip(losses["kept"], losses["converted"], strict=True)
+def measure(module: str, graph: Graph, args: Namespace, left: Callable[[], float]) -> dict[str, Any]:
+    """Both sides of one module on one graph; ``left()``: seconds of the budget, which end it after a pair of runs."""
+    runs: list[dict[str, Run]] = []
+    while len(runs) < args.runs and (not runs or left() > 0):
+        runs.append({side: train(module, graph, side, args) for side in SIDES})
+    best = {side: min((run[side] for run in runs), key=lambda run: run.ms) for side in SIDES}
+    pairs = zip(best["kept"].losses, best["converted"].losses, strict=True)
     return {
-        **{f"{side}_ms": round(value, 3) for side, value in best.items()},
-        "times": round(best["kept"] / best["converted"], 2),
-        "apart": max(abs(one - other) / abs(one) for one, other in pairs),
-        "note": next((note for note in notes if "convert" in note), ""),
+        **{f"{side}_ms": round(run.ms, 3) for side, run in best.items()},
+        "times": round(best["kept"].ms / best["converted"].ms, 2),
+        "apart": max(abs(one - other) / max(abs(one), TINY) for one, other in pairs),
+        "note": best["converted"].note,
+        "each": [
+            {**{f"{side}_ms": round(run[side].ms, 3) for side in SIDES}, "note": run["converted"].note} for run in runs
+        ],
     }
 
 
@@ -104,12 +115,12 @@ def main() -> None:
         graph = recorder.prepare(name, lambda n=name, load=load: load(n))
         for module in args.modules if graph is not None else ():
             key = {"graph": name, "module": module, "batch": args.batch}
-            recorder.cell(key, lambda m=module, g=graph: measure(m, g, args))
+            recorder.cell(key, lambda m=module, g=graph: measure(m, g, args, lambda: recorder.left))
     recorder.save()
     columns = ("kept_ms", "converted_ms", "times", "apart")
     rows = []
     for cell in recorder.cells:
-        found = find(recorder.cells, graph=cell["graph"], module=cell["module"]) or {}
+        found = find([cell], graph=cell["graph"]) or {}
         rows.append([cell["graph"], cell["module"], *(found.get(column) for column in columns)])
     print_table(["graph", "module", *columns], rows)
 

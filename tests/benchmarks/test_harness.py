@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+import signal
 from argparse import Namespace
 
 import pytest
 import torch
 
+import weft
 from benchmarks.baselines.cusparse_models import edge_values
 from benchmarks.baselines.epochs import Setting
 from benchmarks.harness import traffic
 from benchmarks.harness.graphs import fresh, row_normalised
 from benchmarks.harness.recorder import NotHere, Recorder, find
 from benchmarks.harness.timing import Timing
-from benchmarks.suites import accuracy, epoch, papers100m
+from benchmarks.suites import accuracy, converted, epoch, papers100m
 from benchmarks.suites.kernels import attention, row_orders, spmm, spmm_sweep
 from benchmarks.suites.on_cpu import cpu
 from weft.graph.generate import citation
@@ -49,6 +52,52 @@ def test_cells_after_the_budget_are_skipped(tmp_path):
     args.budget_seconds = 0.0
     recorder = Recorder("try", args)
     assert recorder.cell({"case": 1}, lambda: {"ms": 1.0})["status"] == "skipped"
+
+
+def interrupted_by_hand():
+    raise KeyboardInterrupt
+
+
+def terminated():
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {"ms": 1.0}
+
+
+def terminated_in_a_run():
+    """As ``timeout`` does it while Weft trains, which saves what it has and raises an exception of its own."""
+    ending = lambda event: os.kill(os.getpid(), signal.SIGTERM) if event.kind == "progress" else None  # noqa: E731
+    task = weft.Task(graph="demo", model="gcn", epochs=100_000)
+    return {"ms": weft.run(task, device="cpu", progress=False, on_event=ending).metrics["seconds_per_epoch"]}
+
+
+@pytest.mark.parametrize("work", [interrupted_by_hand, terminated, terminated_in_a_run])
+def test_an_interrupted_benchmark_skips_the_rest_and_goes_on_to_its_table(work, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    recorder = Recorder("try", options(tmp_path))
+    recorder.cell({"case": 1}, lambda: {"ms": 1.0})
+    recorder.cell({"case": 2}, work)
+    recorder.cell({"case": 3}, lambda: {"ms": 3.0})
+    assert recorder.prepare("graph", lambda: 1) is None
+    saved = json.loads((tmp_path / "out.json").read_text())["cells"]
+    assert [cell["status"] for cell in saved] == ["ok", "skipped", "skipped"]
+    assert saved[2]["reason"] == "the benchmark was interrupted"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("left", "runs"), [(10.0, 3), (0.0, 1)])
+def test_a_converted_cell_has_the_note_of_the_run_that_it_gives_the_time_of(monkeypatch, left, runs):
+    taken = iter([20.0, 2.5, 21.0, 19.0, 20.0, 18.0])
+    told = {2.5: "converted: 3 GCNConv", 19.0: "not converted: slower", 18.0: "not converted: other numbers"}
+
+    def train(module, graph, side, args):
+        ms = next(taken)
+        return converted.Run(ms, [1.0, 0.5 if side == "kept" else 0.4], told.get(ms, ""))
+
+    monkeypatch.setattr(converted, "train", train)
+    cell = converted.measure("gcn-jk", None, Namespace(runs=3), lambda: left)
+    assert (cell["kept_ms"], cell["converted_ms"], cell["note"]) == (20.0, 2.5, "converted: 3 GCNConv")
+    assert [run["note"] for run in cell["each"]] == list(told.values())[:runs]
+    assert cell["apart"] == pytest.approx(0.2)
 
 
 def test_a_cell_that_this_machine_cannot_run_is_skipped(tmp_path):

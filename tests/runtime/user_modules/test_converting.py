@@ -13,8 +13,10 @@ from torch.nn.utils import prune
 import weft
 from weft.core.errors import SpecError
 from weft.ops.random.torch_bits import keep_mask_rows
-from weft.runtime.step.members.trying import TryOut
+from weft.runtime.step.members import conversion
+from weft.runtime.user_modules import converting
 from weft.runtime.user_modules.converting import Trials, try_conversion
+from weft.runtime.user_modules.same_numbers import Measures
 
 pyg = pytest.importorskip("torch_geometric.nn")
 EPOCHS = 5
@@ -32,6 +34,24 @@ def small(sparse: bool = False, weight: bool = False) -> weft.Graph:
 
 
 GRAPH = small()
+
+
+def clock(pyg: float, weft: float, order: list[str] | None = None):
+    """In place of ``converting._one``: steps take so many seconds; ``order`` collects whose they were."""
+
+    def one(trials, model):
+        own = any(type(layer).__name__.startswith("Weft") for layer in model.modules())
+        if order is not None:
+            order.append("weft" if own else "pyg")
+        return (weft if own else pyg), trials.step(model, 0)
+
+    return one
+
+
+@pytest.fixture(autouse=True)
+def weft_is_faster(monkeypatch):
+    """On graphs of 40 nodes either may be; tests of what is faster say so themselves."""
+    monkeypatch.setattr(converting, "_one", clock(0.2, 0.1))
 
 
 class Jumping(nn.Module):
@@ -193,13 +213,13 @@ def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
 
 def test_a_sampled_batch_is_tried_without_what_an_earlier_trial_has_built_for_it(monkeypatch):
     """A training step finds nothing built either, so a trial that did would be too fast."""
-    given, made = TryOut._one_step, []
+    given, made = conversion._Steps.step, []
 
-    def one_step(self, batch, *about):
+    def step(self, batch, *about):
         made.append((batch.blocks, len(batch.blocks._derived)))
         return given(self, batch, *about)
 
-    monkeypatch.setattr(TryOut, "_one_step", one_step)
+    monkeypatch.setattr(conversion._Steps, "step", step)
     run(Weighted, graph=small(weight=True), mode="sampled", batch=8, fanout=(3, 3))
     fresh = made[0][1]
     assert len(made) > 2
@@ -380,10 +400,11 @@ def test_layers_that_do_not_fit_beside_are_kept_with_the_reason():
             super().__init__()
             self.conv = pyg.GCNConv(i, o)
 
-    def step(model):
+    def step(model, point):
         raise torch.OutOfMemoryError("no more")
 
-    trials = Trials(copy=lambda model: model, step=step, apart=lambda mine, true: 0.0, near=1e-4, most=1e-3)
+    measures = Measures(errors=lambda mine, true: [0.0], apart=lambda mine, true: 0.0, near=1e-4, most=1e-3)
+    trials = Trials(copy=lambda model: model, step=step, measures=measures)
     assert "memory was not enough" in try_conversion(Large(3, 3), trials)
 
 

@@ -1,75 +1,88 @@
 """Convert the layers of PyG in a user's module before training, if the converted module gives the same numbers.
 
 Attention that drops coefficients draws other masks when it is converted, so only who asks for it (``convert=True``)
-gets it; it is then compared with its dropout off. The decision rests on the numbers alone and never on the measured
-times: the same run converts the same layers again.
+gets it; it is then compared with its dropout off. A step that will be captured is converted whatever a trial of it
+takes, since that is not captured. Otherwise a trial takes what training does, and layers that are not faster are left
+to PyG, except for who asks for them; a resumed run does as the run before it (``Members.follow``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from time import perf_counter
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.nn.pyg.swap import Swaps, drawing, possible_swaps, swap
 from weft.nn.pyg.templates import TEMPLATES
+from weft.runtime.device.threads import step_seconds
+from weft.runtime.user_modules.same_numbers import FLOOR, Measures, Numbers, Verdict, judge
 
-Numbers = tuple[Tensor, Tensor, Tensor]  # losses [1], gradients [P], logits [N, C]
 OTHER_MASKS = " without dropout of attention, whose masks are not those of convert=False"
 NONE = "it has no layers of PyG"
-NOISE_FACTOR = 2  # up to twice PyG's own difference between two calls counts as equal
 LONG = 0.2  # seconds: a first step that takes longer is not repeated for its time alone
+CLEAR = 1.5  # one warm step of each decides by time if one takes so many times as long as the other,
+ROUNDS = 3  # else the medians of so many
 
 
 @dataclass(frozen=True)
 class Conversion:
     """Layers of a module that compute with Weft's operators, and what that gives.
 
-    ``apart``: the largest difference of loss, gradients and logits, relative to the largest of each; ``before`` and
-    ``after``: seconds of a training step and an evaluation; ``sparse``: whether features need not become dense;
-    ``drawing``: whether layers among them drop coefficients of attention, which was off meanwhile. ``noise``: how far
-    PyG's layers are apart from themselves, called again; 0 where that does not matter. ``gpu``: whether these were
-    times of a GPU, before anything is captured.
+    ``verdict``: how their numbers compare; ``before`` and ``after``: seconds of a training step and an evaluation;
+    ``sparse``: whether features need not become dense; ``drawing``: whether layers among them drop coefficients of
+    attention, which was off meanwhile. ``gpu``: whether these were times of a GPU, before anything is captured.
     """
 
     swaps: Swaps
-    apart: float
+    verdict: Verdict
     before: float
     after: float
     sparse: bool = False
     drawing: bool = False
-    noise: float = 0.0
     gpu: bool = False
+
+    @property
+    def faster(self) -> bool:
+        """Whether Weft's layers took less time."""
+        return self.after < self.before
 
     def note(self) -> str:
         """One sentence for the user."""
         masks = OTHER_MASKS if self.drawing else ""
         others = f"; kept: {_reasons(self.swaps.kept)}" if self.swaps.kept else ""
-        again = f" (PyG's differ by {self.noise:.0e} from call to call)" if self.noise else ""
         when = ", neither captured," if self.gpu else ""
+        sparse = ", features stay sparse" if self.sparse else ""
         return (
             f"converted: {self.swaps.counted()} of PyG compute with Weft's operators (convert=False keeps them): equal "
-            f"to {self.apart:.0e} forward and gradient{masks}{again}, {_ms(self.after)} per step and evaluation{when} "
-            f"instead of {_ms(self.before)}{', features stay sparse' if self.sparse else ''}{others}"
+            f"to {self.verdict.apart:.0e} forward and gradient{masks}{self.verdict.words()}, {_ms(self.after)} per "
+            f"step and evaluation{when} instead of {_ms(self.before)}{sparse}{others}"
+        )
+
+    def note_kept(self) -> str:
+        """The sentence if the layers are kept because they are not slower."""
+        return (
+            f"not converted: PyG's layers take {_ms(self.before)} per step and evaluation here, Weft's "
+            f"{_ms(self.after)} (convert=True converts {self.swaps.counted()} all the same)"
         )
 
 
 @dataclass(frozen=True)
 class Trials:
-    """How to try a module: ``copy`` it, take a ``step`` with it, tell how far ``apart`` two steps are.
+    """How to try a module: ``copy`` it, and take a ``step`` with it at one of the weights nearby (0: its own).
 
-    ``near``: how far they may be; ``most``: if PyG's own sums come out differently in every call, as by atomics.
+    ``exact``: the same step in float64, which raises if there is none; ``measures``: how steps are compared;
+    ``by_time``: whether a step here takes what it does in training, so that the times decide.
     """
 
     copy: Callable[[nn.Module], nn.Module]
-    step: Callable[[nn.Module], Numbers]
-    apart: Callable[[Numbers, Numbers], float]
-    near: float
-    most: float
+    step: Callable[[nn.Module, int], Numbers]
+    measures: Measures
+    exact: Callable[[nn.Module, int], Numbers] | None = None
+    by_time: bool = False
 
 
 def convertible(model: nn.Module, asked: bool = False) -> Swaps:
@@ -99,20 +112,47 @@ def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conv
             return _why_not(swaps.kept)
         after, mine = _timed(trials, _swapped(model, swaps, trials), warm=True)
         if drops:
-            given.step(_swapped(model, swaps, given))
+            given.step(_swapped(model, swaps, given), 0)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         return f"not converted: with Weft's operators it fails ({type(error).__name__}: {error})"
-    apart, noise = trials.apart(mine, true), 0.0
-    if not apart <= trials.near:
-        again = _as_written(model, trials)
-        noise = 0.0 if again is None else trials.apart(again[1], true)
-    if not apart <= max(trials.near, min(NOISE_FACTOR * noise, trials.most)):
-        off = f"by {apart:.0e} of the largest"
-        return f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off})"
+    pyg, weft = _AtWeights(model, trials, None, true), _AtWeights(model, trials, swaps, mine)
+    verdict = judge(pyg, weft, lambda point: _exact(model, trials, point), trials.measures)
+    if not verdict.equal:
+        off = f"by {verdict.apart:.0e} of the largest"
+        return (
+            f"not converted: {swaps.counted()} of PyG give other numbers with Weft's operators ({off}){verdict.words()}"
+        )
     about: dict[str, Any] = {"drawing": any(name in swaps.layers for name in drops), "gpu": mine[0].is_cuda}
-    return Conversion(swaps, apart, before, after, noise=noise, **about)
+    return Conversion(swaps, verdict, before, after, **about)
+
+
+class _AtWeights:
+    """The numbers of a module at weights nearby, with PyG's layers or with ``swaps``; the ``first`` may be known."""
+
+    def __init__(self, model: nn.Module, trials: Trials, swaps: Swaps | None, first: Numbers | None) -> None:
+        self._model, self._trials, self._swaps, self._first = model, trials, swaps, first
+
+    def __call__(self, point: int) -> Numbers:
+        if point == 0 and self._first is not None:
+            first, self._first = self._first, None  # asked for once more, it is computed again
+            return first
+        if self._swaps is not None:
+            return self._trials.step(_swapped(self._model, self._swaps, self._trials), point)
+        return self._trials.step(self._trials.copy(self._model), point)
+
+
+def _exact(model: nn.Module, trials: Trials, point: int) -> Numbers | None:
+    """The numbers in float64; None if the module does not compute in it, or if that does not fit into memory."""
+    if trials.exact is None:
+        return None
+    try:
+        found = trials.exact(trials.copy(model), point)
+    except Exception:  # types that its author wrote down, operators without float64, memory
+        found = None
+    _empty_cache()
+    return found
 
 
 def _still(model: nn.Module, drops: Collection[str]) -> nn.Module:
@@ -130,12 +170,17 @@ def _surprising(kept: dict[str, str]) -> dict[str, str]:
 def _as_written(model: nn.Module, trials: Trials) -> tuple[float, Numbers] | None:
     """Seconds and numbers with PyG's layers; None if these do not fit into memory, where Weft's still may."""
     try:
-        measured = _timed(trials, trials.copy(model))
+        measured = _timed(trials, trials.copy(model), warm=trials.by_time)
     except torch.OutOfMemoryError:
         measured = None
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # what PyG's layers took is not needed again; only now no frame holds it
+    _empty_cache()
     return measured
+
+
+def _empty_cache() -> None:
+    """Give back what PyG's layers took, or float64: it is not needed again, and only now no frame holds it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trials) -> Conversion:
@@ -150,9 +195,14 @@ def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trial
         raise
     except Exception:  # it computes with the features itself: they become dense, as before
         return found
-    apart = max(found.apart, dense.apart(mine, dense.step(_swapped(model, found.swaps, dense))))
-    near = max(dense.near, min(NOISE_FACTOR * found.noise, dense.most))
-    return replace(found, apart=apart, after=after, sparse=True) if apart <= near else found
+    apart = max(dense.measures.errors(mine, dense.step(_swapped(model, found.swaps, dense), 0)))
+    if apart > FLOOR:
+        pyg, weft = _AtWeights(model, dense, None, None), _AtWeights(model, sparse, found.swaps, mine)
+        verdict = judge(pyg, weft, lambda point: _exact(model, dense, point), dense.measures)
+        if not verdict.equal:
+            return found
+        found = replace(found, verdict=verdict)
+    return replace(found, after=after, sparse=True)
 
 
 def convert(model: nn.Module, swaps: Swaps) -> None:
@@ -172,7 +222,7 @@ def _really_used(model: nn.Module, swaps: Swaps, trials: Trials) -> Swaps:
 
     copied = _swapped(model, swaps, trials)
     with recorded_calls() as calls:
-        trials.step(copied)
+        trials.step(copied, 0)
     layers: dict[str, str] = {}
     kept = dict(swaps.kept)
     for name, kind in swaps.layers.items():
@@ -186,20 +236,34 @@ def _really_used(model: nn.Module, swaps: Swaps, trials: Trials) -> Swaps:
 
 def _timed(trials: Trials, model: nn.Module, warm: bool = False) -> tuple[float, Numbers]:
     """Seconds of one step, and its numbers; the second step of two, if they are short or ``warm``."""
-    begin = perf_counter()
-    numbers = _waited(trials.step(model))
-    seconds = perf_counter() - begin
+    seconds, numbers = _one(trials, model)
     if warm or seconds < LONG:
-        begin = perf_counter()
-        _waited(trials.step(model))
-        seconds = perf_counter() - begin
+        seconds, _ = _one(trials, model)
     return seconds, numbers
 
 
-def _waited(numbers: Numbers) -> Numbers:
+def timed_again(model: nn.Module, found: Conversion, pyg: Trials, weft: Trials) -> Conversion:
+    """``found`` with times to decide by: medians of steps in turn, unless those it has are clear.
+
+    What else the machine does meets both alike. The first step of each is not counted.
+    """
+    if not found.after / CLEAR < found.before < found.after * CLEAR:
+        return found
+    drops = drawing(model, found.swaps.layers)
+    sides = (pyg, _still(pyg.copy(model), drops)), (weft, _still(_swapped(model, found.swaps, weft), drops))
+    rounds = ROUNDS if max(_one(*side)[0] for side in sides) < LONG else 1
+    taken = [[_one(*side)[0] for side in sides] for _ in range(rounds)]
+    before, after = (median(times) for times in zip(*taken, strict=True))
+    return replace(found, before=before, after=after)
+
+
+def _one(trials: Trials, model: nn.Module) -> tuple[float, Numbers]:
+    """Seconds of a step, and its numbers."""
+    begin = step_seconds()
+    numbers = trials.step(model, 0)
     if numbers[0].is_cuda:
         torch.cuda.synchronize(numbers[0].device)
-    return numbers
+    return step_seconds() - begin, numbers
 
 
 def _why_not(kept: dict[str, Any]) -> str | None:

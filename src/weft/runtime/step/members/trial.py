@@ -199,15 +199,15 @@ def compare(trial: Trial, losses: Tensor, grad: Tensor, logits: Tensor, layout: 
     return max(worst) <= near
 
 
-def apart(mine: Tensor, true: Tensor, whole: Tensor | None = None) -> float:
-    """The largest difference relative to the largest of ``true``, or to a thousandth of the ``whole`` it is part of.
+def apart(mine: Tensor, true: Tensor, whole: Tensor | None = None, least: float = LEAST) -> float:
+    """The largest difference relative to the largest of ``true``, or to ``least`` of the ``whole`` it is part of.
 
     It is infinite unless the same numbers are finite.
     """
     finite = true.isfinite()
     if not bool((mine.isfinite() == finite).all()):
         return inf
-    largest = max(_largest(true), LEAST * _largest(true if whole is None else whole), TINY)
+    largest = max(_largest(true), least * _largest(true if whole is None else whole), TINY)
     return _largest((mine - true).where(finite, torch.zeros((), dtype=true.dtype, device=true.device))) / largest
 
 

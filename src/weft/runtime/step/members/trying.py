@@ -16,29 +16,27 @@ import torch
 from torch import Tensor, nn
 
 from weft.core.errors import SpecError
-from weft.runtime.batches.source import Batch, Source
+from weft.runtime.batches.source import Batch
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, logits_and_extra, of_member
 from weft.runtime.step.forward import Forward, LeafForward, Loss
-from weft.runtime.step.inputs import bind, check_logits, takes_edges
+from weft.runtime.step.inputs import bind, check_logits
+from weft.runtime.step.members.conversion import try_layers
 from weft.runtime.step.members.copies import try_copy
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import (
-    EQUAL,
     NEAR,
     AloneStep,
     Trial,
-    apart,
     check_used_through_modules,
     compare,
     try_again,
     try_alone,
 )
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import Conversion, Numbers, Trials, convert, try_conversion, try_sparse
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
 
@@ -59,7 +57,7 @@ class TryOut:
         with same_draws(self._device) if runs else nullcontext():
             self._try_features()
             if runs:
-                self._try_conversion()
+                try_layers(self._members, self._state, self._models, self._loss_of([0]))
                 self._try_alone()
             elif self._members.is_users and self._state.members > 1:
                 self._together()
@@ -105,67 +103,6 @@ class TryOut:
             return members.forward.one(state.flat[0], training=False, batch=batch)
         finally:
             members.attach(state)
-
-    # ---- converted -----------------------------------------------------------------------------------
-
-    def _try_conversion(self) -> None:
-        """Convert the layers of PyG in all modules if that changes no number of the first member's step."""
-        members = self._members
-        if not members.converts or members.source.reduce.ranks > 1:
-            return
-        found: Conversion | str | None = members.builder.inputs.converted
-        if found is None:
-            loss = self._loss_of([0])
-            trials = self._trials_on(members.source, loss)
-            found = try_conversion(self._models[0], trials, asked=self._task.convert is True)
-            if isinstance(found, Conversion) and self._may_be_sparse:
-                source = members.source_of(dense=False)
-                found = try_sparse(self._models[0], found, trials, self._trials_on(source, loss))
-        if isinstance(found, Conversion):
-            self._convert(found)
-            found = found.note()
-        members.notes.extend([] if found is None else [found])
-
-    @property
-    def _may_be_sparse(self) -> bool:
-        members = self._members
-        return members.builder.sparse and takes_edges(members.model) and members.source.constant
-
-    def _convert(self, found: Conversion) -> None:
-        members = self._members
-        members.conversion = found
-        if found.sparse:
-            dense = members.source.example().x
-            members.source = members.source_of(dense=False)
-            members.builder.inputs.release(dense)
-        for model in (members.model, *self._models):
-            convert(model, found.swaps)
-
-    def _trials_on(self, source: Source, loss: Loss) -> Trials:
-        batch, precision = source.example(), self._task.precision
-
-        def step(model: nn.Module) -> Numbers:
-            # Training builds what operators need of a sampled batch in every step, so a trial must not find it built.
-            return self._one_step(batch if source.constant else batch.without_derived(), loss, model)
-
-        return Trials(self._members.builder.copied, step, self._apart, EQUAL[precision], NEAR[precision])
-
-    def _one_step(self, batch: Batch, loss: Loss, model: nn.Module) -> Numbers:
-        """Losses ``[1]``, gradients ``[P]`` and logits ``[N, C]`` of a module with the weights of the first member."""
-        forward, own = self._alone_with(model, 0)
-        before = own.snapshot()
-        with same_draws(self._device):
-            losses, grad = forward.gradients(own.flat, batch, loss, torch.ones(1, device=own.flat.device))
-        own.restore(before)
-        with torch.no_grad(), same_draws(self._device):
-            output = forward(own.flat, training=False, batch=batch)
-        return losses, grad[0], as_one(of_member(output, 0))
-
-    def _apart(self, mine: Numbers, true: Numbers) -> float:
-        layout = self._members.layout
-        pairs = zip(layout.views(mine[1]), layout.views(true[1]), strict=True)
-        parts = [apart(one, other, true[1]) for one, other in pairs]
-        return max(apart(mine[0], true[0]), apart(mine[2].float(), true[2].float()), *parts)
 
     # ---- alone and together --------------------------------------------------------------------------
 
