@@ -357,6 +357,7 @@ def arguments() -> Namespace:
     parser.add_argument("--papers-scale", type=float, default=1.0)
     parser.add_argument("--papers-budget", default="40GiB")
     parser.add_argument("--papers-steps", type=int, default=300, help="timed, extrapolated to an epoch")
+    parser.add_argument("--papers-batches", type=int, default=120, help="of the divided case, extrapolated")
     parser.add_argument("--papers-seconds", type=float, default=70.0, help="that making the graph may take")
     args = parser.parse_args()
     named = ",".join(SHAPE_PARTS.get(shape.lower(), shape) for shape in listed(args.shapes))

@@ -7,6 +7,7 @@ short, a part of the shape is made, and the cell says so.
 
 from __future__ import annotations
 
+import os
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness.division_case import make_case
+from benchmarks.harness.division_case import measure as measure_division
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import Recorder
 from benchmarks.harness.timing import synchronize
@@ -34,7 +37,7 @@ WARMUP = 10  # steps
 
 
 def run_all(recorder: Recorder, args: Namespace, tasks_of: Callable[..., list[Task]]) -> None:
-    """One cell: as planned within the budget."""
+    """Two cells: placed as planned within the budget, prepared by the GPU alone, and by host and GPU."""
     scale = fitting_scale(args.papers_scale)
     if scale < args.papers_scale:
         recorder.say(
@@ -48,8 +51,11 @@ def run_all(recorder: Recorder, args: Namespace, tasks_of: Callable[..., list[Ta
         graph = recorder.prepare(f"graph {PAPERS} x {scale:g}", lambda: papers_graph(recorder.device, scale))
     if graph is None:
         return
-    key = {"shape": f"{PAPERS} x {scale:g}", "case": f"within {args.papers_budget}, as planned", "tasks": 1}
-    recorder.cell({**key, "precision": "fp32", "side": "weft"}, lambda: measure(graph, args, tasks_of))
+    within, about = f"within {args.papers_budget}", {"tasks": 1, "precision": "fp32", "side": "weft"}
+    key = {"shape": f"{PAPERS} x {scale:g}", **about}
+    recorder.cell({**key, "case": f"{within}, as planned, by the GPU"}, lambda: measure(graph, args, tasks_of))
+    if recorder.device.type == "cuda":  # a CPU alone has nothing to divide
+        recorder.cell({**key, "case": f"{within}, as planned, divided"}, lambda: divided(graph, args, tasks_of))
 
 
 def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
@@ -96,6 +102,38 @@ def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) 
         **source.reads(),
         "why": list(plan.why),
         "notes": run.notes,
+    }
+
+
+def divided(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
+    """The same with batches that host and GPU prepare as a profile says; of a part of the seeds, extrapolated."""
+    device, budget = graph.device, parse_bytes(args.papers_budget)
+    (task,) = tasks_of(graph, 1, args)
+    place = make_plan(task, machine=args.machine, budget=budget).groups[0].plan.places
+    steps = -(-graph.train.numel() // task.batch)
+    part = graph._changed(train=graph.train[: args.papers_batches * task.batch])
+    about = {"device": str(device), "quick": False, "seeds": task.batch, "profile_seconds": 2.5}
+    about |= {"most_workers": max(1, min(14, (os.cpu_count() or 2) - 2))}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    with memory_cap(device, machine_with(device), budget):
+        case = make_case(place_graph(part, place, device), PAPERS, "sage", Namespace(**about), place)
+        workers = about["most_workers"]
+        found = measure_division(case, case.side("weft", workers), repeats=1)
+        by_gpu = measure_division(case, case.side("device", workers), repeats=1)
+    kept = ("ms_per_batch", "device_share", "error", "busy", "bus_gb_s")
+    return {
+        "epoch_seconds": round(1e-3 * found["ms_per_batch"] * steps, 3),
+        "ms": found["ms_per_batch"],
+        "ms_per_task": found["ms_per_batch"],
+        "steps": case.batches,
+        "steps_per_epoch": steps,
+        "extrapolated": True,
+        "peak_gb": round(torch.cuda.max_memory_reserved(device) / 1e9, 3),
+        "profile_seconds": round(case.profile_seconds, 2),
+        "workers": workers,
+        "by_gpu_ms": by_gpu["ms_per_batch"],
+        **{name: found[name] for name in kept},
     }
 
 
