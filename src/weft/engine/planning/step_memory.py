@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,14 @@ def remembered(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: Dev
     if path is None:
         return None
     try:
-        return Steps.from_dict(json.loads(gzip.decompress(path.read_bytes())))
+        return _read(path, path.stat().st_mtime_ns)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, written: int) -> Steps:  # a run asks twice, and another of the same kind again
+    return Steps.from_dict(json.loads(gzip.decompress(path.read_bytes())))
 
 
 def remember(steps: Steps, tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: DeviceLimits | None) -> None:
