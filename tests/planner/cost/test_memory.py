@@ -126,12 +126,21 @@ def test_the_default_stream_has_a_workspace_where_the_set_up_multiplies():
 def test_a_step_tried_before_leaves_a_workspace_and_nothing_else(tried):
     plain = memory(chain(frees=True), machine(workspace_bytes=32 * MIB))
     found = memory(chain(frees=True), machine(workspace_bytes=32 * MIB), tried=tried)
-    assert found.kinds["workspace"] >= plain.kinds["workspace"] + 32 * MIB
+    assert found.kinds["workspace"] == plain.kinds["workspace"] + 32 * MIB
     assert found.peak - found.kinds["workspace"] == plain.peak - plain.kinds["workspace"]
     values = (Value(4, "state"), Value(64 * MIB, "activation"))
     takes = Operator("op", "forward", (0,), (1,))
     untried, twice = (memory(Program(values, (takes,), (0,)), machine(), tried=times) for times in (0, tried))
     assert twice.reserved == untried.reserved  # what it took is given back before the warm-up
+
+
+def test_members_alone_multiply_where_a_stack_does_not():
+    values = (Value(4, "state"), Value(64 * MIB, "activation"))
+    program = Program(values, (Operator("op", "forward", (0,), (1,)),), (0,))
+    by_thread_and_stream = 4 * 32 * MIB
+    found = memory(program, machine(workspace_bytes=32 * MIB), tried=1, alone=True)
+    assert found.kinds["workspace"] == by_thread_and_stream
+    assert memory(program, machine(workspace_bytes=32 * MIB), tried=1).kinds.get("workspace", 0) == 0
 
 
 def test_a_library_is_asked_once_there_is_room_for_the_result():

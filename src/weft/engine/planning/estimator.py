@@ -215,8 +215,9 @@ class Estimator:
         if key not in self._bytes:
             # A stack is as wide as its widest member: the others are padded.
             parts = [self._stack(max(part, key=width), len(part)) for part in stacks.values()]
-            about = {"stepped": tasks[0].sampled, "tried": _tried(tasks)}
-            self._bytes[key] = float(memory(one_after_another(parts), self.machine, **about).safe)
+            about = _tried(tasks)
+            whole = one_after_another(parts)
+            self._bytes[key] = float(memory(whole, self.machine, stepped=tasks[0].sampled, **about).safe)
         return self._bytes[key]
 
     def surely_fit(self, tasks: Sequence[Task], budget: int) -> bool:
@@ -233,8 +234,8 @@ class Estimator:
     def _estimate(self, steps: Steps, tasks: Sequence[Task], plan: Plan) -> Estimate:
         first = tasks[0]
         mode = _run_mode(steps.step, first, plan, self.stats(first))
-        captured = (plan.replay, steps.preparation, steps.step.recordable, first.sampled, _tried(tasks))
-        held = memory(steps.step, self.machine, *captured)
+        captured = (plan.replay, steps.preparation, steps.step.recordable, first.sampled)
+        held = memory(steps.step, self.machine, *captured, **_tried(tasks))
         cost = seconds(steps.step, self.machine, self.calibration, stats=self.stats(first), mode=mode)
         cost = replace(
             cost,
@@ -264,11 +265,11 @@ class Estimator:
         return compiling(estimate.program, costs, costs.waiting)
 
 
-def _tried(tasks: Sequence[Task]) -> int:
-    """Steps that users' modules take before the first epoch, with the memory of all of ``tasks``."""
+def _tried(tasks: Sequence[Task]) -> dict[str, int]:
+    """How users' modules are called before the first epoch: one twice, several together once and each alone."""
     if all(task.traits is not None for task in tasks):
-        return 0
-    return 2 if len(tasks) == 1 else 1  # one is called twice, several together once
+        return {}
+    return {"tried": 2} if len(tasks) == 1 else {"tried": 1, "alone": True}
 
 
 def _run_mode(program: Program, task: Task, plan: Plan, stats: GraphStats) -> RunMode:

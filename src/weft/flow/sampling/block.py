@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.row_sums import row_sums
 from weft.ops.sampling.cpu import transpose_cpu
 
 
@@ -151,8 +152,7 @@ def _sampled_scale(looped: Adjacency) -> Tensor:
     if looped.weight is None:
         degree[: looped.num_rows] = looped.degrees().to(torch.float32)
     else:
-        degree[: looped.num_rows] = 0
-        degree.index_add_(0, looped.rows().long(), looped.weight.to(torch.float32))
+        degree[: looped.num_rows] = row_sums(looped.weight.to(torch.float32), looped.indptr)
     scale = degree.rsqrt()
     return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 

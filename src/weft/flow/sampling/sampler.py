@@ -24,6 +24,7 @@ from weft.flow.sampling.block import Block
 from weft.flow.sampling.hops import CpuHops, Fanout, Hop, HopSampler, TorchHops, TritonHops
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
+from weft.ops.csr.row_sums import row_sums
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
@@ -341,7 +342,7 @@ def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
             weight, own = adj.weight[begin:end].float(), value == 0
             loops.index_copy_(0, of[own], weight[own])
             value *= weight
-        total.index_add_(0, of, value)
+        total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
     scale = (total + loops).rsqrt()
     return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale), adj.indptr.diff().long()
 

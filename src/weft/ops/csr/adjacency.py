@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.core.errors import InputError
 from weft.ops.csr.keeping import Keep, below, kept
+from weft.ops.csr.row_sums import row_sums
 from weft.ops.csr.self_loops import has_loops, insert_loops, replace_loops
 
 INT32_LIMIT = 2**31
@@ -304,13 +305,16 @@ class Adjacency:
         scale = looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
+    def summed_weights(self) -> Tensor:
+        """The sum of the weights of every row ``[N]``."""
+        assert self.weight is not None
+        if self.on_host is not None:
+            return self.on_host.summed_weights().to(self.device)
+        return row_sums(self.weight, self.indptr)
+
     def inverse_root_degrees(self) -> Tensor:
         """``D^-1/2`` of the rows ``[N]``, by weight if edges have one; 0 for a row without."""
-        if self.weight is None:
-            degree = self.degrees().to(torch.float32)
-        else:
-            degree = torch.zeros(self.num_rows, dtype=self.weight.dtype, device=self.device)
-            degree.index_add_(0, self.rows().long(), self.weight)
+        degree = self.degrees().to(torch.float32) if self.weight is None else self.summed_weights()
         scale = degree.rsqrt()
         return torch.where(torch.isinf(scale), torch.zeros_like(scale), scale)
 

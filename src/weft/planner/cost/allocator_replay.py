@@ -66,11 +66,12 @@ def replay_allocations(
     recorded: bool = True,
     stepped: bool = False,
     tried: int = 0,
+    alone: bool = False,
 ) -> PeakBytes:
     """Run it all through the allocator; ``workspace``: bytes that cuBLAS keeps for a thread and stream.
 
     ``replay``: the run is to be captured; ``recorded``: that will work; ``stepped``: without its evaluations;
-    ``tried``: steps taken on the default stream before.
+    ``tried``: steps taken on the default stream before; ``alone``: members by themselves take some on both streams.
     """
     run = _Run(workspace)
     default = run.pool(DEFAULT)
@@ -78,8 +79,8 @@ def replay_allocations(
     side = run.pool(SIDE) if replay else default
 
     def before() -> None:
-        if tried:
-            run.keep_workspace(default)  # members alone, at the latest, multiply with cuBLAS
+        for pool in (default, side) if alone else ():  # they may multiply with cuBLAS where a stack does not
+            run.keep_workspaces(pool)
         for _ in range(tried):
             run.play(program, default, default)
         run.let_go()
@@ -192,10 +193,11 @@ class _Run:
         for size in sizes if self._workspace else ():
             self._keep(pool, (where, op.engine, size))
 
-    def keep_workspace(self, pool: Allocator) -> None:
-        """That of cuBLAS for autograd's thread."""
-        if self._workspace:
-            self._keep(pool, (self._streams[self._pools.index(pool)], True, self._workspace))
+    def keep_workspaces(self, pool: Allocator) -> None:
+        """Those of cuBLAS, for the main thread and autograd's."""
+        where = self._streams[self._pools.index(pool)]
+        for engine in (False, True) if self._workspace else ():
+            self._keep(pool, (where, engine, self._workspace))
 
     def _keep(self, pool: Allocator, key: tuple[int, bool, int]) -> None:
         if key not in self._called:

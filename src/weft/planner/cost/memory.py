@@ -91,12 +91,13 @@ def memory(
     recorded: bool = True,
     stepped: bool = False,
     tried: int = 0,
+    alone: bool = False,
 ) -> Memory:
     """The memory that a run of ``program`` takes on ``machine``.
 
     ``replay``: whether the step is to be captured as a CUDA graph; ``recorded``: whether that will work, else it runs
     as it is after the attempt; ``stepped``: an epoch has several steps, and evaluations are not captured; ``tried``:
-    steps of users' modules before the first epoch.
+    steps of users' modules before the first epoch; ``alone``: each is called by itself as well.
     ``preparation``: what is done once before, if known.
     """
     timeline = timeline_of(program)
@@ -104,7 +105,8 @@ def memory(
     position = max(range(len(alive)), key=alive.__getitem__, default=0)
     kinds = {kind: sizes[position] for kind, sizes in timeline.items() if alive and sizes[position]}
     if machine.device == "cuda":
-        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, recorded, stepped, tried)
+        about = (recorded, stepped, tried, alone)
+        held = replay_allocations(program, preparation, replay, machine.workspace_bytes, *about)
     else:
         held = _plain(preparation, max(alive, default=program.resident_bytes))
     kinds = _completed(kinds, held.allocated, held.library, _setup(preparation, alive))

@@ -19,6 +19,7 @@ from weft.graph.data.sparse_features import SparseFeatures
 from weft.nn.models import GNN
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.keeping import content_digest
+from weft.ops.csr.row_sums import row_sums
 from weft.runtime.batches.placing import place_features
 from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, Source, SourceRequest
 from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
@@ -43,9 +44,8 @@ def row_normalised(x: Features) -> Features:
     if isinstance(x, Tensor):
         total = x.abs().sum(1, keepdim=True)
         return x / torch.where(total > 0, total, 1.0)
-    rows = x.matrix.rows().long()
-    total = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device).index_add_(0, rows, x.values.abs())
-    share = x.values / torch.where(total > 0, total, 1.0)[rows]
+    total = row_sums(x.values.abs(), x.matrix.indptr)
+    share = x.values / torch.where(total > 0, total, 1.0)[x.matrix.rows().long()]
     return SparseFeatures(x.matrix.scaled(weight=share))
 
 
