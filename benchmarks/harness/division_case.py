@@ -143,12 +143,11 @@ def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
     stack.train_on = lambda batch: fake.train(lambda: plain(batch))  # type: ignore[method-assign]
 
 
-def measure(case: Case, division: Division, repeats: int, warm: bool = True) -> dict[str, Any]:
-    """Seconds of an epoch under ``division``, measured and simulated; ``warm``: after one that is not counted."""
+def measure(case: Case, division: Division, repeats: int) -> dict[str, Any]:
+    """Seconds of an epoch under ``division``, measured and simulated, after one that is not counted."""
     device = case.group.device
     case.source.divide(division)
-    if warm:
-        case.group.advance(1)  # buffers and captures of this division
+    case.group.advance(1)  # buffers and captures of this division
     synchronize(device)
     case.source.phases()
     found = []

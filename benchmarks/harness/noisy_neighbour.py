@@ -9,13 +9,14 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from benchmarks.harness.division_case import Case
 from benchmarks.harness.timing import synchronize
 from weft.planner.division.adapting import Adapter
 
-CALM, BUSY = 3, 6  # epochs
+CALM, BUSY = 4, 6  # epochs
 
 
 @contextmanager
@@ -65,9 +66,9 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
     within_two = [one - CALM for one in changed if one > CALM]
     return {
         "begun": begun.words(),
-        "before_seconds": round(sorted(seconds[1:CALM])[(CALM - 1) // 2], 4),
+        "before_seconds": round(median(seconds[1:CALM]), 4),
         "first_two_seconds": round(sum(after[:2]) / 2, 4),
-        "later_seconds": round(sorted(after[3:])[len(after[3:]) // 2], 4),
+        "later_seconds": round(median(after[3:]), 4),
         "adapted_after_epochs": within_two[0] if within_two else None,
         "epochs": [round(one, 4) for one in seconds],
         "notes": notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,12 +12,16 @@ IDLE = (3, 4)  # columns: idle, and waiting for a disk
 
 
 def busy_seconds() -> float | None:
-    """Seconds that all cores together have been busy since the machine started; None where the system does not say."""
+    """Seconds that all cores have been busy with other processes than this one; None where the system does not say.
+
+    This process is the queue's own server, which is not a load beside it.
+    """
     try:
         columns = [int(word) for word in STATISTICS.read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
-    return sum(count for place, count in enumerate(columns) if place not in IDLE) / os.sysconf("SC_CLK_TCK")
+    busy = sum(count for place, count in enumerate(columns) if place not in IDLE) / os.sysconf("SC_CLK_TCK")
+    return busy - time.process_time()
 
 
 def background(before: float | None, after: float | None, seconds: float, took: Iterable[Mapping[str, float]]) -> float:

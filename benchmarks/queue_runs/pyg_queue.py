@@ -172,7 +172,9 @@ def main() -> None:
             graphs.setdefault(path, None)
             if graphs[path] is None:
                 graphs[path] = read(path)
-            if device.type == "cuda":
+            if device.type == "cuda":  # a script of its own would find nothing cached
+                gc.collect()
+                torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
             begin = time.perf_counter()
             task = Task(**settings)

@@ -44,7 +44,7 @@ from weft.engine.planning.plan_report_builder import plan as make_plan
 from weft.graph.data.graph import Graph
 
 SIDES = ("device", "weft", "host")
-WARM_FROM = 8  # workers of the host from which on an epoch is repeated: fewer take long, and vary little
+REPEATED_FROM = 8  # workers of the host from which on timed epochs are repeated: fewer take long, and vary little
 Key = dict[str, Any]
 
 
@@ -104,8 +104,8 @@ class Suite:
             same = self._known({**key, "side": "device"})
             if same is not None:
                 return {**same, "same_as": "device"}
-        slow = key["side"] == "host" and key["workers"] < WARM_FROM and self.recorder.device.type == "cuda"
-        return measure(case, division, 1 if slow else self.args.repeats, warm=not slow)
+        slow = key["side"] == "host" and key["workers"] < REPEATED_FROM and self.recorder.device.type == "cuda"
+        return measure(case, division, 1 if slow else self.args.repeats)
 
     def _known(self, key: Key) -> dict[str, Any] | None:
         """What was measured already and does not depend on the workers (device) or on the budget's cache (host)."""
