@@ -3,9 +3,9 @@
     python -m benchmarks.suites.converted [--device cuda] [--graphs shape:cora,squirrel.npz] [--out converted.json]
     python -m benchmarks.suites.converted --batch 1024 --graphs shape:ogbn-arxiv --epochs 2 --modules sage-jk,gat-drop
 
-*Kept* is ``weft.run(..., convert=False)``, *converted* the same without it: one task of ``--epochs`` epochs each, in
-alternation ``--runs`` times, or until the time budget is spent. ``ms`` is the least of the seconds per epoch that a run
-reports, which leaves planning, trials and compilation out; ``note`` is what that run says of the conversion, ``each``
+*Kept* is ``weft.run(..., convert=False)``, *converted* the same without it (sampled: with ``convert=True``): one task of
+``--epochs`` epochs each, in alternation ``--runs`` times, or until the time budget is spent. ``ms`` is the least of the
+seconds per epoch that a run reports, which leaves planning, trials and compilation out; ``note`` is what that run says of the conversion, ``each``
 has all of them. ``apart`` is the largest relative difference of the training losses (of other masks in ``gat-drop``,
 attention with dropout, which is asked for). With ``--batch`` training is sampled. Graphs are names for ``weft.load``,
 or files.
@@ -67,7 +67,8 @@ def train(module: str, graph: Graph, side: str, args: Namespace) -> Run:
         if event.kind == "note":
             notes.append(event.data["message"])
 
-    how: dict[str, Any] = {"convert": True if side == "converted" and module == "gat-drop" else SIDES[side]}
+    asked = True if args.batch or module == "gat-drop" else None  # what is not converted without
+    how: dict[str, Any] = {"convert": asked if side == "converted" else SIDES[side]}
     if args.batch:
         how |= {"mode": "sampled", "batch": args.batch, "fanout": tuple(map(int, args.fanout))}
     task = weft.Task(graph=graph, model=MODULES[module], epochs=args.epochs, **how)

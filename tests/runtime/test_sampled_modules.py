@@ -301,8 +301,7 @@ def test_layers_of_pyg_are_converted_over_a_loader_that_shuffles(graph):
     notes = []
     loader = Shuffled(hand_made(graph))
     listen = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
-    task = task_of(graph, Net()).with_values(convert=True)
-    weft.run(task, batches=loader, progress=False, device="cpu", on_event=listen)
+    weft.run(task_of(graph, Net()), batches=loader, progress=False, device="cpu", on_event=listen)
     assert [note for note in notes if note.startswith("converted: 2 SAGEConv")]
 
 

@@ -17,7 +17,7 @@ from weft.runtime import stack_check
 from weft.runtime.device import cuda_graph
 from weft.runtime.group import GroupRun
 from weft.runtime.step.inputs import Inputs
-from weft.runtime.step.members import trying
+from weft.runtime.step.members import conversion
 from weft.runtime.step.stack import Stack
 from weft.runtime.step_clock import EagerClock, ReplayClock, clock_of
 
@@ -162,8 +162,8 @@ def test_a_run_that_is_taken_apart_has_the_same_numbers_says_why_and_is_resumed_
 
 def test_what_is_taken_apart_is_not_tried_for_conversion_again(as_on_a_gpu, monkeypatch):
     pyg = pytest.importorskip("torch_geometric.nn")
-    tries, convert = [], trying.try_conversion
-    monkeypatch.setattr(trying, "try_conversion", lambda *a, **k: tries.append(1) or convert(*a, **k))
+    tries, convert = [], conversion.try_conversion
+    monkeypatch.setattr(conversion, "try_conversion", lambda *a, **k: tries.append(1) or convert(*a, **k))
 
     def model(inputs, outputs):
         return pyg.GCN(inputs, 8, 2, outputs)

@@ -14,7 +14,6 @@ import weft
 from weft.core.errors import SpecError
 from weft.ops.random.torch_bits import keep_mask_rows
 from weft.runtime.step.members import conversion
-from weft.runtime.user_modules import converting
 from weft.runtime.user_modules.converting import Trials, try_conversion
 from weft.runtime.user_modules.same_numbers import Measures
 
@@ -34,24 +33,6 @@ def small(sparse: bool = False, weight: bool = False) -> weft.Graph:
 
 
 GRAPH = small()
-
-
-def clock(pyg: float, weft: float, order: list[str] | None = None):
-    """In place of ``converting._one``: steps take so many seconds; ``order`` collects whose they were."""
-
-    def one(trials, model):
-        own = any(type(layer).__name__.startswith("Weft") for layer in model.modules())
-        if order is not None:
-            order.append("weft" if own else "pyg")
-        return (weft if own else pyg), trials.step(model, 0)
-
-    return one
-
-
-@pytest.fixture(autouse=True)
-def weft_is_faster(monkeypatch):
-    """On graphs of 40 nodes either may be; tests of what is faster say so themselves."""
-    monkeypatch.setattr(converting, "_one", clock(0.2, 0.1))
 
 
 class Jumping(nn.Module):
@@ -209,6 +190,22 @@ def test_a_converted_run_over_sampled_batches_is_the_run_without(model):
     for one, other in zip(mine, plain, strict=True):
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-4)
         assert one.history["val_loss"] == pytest.approx(other.history["val_loss"], rel=1e-4)
+
+
+def test_over_sampled_batches_on_a_gpu_layers_are_left_to_pyg_unless_asked_for(monkeypatch):
+    """It decides by the device, not by a clock: two runs of one task have the same bits."""
+    given = conversion._Steps.__init__
+
+    def on_gpu(self, *about):
+        given(self, *about)
+        self._device = type("Device", (), {"type": "cuda"})()
+
+    settings = {"mode": "sampled", "batch": 8, "fanout": (3, 3)}
+    plain, _ = run(Weighted, **settings, convert=False)
+    monkeypatch.setattr(conversion._Steps, "__init__", on_gpu)
+    mine, notes = run(Weighted, **settings)
+    assert any("not converted: over sampled batches PyG's layers are faster (convert=True" in note for note in notes)
+    assert mine[0].history["loss"] == plain[0].history["loss"]
 
 
 def test_a_sampled_batch_is_tried_without_what_an_earlier_trial_has_built_for_it(monkeypatch):

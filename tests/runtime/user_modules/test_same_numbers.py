@@ -26,11 +26,6 @@ MEASURES = Measures(
 )
 
 
-@pytest.fixture(autouse=True)
-def weft_is_faster(monkeypatch):
-    monkeypatch.setattr(converting, "_one", cases.clock(0.2, 0.1))
-
-
 def steps(seed: int, rate: float, wrong: float = 0.0):
     """Numbers near 1 with rounding errors, and at a rate of ``rate`` per tensor jumps of 1e-4."""
     draw = random.Random(seed)

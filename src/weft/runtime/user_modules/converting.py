@@ -1,16 +1,15 @@
 """Convert the layers of PyG in a user's module before training, if the converted module gives the same numbers.
 
 Attention that drops coefficients draws other masks when it is converted, so only who asks for it (``convert=True``)
-gets it; it is then compared with its dropout off. A step that will be captured is converted whatever a trial of it
-takes, since that is not captured. Otherwise a trial takes what training does, and layers that are not faster are left
-to PyG, except for who asks for them; a resumed run does as the run before it (``Members.follow``).
+gets it; it is then compared with its dropout off. Over sampled batches on a GPU nothing is converted either, unless
+asked for: a converted layer sorts the edges of every batch, which takes longer than what it gains. Times do not decide:
+two runs of one task would differ in their last bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ from weft.runtime.user_modules.same_numbers import FLOOR, Measures, Numbers, Ver
 OTHER_MASKS = " without dropout of attention, whose masks are not those of convert=False"
 NONE = "it has no layers of PyG"
 LONG = 0.2  # seconds: a first step that takes longer is not repeated for its time alone
-CLEAR = 1.5  # one warm step of each decides by time if one takes so many times as long as the other,
-ROUNDS = 3  # else the medians of so many
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,6 @@ class Conversion:
     drawing: bool = False
     gpu: bool = False
 
-    @property
-    def faster(self) -> bool:
-        """Whether Weft's layers took less time."""
-        return self.after < self.before
-
     def note(self) -> str:
         """One sentence for the user."""
         masks = OTHER_MASKS if self.drawing else ""
@@ -62,32 +54,32 @@ class Conversion:
             f"step and evaluation{when} instead of {_ms(self.before)}{sparse}{others}"
         )
 
-    def note_kept(self) -> str:
-        """The sentence if the layers are kept because they are not slower."""
-        return (
-            f"not converted: PyG's layers take {_ms(self.before)} per step and evaluation here, Weft's "
-            f"{_ms(self.after)} (convert=True converts {self.swaps.counted()} all the same)"
-        )
-
 
 @dataclass(frozen=True)
 class Trials:
     """How to try a module: ``copy`` it, and take a ``step`` with it at one of the weights nearby (0: its own).
 
-    ``exact``: the same step in float64, which raises if there is none; ``measures``: how steps are compared;
-    ``by_time``: whether a step here takes what it does in training, so that the times decide.
+    ``exact``: the same step in float64, which raises if there is none; ``measures``: how steps are compared.
     """
 
     copy: Callable[[nn.Module], nn.Module]
     step: Callable[[nn.Module, int], Numbers]
     measures: Measures
     exact: Callable[[nn.Module, int], Numbers] | None = None
-    by_time: bool = False
 
 
 def convertible(model: nn.Module, asked: bool = False) -> Swaps:
     """The layers of ``model`` that a run may convert; ``asked``: also those whose masks are then others."""
     return possible_swaps(model, draws=asked)
+
+
+def kept_over_batches(model: nn.Module) -> str | None:
+    """The note on layers that a run over sampled batches on a GPU leaves to PyG; None if there are none."""
+    swaps = convertible(model)
+    if not swaps.layers:
+        return None
+    # An H200, the arxiv shape, batches of 1,024: 0.71 to 0.93 times as fast (benchmarks/results/converted.json).
+    return f"not converted: over sampled batches PyG's layers are faster (convert=True converts {swaps.counted()})"
 
 
 def try_conversion(model: nn.Module, given: Trials, asked: bool = False) -> Conversion | str | None:
@@ -170,7 +162,7 @@ def _surprising(kept: dict[str, str]) -> dict[str, str]:
 def _as_written(model: nn.Module, trials: Trials) -> tuple[float, Numbers] | None:
     """Seconds and numbers with PyG's layers; None if these do not fit into memory, where Weft's still may."""
     try:
-        measured = _timed(trials, trials.copy(model), warm=trials.by_time)
+        measured = _timed(trials, trials.copy(model))
     except torch.OutOfMemoryError:
         measured = None
     _empty_cache()
@@ -240,21 +232,6 @@ def _timed(trials: Trials, model: nn.Module, warm: bool = False) -> tuple[float,
     if warm or seconds < LONG:
         seconds, _ = _one(trials, model)
     return seconds, numbers
-
-
-def timed_again(model: nn.Module, found: Conversion, pyg: Trials, weft: Trials) -> Conversion:
-    """``found`` with times to decide by: medians of steps in turn, unless those it has are clear.
-
-    What else the machine does meets both alike. The first step of each is not counted.
-    """
-    if not found.after / CLEAR < found.before < found.after * CLEAR:
-        return found
-    drops = drawing(model, found.swaps.layers)
-    sides = (pyg, _still(pyg.copy(model), drops)), (weft, _still(_swapped(model, found.swaps, weft), drops))
-    rounds = ROUNDS if max(_one(*side)[0] for side in sides) < LONG else 1
-    taken = [[_one(*side)[0] for side in sides] for _ in range(rounds)]
-    before, after = (median(times) for times in zip(*taken, strict=True))
-    return replace(found, before=before, after=after)
 
 
 def _one(trials: Trials, model: nn.Module) -> tuple[float, Numbers]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from weft.core.compatibility import eager_reason
 from weft.runtime.batches.source import Batch, Source
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
@@ -21,7 +20,7 @@ from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import EQUAL, NEAR, apart
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import Conversion, Trials, timed_again, try_conversion, try_sparse
+from weft.runtime.user_modules.converting import Conversion, Trials, kept_over_batches, try_conversion, try_sparse
 from weft.runtime.user_modules.same_numbers import OF_ALL, Measures, Numbers
 
 OFF = 0.01  # how far the weights of other points are from the first ones, relative to each
@@ -46,22 +45,17 @@ class _Steps:
         """Convert ``models`` and the members' own, or not; a note of it."""
         members = self._members
         known = members.builder.inputs.converted
-        if known is not None:  # of a stack that was taken apart: tried once, and as it was if the run is resumed
-            members.choice = known
+        if known is not None:  # of a stack that was taken apart: tried once
             members.convert(known, models)
             return known.note()
+        if self._device.type == "cuda" and not members.source.constant and not self._asked:
+            return kept_over_batches(models[0])
         trials = self._trials_on(members.source)
         found = try_conversion(models[0], trials, self._asked)
         if not isinstance(found, Conversion):
             return found
-        sparse = trials
         if members.builder.sparse and takes_edges(members.model) and members.source.constant:
-            sparse = self._trials_on(members.source_of(dense=False))
-            found = try_sparse(models[0], found, trials, sparse)
-        if trials.by_time:
-            found = members.choice = timed_again(models[0], found, trials, sparse if found.sparse else trials)
-        if trials.by_time and not found.faster:
-            return found.note_kept()
+            found = try_sparse(models[0], found, trials, self._trials_on(members.source_of(dense=False)))
         members.convert(found, models)
         return found.note()
 
@@ -72,14 +66,11 @@ class _Steps:
             # Training builds what operators need of a sampled batch in every step, so a trial must not find it built.
             return batch if source.constant else batch.without_derived()
 
-        captured = self._device.type == "cuda" and source.constant and eager_reason(self._members.task) is None
         return Trials(
             self._members.builder.copied,
             lambda model, point: self.step(given(), model, point),
             Measures(self._errors, self._apart, EQUAL[precision], NEAR[precision]),
             exact=(lambda model, point: self._exact(batch, model, point)) if precision == "fp32" else None,
-            # A stack runs other kernels than one alone. Who asks for other masks gets them every time.
-            by_time=not captured and not self._asked and self._state.members == 1,
         )
 
     def step(self, batch: Batch, model: nn.Module, point: int) -> Numbers:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.core.compatibility import padding_obstacle
 from weft.core.errors import SpecError
 from weft.core.task import Task
-from weft.nn.pyg.swap import drawing, restore
+from weft.nn.pyg.swap import drawing
 from weft.runtime.batches.source import Source
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
@@ -33,8 +33,6 @@ from weft.runtime.user_modules.converting import Conversion, convert, convertibl
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
-CONVERTED = "converted"  # in a checkpoint
-
 
 class Members:
     """The members of a stack and the model that runs for all of them; see :class:`weft.runtime.step.stack.Stack`.
@@ -43,8 +41,8 @@ class Members:
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
     whether a copy would not follow its own weights, so that the module is built anew instead; ``conversion``, of its
-    layers of PyG, ``choice``, one that depends on the time it takes, and ``converted``, whether any are; of stacks,
-    ``alone``, a step and evaluation of one by itself, and ``alone_seconds``, the least that those took on a CPU.
+    layers of PyG; of stacks, ``alone``, a step and evaluation of one by itself, and ``alone_seconds``, the least that
+    those took on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -60,8 +58,6 @@ class Members:
         self.alone_seconds: float | None = None
         self.alone: AloneStep | None = None
         self.conversion: Conversion | None = None
-        self.choice: Conversion | None = None
-        self.converted = False
         self._changing: tuple[str, ...] = ()
         check_edges(self.task, inputs.graph)
         if self.is_users:
@@ -157,29 +153,14 @@ class Members:
             self.builder.inputs.release(dense)
         for model in (self.model, *others):
             convert(model, found.swaps)
-        self.conversion, self.converted = found, True
-
-    def follow(self, converted: bool) -> None:
-        """Convert what was left to PyG by the time it takes, or the reverse, as the run did that is resumed."""
-        if self.choice is None or converted == self.converted:
-            return
-        if converted:
-            self.convert(self.choice)
-        else:
-            restore(self.model)
-            self.converted = False
-            self.source = self.source_of(dense=True) if self.choice.sparse else self.source
-        self.builder.note_once(f"resumed with {'Weft' if converted else 'PyG'}'s layers, as the run began")
+        self.conversion = found
 
     def python_state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs beside tensors: what the module keeps in Python, and whether it is converted."""
-        choice = {} if self.choice is None else {CONVERTED: torch.tensor(self.converted)}
-        return choice if self.hidden_state is None else {**choice, **saved_state(self.model, self._changing)}
+        """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
+        return {} if self.hidden_state is None else saved_state(self.model, self._changing)
 
     def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`python_state`."""
-        if CONVERTED in saved:
-            self.follow(bool(saved[CONVERTED]))
         if self.hidden_state is not None:
             restore_state(self.model, saved)
 
