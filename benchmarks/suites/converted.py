@@ -3,12 +3,12 @@
     python -m benchmarks.suites.converted [--device cuda] [--graphs shape:cora,squirrel.npz] [--out converted.json]
     python -m benchmarks.suites.converted --batch 1024 --graphs shape:ogbn-arxiv --epochs 2 --modules sage-jk,gat-drop
 
-*Kept* is ``weft.run(..., convert=False)``, *converted* the same without it (sampled: with ``convert=True``): one task of
+*Kept* is ``weft.run(..., convert=False)``, *converted* the same without it, or with ``convert=True`` where needed:
+over sampled batches (``--batch``) and in ``gat-drop``, attention with dropout, whose masks are then others. One task of
 ``--epochs`` epochs each, in alternation ``--runs`` times, or until the time budget is spent. ``ms`` is the least of the
-seconds per epoch that a run reports, which leaves planning, trials and compilation out; ``note`` is what that run says of the conversion, ``each``
-has all of them. ``apart`` is the largest relative difference of the training losses (of other masks in ``gat-drop``,
-attention with dropout, which is asked for). With ``--batch`` training is sampled. Graphs are names for ``weft.load``,
-or files.
+seconds per epoch that a run reports, which leaves planning, trials and compilation out; ``note`` is what that run says
+of the conversion, ``each`` has all of them. ``apart`` is the largest relative difference of the training losses. Graphs
+are names for ``weft.load``, or files.
 """
 
 from __future__ import annotations
