@@ -18,9 +18,10 @@ from weft.engine.base.kernel_store import seconds_to_compile
 from weft.engine.base.machines import Given, find_machine, load_calibration, load_throughput
 from weft.engine.base.options import check_choices, not_work
 from weft.engine.planning.choosing import with_divisions
-from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget, groups_within_budget
+from weft.engine.planning.estimator import NONE, Estimate, Estimator, check_budget
 from weft.engine.planning.placing import place_options
 from weft.engine.planning.sampled_estimates import alone_estimates
+from weft.engine.planning.search.fitting_groups import groups_within_budget
 from weft.engine.planning.training_modes import with_modes
 from weft.planner.cost.calibration import Calibration
 from weft.planner.machine_profiles import PROFILES

@@ -23,9 +23,10 @@ from weft.engine.base.graph_cache import Graphs
 from weft.engine.base.machines import load_calibration, machine_with
 from weft.engine.base.memory_budget import room
 from weft.engine.planning.choosing import with_divisions
-from weft.engine.planning.estimator import NONE, Estimator, groups_within_budget
+from weft.engine.planning.estimator import NONE, Estimator
 from weft.engine.planning.learn_times import label_of, observe
 from weft.engine.planning.plan_report_builder import report_on
+from weft.engine.planning.search.fitting_groups import groups_within_budget
 from weft.engine.planning.small_run import is_small
 from weft.engine.planning.training_modes import with_modes
 from weft.ops.launch.device_limits import limits_of

@@ -1,1 +1,1 @@
-"""The search for the fastest way to train a group: what there is to choose from."""
+"""The search for groups that fit and for the fastest way to train one: what there is to choose from."""
