@@ -6,52 +6,23 @@ same whenever it is drawn.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from torch import Tensor
 
+from weft.core.made_ahead import MadeAhead
+
 Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
 _DRAWN: ContextVar[DrawnAhead | None] = ContextVar("numbers drawn ahead", default=None)
 
 
-class DrawnAhead:
-    """Numbers in [0, 1) by seed, stream and shape; beyond ``most_bytes`` the oldest are let go.
-
-    One thread fills it while another reads.
-    """
+class DrawnAhead(MadeAhead[Key, Tensor]):
+    """Numbers in [0, 1) by seed, stream and shape, until a model was built with them."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most, self._lock = most_bytes, threading.Lock()
-        self._drawn: dict[Key, Tensor] = {}
-        self._used: set[Key] = set()
-
-    def has(self, key: Key) -> bool:
-        """Whether such numbers are here."""
-        return key in self._drawn
-
-    def put(self, key: Key, numbers: Tensor) -> None:
-        """Keep ``numbers``."""
-        with self._lock:
-            self._drawn[key] = numbers
-            while sum(one.nbytes for one in self._drawn.values()) > self._most:
-                self._drawn.pop(next(iter(self._drawn)))
-
-    def find(self, key: Key) -> Tensor | None:
-        """Such numbers, which stay here; None if they were not drawn."""
-        with self._lock:
-            if key in self._drawn:
-                self._used.add(key)
-            return self._drawn.get(key)
-
-    def drop_used(self) -> None:
-        """Let those go that a model was built with."""
-        with self._lock:
-            for key in self._used:
-                self._drawn.pop(key, None)
-            self._used.clear()
+        super().__init__(most_bytes, lambda numbers: numbers.nbytes)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+from weft.core.made_ahead import MadeAhead
 from weft.runtime.checkpoint_data import Checkpoint
 
 _READ: ContextVar[ReadAhead | None] = ContextVar("checkpoints read ahead", default=None)
@@ -19,47 +19,33 @@ _READ: ContextVar[ReadAhead | None] = ContextVar("checkpoints read ahead", defau
 class ReadAhead:
     """Checkpoints by their file and its state, so that one that was written anew is another.
 
-    Beyond ``most_bytes`` the oldest are let go. One thread fills it while another reads.
+    Beyond ``most_bytes`` the oldest are let go.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self._most, self._lock = most_bytes, threading.Lock()
-        self._read: dict[Hashable, Checkpoint] = {}
-        self._used: set[Hashable] = set()
+        self._read: MadeAhead[Hashable, Checkpoint] = MadeAhead(most_bytes, _bytes)
 
     def has(self, path: Path) -> bool:
         """Whether the checkpoint in the file ``path``, as it is now, is here."""
-        return state_of(path) in self._read
+        return self._read.has(state_of(path))
 
     def put(self, path: Path, read: Callable[[Path], Checkpoint]) -> None:
         """Keep what ``read`` makes of the file ``path``, unless it is here or was written anew meanwhile."""
         key = state_of(path)
-        if key is None or key in self._read:
+        if key is None or self._read.has(key):
             return
         found = read(path)
-        if key != state_of(path):
-            return
-        with self._lock:
-            self._read[key] = found
-            while sum(map(_bytes, self._read.values())) > self._most:
-                self._read.pop(next(iter(self._read)))
+        if key == state_of(path):
+            self._read.put(key, found)
 
     def find(self, path: Path) -> Checkpoint | None:
         """A copy of the checkpoint that shares its tensors; None if it was not read."""
-        key = state_of(path)
-        with self._lock:
-            found = self._read.get(key)
-            if found is None:
-                return None
-            self._used.add(key)
-        return replace(found, tensors=dict(found.tensors), about=deepcopy(found.about))
+        found = self._read.find(state_of(path))
+        return None if found is None else replace(found, tensors=dict(found.tensors), about=deepcopy(found.about))
 
     def drop_used(self) -> None:
         """Let those go that a group went on from."""
-        with self._lock:
-            for key in self._used:
-                self._read.pop(key, None)
-            self._used.clear()
+        self._read.drop_used()
 
 
 def state_of(path: Path) -> Hashable:
