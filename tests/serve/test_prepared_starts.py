@@ -68,7 +68,7 @@ def test_weights_drawn_ahead_are_those_of_the_model(given, prepared, draws, tmp_
 def test_a_task_that_cannot_be_prepared_is_left_to_its_run(prepared, tmp_path):
     prepared.prepare([{"graph": "no such graph", "model": "gcn"}, {"model": 3}], [str(tmp_path / "none")])
     prepared.prepare([], [str(damaged(tmp_path / "run"))])
-    assert not prepared._read._read
+    assert prepared._read.bytes == 0
 
 
 def damaged(folder):
@@ -93,14 +93,14 @@ def test_a_checkpoint_read_ahead_is_not_read_again(prepared, monkeypatch, tmp_pa
     assert prepared.ready([task], tmp_path)["checkpoint"] is False
     with prepared.using():
         assert read_checkpoint(tmp_path).about["epoch"] == 4  # as it is now
-    assert not prepared._read._read
+    assert prepared._read.bytes == 0
 
 
 def test_what_is_ready_is_bounded(prepared, monkeypatch):
     monkeypatch.setattr(prepared._drawn, "_most", 40_000)
     for seed in range(20):
         prepared.prepare([weft.Task(graph="demo", hidden=8, seed=seed, name=f"t{seed}").to_dict()], [])
-    assert sum(one.nbytes for one in prepared._drawn._drawn.values()) <= 40_000
+    assert 0 < prepared._drawn.bytes <= 40_000
 
 
 def test_a_queue_has_weights_and_checkpoints_ready(tmp_path):

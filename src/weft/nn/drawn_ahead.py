@@ -12,7 +12,7 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
-from weft.core.made_ahead import MadeAhead
+from weft.core.lazy.made_ahead import MadeAhead
 
 Key = tuple[int, int, tuple[int, ...]]  # seed, stream, shape
 _DRAWN: ContextVar[DrawnAhead | None] = ContextVar("numbers drawn ahead", default=None)

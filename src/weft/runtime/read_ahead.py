@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from weft.core.made_ahead import MadeAhead
+from weft.core.lazy.made_ahead import MadeAhead
 from weft.runtime.checkpoint_data import Checkpoint
 
 _READ: ContextVar[ReadAhead | None] = ContextVar("checkpoints read ahead", default=None)
@@ -24,6 +24,11 @@ class ReadAhead:
 
     def __init__(self, most_bytes: int) -> None:
         self._read: MadeAhead[Hashable, Checkpoint] = MadeAhead(most_bytes, _bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Of all checkpoints that are here."""
+        return self._read.bytes
 
     def has(self, path: Path) -> bool:
         """Whether the checkpoint in the file ``path``, as it is now, is here."""

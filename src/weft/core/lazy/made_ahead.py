@@ -21,6 +21,11 @@ class MadeAhead(Generic[K, V]):
         self._made: dict[K, V] = {}
         self._used: set[K] = set()
 
+    @property
+    def bytes(self) -> int:
+        """What all that is here takes."""
+        return sum(map(self._size_of, self._made.values()))
+
     def has(self, key: K) -> bool:
         """Whether such a thing is here."""
         return key in self._made
@@ -29,7 +34,7 @@ class MadeAhead(Generic[K, V]):
         """Keep ``made``."""
         with self._lock:
             self._made[key] = made
-            while sum(map(self._size_of, self._made.values())) > self._most:
+            while self.bytes > self._most:
                 self._made.pop(next(iter(self._made)))
 
     def find(self, key: K) -> V | None:
