@@ -6,17 +6,18 @@ import pytest
 import torch
 
 import weft
+from tests.runtime.user_modules import odd_modules as odd
 from tests.runtime.user_modules import test_exact as cases
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-ON_HOST = (cases.OwnList, cases.OwnArrayInDict, cases.Unregistered, cases.MaxNorm)  # make tensors on the host
-DRAWING = (cases.Draws, cases.DrawsWithPython, cases.DrawsWithNumpy)
-EAGER = (cases.CountsInPython, cases.CountsInDict, cases.ReadsKeptActivation, cases.DrawsWithPython)
-UNTIED = (cases.TiedBuffers,)  # by torch, when a module is moved to another device
-MODELS = [model for model in cases.ALL if model not in (*ON_HOST, *DRAWING, *UNTIED)]
+ON_HOST = (odd.OwnList, odd.OwnArrayInDict, odd.Unregistered, odd.MaxNorm)  # make tensors on the host
+DRAWING = (odd.Draws, odd.DrawsWithPython, odd.DrawsWithNumpy)
+EAGER = (odd.CountsInPython, odd.CountsInDict, odd.ReadsKeptActivation, odd.DrawsWithPython)
+UNTIED = (odd.TiedBuffers,)  # by torch, when a module is moved to another device
+MODELS = [model for model in odd.ALL if model not in (*ON_HOST, *DRAWING, *UNTIED)]
 
 
 def run(work, **options):
@@ -45,7 +46,7 @@ def test_stacked_is_alone(model):
         assert one.history["loss"] == pytest.approx(run(task)[0].history["loss"], rel=2e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("model", [cases.Base, *EAGER])
+@pytest.mark.parametrize("model", [odd.Base, *EAGER])
 def test_what_keeps_state_in_python_is_not_captured(model):
     _, notes = run(cases.tasks_of(model, [0])[0])
     assert any("the step runs eagerly" in note for note in notes) == (model in EAGER), notes

@@ -38,6 +38,15 @@ def test_a_plan_with_host_features_has_a_division_and_says_so(report):
     assert Plan.from_dict(plan.to_dict()).division == plan.division
 
 
+def test_phases_are_those_of_the_division():
+    """They were those of the placement that was planned before it."""
+    about = {"layers": 3, "hidden": 256, "mode": "sampled", "fanout": [15, 10, 5], "batch": 1024, "epochs": 3}
+    task = weft.Task(graph="shape:ogbn-papers100M", model="sage", **about)
+    (group,) = weft.plan(task, machine="h200", budget="40GiB").groups
+    assert group.plan.division is not None
+    assert sum(group.cost.phases.values()) == pytest.approx(group.cost.epoch_seconds)
+
+
 def test_the_runners_up_are_listed(report):
     told = explanation(report)
     assert "ways to train, the fastest first" in told

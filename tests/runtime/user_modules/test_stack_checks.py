@@ -80,29 +80,24 @@ def test_one_wrong_member_of_three_is_found(member, backward):
     assert torch.equal(mine, alone.stacks[0].state.history[0])
 
 
+class Plain(nn.Module):
+    """One layer."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.last = nn.Linear(i, o)
+
+    def forward(self, x):
+        return self.last(x)
+
+
 def test_members_that_are_right_stay_one_stack():
-    class Net(nn.Module):
-        def __init__(self, i, o):
-            super().__init__()
-            self.last = nn.Linear(i, o)
-
-        def forward(self, x):
-            return self.last(x)
-
-    tasks = [weft.Task(graph=GRAPH, model=Net, epochs=1, seed=seed) for seed in range(3)]
+    tasks = [weft.Task(graph=GRAPH, model=Plain, epochs=1, seed=seed) for seed in range(3)]
     assert len(start(tasks, GRAPH, join="stacked").stacks) == 1
 
 
 def test_what_members_return_alone_is_not_kept_while_all_run_at_once(monkeypatch):
     """It would take memory that no plan counts: one trial of one member at most is there, and all together once."""
-
-    class Net(nn.Module):
-        def __init__(self, i, o):
-            super().__init__()
-            self.last = nn.Linear(i, o)
-
-        def forward(self, x):
-            return self.last(x)
 
     order, alive = [], []
     trial, together = TryOut._trial, TryOut._together
@@ -121,7 +116,7 @@ def test_what_members_return_alone_is_not_kept_while_all_run_at_once(monkeypatch
     found: list[weakref.ref] = []
     monkeypatch.setattr(TryOut, "_trial", tried)
     monkeypatch.setattr(TryOut, "_together", all_at_once)
-    tasks = [weft.Task(graph=GRAPH, model=Net, epochs=1, seed=seed) for seed in range(4)]
+    tasks = [weft.Task(graph=GRAPH, model=Plain, epochs=1, seed=seed) for seed in range(4)]
     assert len(start(tasks, GRAPH, join="stacked").stacks) == 1
     assert order[:5] == [0, "together", 1, 2, 3]
     assert max(alive) <= 1

@@ -169,7 +169,8 @@ def _with_division(
     whole = min(best.seconds, alone)  # a profile leaves no batch to a side that only slows the other down
     trained = min(estimate.trained.epoch_seconds if estimate.trained else 0.0, whole)
     seconds = {"gpu": trained, "pcie": whole - trained}
-    cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds)
+    steps = {} if estimate.trained is None else dict(estimate.trained.phases)
+    cost = replace(estimate.cost, **sizes, bytes=kinds, seconds=seconds, phases={**steps, "transfer": whole - trained})
     return replace(moved, cost=cost.to_dict()), replace(estimate, cost=cost)
 
 

@@ -12,7 +12,6 @@ from weft.planner.sampling.transfers import (
     HOST_SECONDS_AN_EDGE,
     ON_DEVICE,
     OVER_PCIE,
-    PCIE_READ,
     SAMPLED_BYTES,
     BatchTraffic,
     batch_launches,
@@ -44,7 +43,7 @@ def predicted_times(
     whole = rows * traffic.row_bytes
     trained = sum(value for phase, value in training.phases.items() if phase != "evaluation") / max(steps, 1)
     hops = len(task.fanouts)
-    sampled = _sampling(edges, placement, machine, hops)
+    sampled = _sampling(traffic, placement, machine, hops)
     phases = {
         "batching_cpu": edges * HOST_SECONDS_AN_EDGE + whole / HOST_GATHER,
         "transfer_pcie": (whole + edges * INDEX_BYTES) / _bus(machine),
@@ -62,8 +61,9 @@ def _bus(machine: Machine) -> float:
     return link.bytes_per_second if link is not None else machine.copy_bandwidth
 
 
-def _sampling(edges: float, placement: Placement, machine: Machine, hops: int) -> float:
-    over_bus = edges * PCIE_READ / (OVER_PCIE * _bus(machine)) if placement.topology != "gpu" else 0.0
+def _sampling(traffic: BatchTraffic, placement: Placement, machine: Machine, hops: int) -> float:
+    edges = sum(traffic.batch.edges)
+    over_bus = traffic.edges_by_gpu(OVER_PCIE * _bus(machine)) if placement.topology != "gpu" else 0.0
     return edges * SAMPLED_BYTES / machine.copy_bandwidth + batch_launches(hops) * machine.replay_seconds + over_bus
 
 
@@ -71,4 +71,4 @@ def _reading(traffic: BatchTraffic, placement: Placement, machine: Machine) -> f
     whole = traffic.batch.nodes * traffic.row_bytes
     near = {"gpu": 1.0, "cached": traffic.hits}.get(placement.features, 0.0)
     on_device = near * whole / (ON_DEVICE * machine.copy_bandwidth)
-    return on_device + (traffic.read_by_gpu(OVER_PCIE * _bus(machine)) if near < 1.0 else 0.0)
+    return on_device + (traffic.features_by_gpu(OVER_PCIE * _bus(machine)) if near < 1.0 else 0.0)

@@ -18,9 +18,10 @@ from weft.core.task import Task
 OVER_PCIE, ON_DEVICE = 0.78, 0.4
 # A GPU finds rows quickly in 2 GiB of host memory. Beyond, each is a walk through page tables: 230,000 rows of 512
 # bytes out of 1, 4, 16 and 32 GiB took an H200 2.4, 5.7, 7.7 and 8.1 ms; sorted ids 7.0, huge pages as long.
-PAGES_REACH, ROWS_A_SECOND = 2 << 30, 2.7e7
+PAGES_REACH, PLACES_A_SECOND = 2 << 30, 2.7e7
 SAMPLED_BYTES = 64  # of memory traffic per picked edge: 0.13 ms for the 0.85 M edges of a batch there
 PCIE_READ = 40  # bytes over PCIe per picked edge: edges in host memory added 0.78 ms for 0.85 M of them
+ID_BYTES = 4  # of a neighbour
 LAUNCHES = 20  # kernels per hop: 12 that sample and compact, 8 that make the block's factors and work list
 TRANSPOSE_LAUNCHES = 32  # of a hop that has a gradient: 22 operators, one of them a sort of 8 passes and more
 # The GPU gathers over PCIe with so many reads in flight that training beside it stands still: in two runs a step took
@@ -34,11 +35,12 @@ USUAL_DISK = 1e9
 
 @dataclass(frozen=True)
 class BatchTraffic:
-    """One step besides training: the batch, bytes of a row and of all rows, and the share that a cache has."""
+    """One step besides training: the batch, bytes of a row, of all rows and of all edges, and the share cached."""
 
     batch: ExpectedBatch
     row_bytes: int
     all_bytes: float
+    edge_bytes: float
     hits: float = 0.0
 
     @classmethod
@@ -47,18 +49,28 @@ class BatchTraffic:
         batch = expected_batch(stats, task.fanouts, min(task.batch, max(stats.num_train, 1)))
         size = row_bytes(task, stats)
         rows = cached_rows(placement, stats, size)
-        return cls(batch, size, float(size * stats.num_nodes), batch.hit_rate(rows) if rows else 0.0)
+        hits = batch.hit_rate(rows) if rows else 0.0
+        return cls(batch, size, float(size * stats.num_nodes), float(ID_BYTES * stats.num_edges), hits)
 
     @property
     def moved_bytes(self) -> float:
         """Bytes of features that a step reads from where they lie."""
         return self.batch.nodes * self.row_bytes * (1.0 - self.hits)
 
-    def read_by_gpu(self, rate: float) -> float:
-        """Seconds in which a GPU reads them over PCIe: at ``rate`` bytes per second, or a row at a time."""
-        near = min(1.0, PAGES_REACH / max(self.all_bytes, 1.0))
-        alone = self.moved_bytes / rate
-        return max(alone, near * alone + (1.0 - near) * self.moved_bytes / max(self.row_bytes, 1) / ROWS_A_SECOND)
+    def features_by_gpu(self, rate: float) -> float:
+        """Seconds in which a GPU reads them over PCIe at ``rate`` bytes per second at most."""
+        rows = self.batch.nodes * (1.0 - self.hits)
+        return read_by_gpu(self.moved_bytes, rows, self.all_bytes, rate)
+
+    def edges_by_gpu(self, rate: float) -> float:
+        """The same of the neighbour lists that it samples from."""
+        return read_by_gpu(sum(self.batch.edges) * PCIE_READ, sum(self.batch.rows), self.edge_bytes, rate)
+
+
+def read_by_gpu(moved: float, places: float, span: float, rate: float) -> float:
+    """Seconds in which a GPU reads ``moved`` bytes in random ``places``, so many, of ``span`` bytes of host memory."""
+    near, alone = min(1.0, PAGES_REACH / max(span, 1.0)), moved / rate
+    return max(alone, near * alone + (1.0 - near) * places / PLACES_A_SECOND)
 
 
 def row_bytes(task: Task, stats: GraphStats) -> int:
@@ -130,12 +142,12 @@ def _away(traffic: BatchTraffic, placement: Placement, machine: Machine) -> floa
     rate = OVER_PCIE * (link.bytes_per_second if link is not None else machine.copy_bandwidth)
     total = 0.0
     if placement.features in ("host", "cached"):
-        total += traffic.read_by_gpu(rate)
+        total += traffic.features_by_gpu(rate)
     elif placement.features == "disk":
         disk = machine.link("disk", "disk", "host")
         total += traffic.moved_bytes / min(disk.bytes_per_second if disk is not None else USUAL_DISK, rate)
     if placement.topology in ("host", "cached"):
-        total += sum(traffic.batch.edges) * PCIE_READ / rate
+        total += traffic.edges_by_gpu(rate)
     elif placement.topology == "disk":
         total += sum(traffic.batch.edges) * HOST_SECONDS_AN_EDGE
     return total
