@@ -50,6 +50,7 @@ class GroupRun(GroupState):
         self.plan, self.graph, self._inputs, self._notes = built.plan, built.graph, built.inputs, built.notes
         self.epochs = max(task.epochs for task in tasks)
         self.group_step = GroupStep(self.stacks, self.plan, device, merger, built.own_random, self._notes)
+        self._recordings = Recordings()
         self._with_evaluation: Replay | None = None
         self._without_evaluation: Replay | None = None
         self._stepped: list[SteppedEpoch] | None = None  # if an epoch has several batches
@@ -131,6 +132,7 @@ class GroupRun(GroupState):
 
     def _record(self) -> None:
         """The epoch with an evaluation, and if there are others the one without, each captured if it may be."""
+        self._recordings = Recordings()
         self._with_evaluation = self._replay(self.group_step.evaluated)
         both = [self._with_evaluation]
         self._without_evaluation = None
@@ -161,10 +163,10 @@ class GroupRun(GroupState):
     def _capture(self, replays: list[Replay]) -> None:
         if not self._may_record():
             return
-        recordings = Recordings()
-        recordings.add(*replays)
-        for reason in recordings.reasons:
-            self._notes.append(f"the step runs eagerly: it could not be captured as a CUDA graph ({reason})")
+        self._recordings.add(*replays)
+        for reason in self._recordings.reasons:
+            note = f"the step runs eagerly: it could not be captured as a CUDA graph ({reason})"
+            self._notes += [note] if note not in self._notes else []
 
     def advance(self, epochs: int, stop: Callable[[], bool] = bool) -> list[MemberUpdate]:
         """Train up to ``epochs`` more epochs, fewer once ``stop()`` says so, and read what happened."""
@@ -217,6 +219,7 @@ class GroupRun(GroupState):
         changed = super().drop(members)
         if changed:
             self._with_evaluation = self._without_evaluation = self._stepped = None
+            self._recordings = Recordings()
             self.group_step.merged = None
         if any(stack in self.stacks for stack in changed):
             self.group_step.rebuild()

@@ -73,20 +73,19 @@ class ReplayClock:
     def alone(self, stack: Stack) -> float | None:
         """The step of one member, by itself."""
         one = stack.members.alone
-        found = math.inf if one is None else self._seconds(one, list(one.state.tensors().values()), self._record)
+        found = math.inf if one is None else self._seconds(one, list(one.state.tensors().values()))
         return found if math.isfinite(found) else None
 
     def together(self, stack: Stack) -> float:
         """The step of the stack."""
-        record = self._record and stack.eager is None
-        return self._seconds(_step(stack), list(stack.state.tensors().values()), record)
+        return self._seconds(_step(stack), list(stack.state.tensors().values()))
 
-    def _seconds(self, step: Callable[[], None], changed: Sequence[Tensor], record: bool) -> float:
+    def _seconds(self, step: Callable[[], None], changed: Sequence[Tensor]) -> float:
         begin = time.perf_counter()
         found = math.inf
         try:
             with same_draws(self._device), put_back(changed):
-                found = self._fastest(Replay(step, changed, record=record))
+                found = self._fastest(Replay(step, changed, record=self._record))
         except torch.OutOfMemoryError:
             pass  # as planned it may fit: nothing is beside it then
         if self._device.type == "cuda":

@@ -49,9 +49,18 @@ def check_same(mine: Adjacency, other: Adjacency) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_arrays_are_those_derived_in_place(symmetric, weighted, monkeypatch):
     mine = matrix(symmetric, weighted)
-    mine.on_host = matrix(symmetric, weighted)
+    mine.on_host = mine.structure_on_host = matrix(symmetric, weighted)
     monkeypatch.setattr(mine, "_build_loops", None)  # never called in place
     check_same(mine, matrix(symmetric, weighted))
+
+
+def test_a_transpose_with_other_weights_keeps_its_own():
+    mine, other = matrix(False, False), matrix(False, False)
+    mine.on_host = mine.structure_on_host = matrix(False, False)
+    weight = torch.rand(mine.num_edges, generator=torch.Generator().manual_seed(5))
+    found, expected = (adj.scaled(weight=weight).transposed() for adj in (mine, other))
+    assert torch.equal(found.with_self_loops().weight, expected.with_self_loops().weight)
+    assert torch.equal(found.inverse_root_degrees(), expected.inverse_root_degrees())
 
 
 def test_a_matrix_that_stays_where_it_is_has_no_copy():

@@ -9,6 +9,7 @@ from torch import nn
 from tests.graphs_for_tests import tiny_graph
 from tests.stacks import MODELS, start, tasks_of
 from weft.core.task import Task
+from weft.engine.run import run
 from weft.runtime.dry_run import capture
 from weft.runtime.step.members.members import Members
 from weft.runtime.step.parameters import layout_of
@@ -98,3 +99,24 @@ def launches(program) -> int:
 def test_dense_features_are_multiplied_by_weights_as_they_are():
     (stack,) = start(tasks_of(tiny_graph(), [{}], model="gcn"), tiny_graph()).stacks
     assert stack.members.layout.turned_names == ()
+
+
+class FlatStep(torch.optim.Optimizer):
+    """As many are written: parameters and gradients as one row of numbers each."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.view(-1).sub_(p.grad.view(-1), alpha=group["lr"])
+
+
+def test_an_optimizer_of_ones_own_finds_contiguous_parameters():
+    graph, losses = tiny_graph(sparse=True), []
+    for optimizer in (FlatStep, torch.optim.SGD):
+        about = {"hidden": 8, "epochs": 4, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0, "optimizer": optimizer}
+        losses.append(run(Task(graph=graph, model="gcn", **about), device="cpu", progress=False).history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -237,3 +237,21 @@ def test_weights_that_an_evaluation_changes_are_not_stacked():
     together = weft.run(tasks, device="cpu", progress=False)
     for one, other in zip(together, alone, strict=True):
         assert one.history["loss"] == pytest.approx(other, rel=1e-5)
+
+
+def test_a_hook_on_a_parameter_that_was_frozen_later_is_no_obstacle():
+    def frozen():
+        model = flipped(Net())
+        model.a.weight.register_hook(lambda gradient: gradient)
+        model.a.weight.requires_grad_(False)
+        return model
+
+    assert of_weft(frozen()) == pytest.approx(of_torch(frozen()), rel=1e-4)
+
+
+def test_functions_in_lists_and_later_hooks_are_looked_through():
+    listed, hooked = Net(), Net()
+    listed.steps = [lambda x: listed.b(x)]
+    hooked.b.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.add_(hooked.a.bias.sum()))
+    assert functions_that_hold(listed) == ["steps"]
+    assert functions_that_hold(hooked) == ["b.weight"]

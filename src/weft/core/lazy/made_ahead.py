@@ -24,7 +24,7 @@ class MadeAhead(Generic[K, V]):
     @property
     def bytes(self) -> int:
         """What all that is here takes."""
-        return sum(map(self._size_of, self._made.values()))
+        return sum(map(self._size_of, list(self._made.values())))
 
     def has(self, key: K) -> bool:
         """Whether such a thing is here."""

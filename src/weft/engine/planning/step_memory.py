@@ -68,7 +68,7 @@ def remembered(tasks: Sequence[Task], stats: GraphStats, plan: Plan, limits: Dev
         return None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _read(path: Path, written: int) -> Steps:  # a run asks twice, and another of the same kind again
     return Steps.from_dict(json.loads(gzip.decompress(path.read_bytes())))
 

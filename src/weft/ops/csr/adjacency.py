@@ -51,6 +51,7 @@ class Adjacency:
     edge_attr: Tensor | None = None
     keep: Keep | None = None  # where arrays that take long to derive are remembered
     on_host: Adjacency | None = None  # the same matrix, from which forms are derived in its place
+    structure_on_host: Adjacency | None = None  # the same rows and columns, whatever the weights
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class Adjacency:
         """
         there = self.to(device)
         if there.device.type == "cuda" and self.device.type == "cpu" and self.num_edges <= SMALL:
-            there.on_host = self
+            there.on_host = there.structure_on_host = self
         return there
 
     def scaled(
@@ -200,8 +201,8 @@ class Adjacency:
         """Destination of every edge ``[E]`` int32."""
 
         def build() -> Tensor:
-            if self.structure.on_host is not None:
-                return self.structure.on_host.rows().to(self.device)
+            if self.structure.structure_on_host is not None:
+                return self.structure.structure_on_host.rows().to(self.device)
             ids = torch.arange(self.num_rows, dtype=torch.int32, device=self.device)
             return torch.repeat_interleave(ids, self.degrees(), output_size=self.num_edges)
 
@@ -231,8 +232,8 @@ class Adjacency:
         weight = None if self.weight is None else self.weight[perm]
         back = Adjacency(indptr, indices, self.num_rows, weight=weight, perm=perm, **factors)
         back.nodes = self.nodes
-        if base.on_host is not None:
-            back.on_host = base.on_host.transposed().structure
+        if base.structure_on_host is not None:
+            back.structure_on_host = base.structure_on_host.transposed().structure
         back._structure = base.derived("transposed structure", lambda: back)
         return back
 
@@ -240,8 +241,8 @@ class Adjacency:
         """The edges in the order of the transpose ``[E]``."""
 
         def build() -> dict[str, Tensor]:
-            if self.on_host is not None:
-                return {"perm": self.on_host._sort_by_source().to(self.device)}
+            if self.structure_on_host is not None:
+                return {"perm": self.structure_on_host._sort_by_source().to(self.device)}
             # A stable sort keeps destinations ascending inside each row of the transpose.
             return {"perm": torch.sort(self.indices, stable=True).indices.to(offset_dtype(self.num_edges))}
 
@@ -252,8 +253,8 @@ class Adjacency:
         return found["indptr"], found["indices"]
 
     def _build_transposed(self) -> dict[str, Tensor]:
-        if self.on_host is not None:
-            host = self.on_host
+        if self.structure_on_host is not None:
+            host = self.structure_on_host
             arrays = host.derived("transposed arrays", host._transposed_arrays)
             return {name: array.to(self.device) for name, array in zip(("indptr", "indices"), arrays, strict=True)}
         counts = torch.bincount(self.indices, minlength=self.num_cols)

@@ -83,8 +83,8 @@ def worklist_by_length(adj: Adjacency) -> WorkList:
     base = adj.structure
 
     def build() -> WorkList:
-        if base.on_host is not None:
-            return build_worklist(base.on_host.indptr, *cuts).to(base.device)
+        if base.structure_on_host is not None:
+            return build_worklist(base.structure_on_host.indptr, *cuts).to(base.device)
         return base.own_worklist() or build_worklist(adj.indptr, *cuts)
 
     return base.derived("worklist", build)

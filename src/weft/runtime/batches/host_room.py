@@ -42,7 +42,7 @@ def host_room(shape: tuple[int, ...], dtype: torch.dtype, pin: bool, what: str) 
     ``what`` it is for: said where the disk is too small as well.
     """
     size = prod(shape) * dtype.itemsize
-    if size <= _memory():
+    if size <= max(_memory(), 0):
         made = torch.empty(shape, dtype=dtype)
         return pinned(made) if pin else made
     if size > _disk():

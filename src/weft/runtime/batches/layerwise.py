@@ -130,6 +130,8 @@ class LayerWise:
         """Host memory for a layer, kept for the next evaluation."""
         kept = self._kept.get(place)
         if kept is None or kept.shape != shape or kept.dtype != dtype:
+            kept = None
+            self._kept.pop(place, None)  # let go before there is another
             self._kept[place] = kept = host_room(shape, dtype, self._device.type == "cuda", ACTIVATIONS)
         return kept
 

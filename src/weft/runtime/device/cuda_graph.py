@@ -40,10 +40,9 @@ class Replay:
         *,
         record: bool,
         pool: Any = None,
-        warmup: int = WARMUP,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        self._fn, self._changed, self._stream, self._warmup = fn, list(changed), stream, warmup
+        self._fn, self._changed, self._stream = fn, list(changed), stream
         self._graph: torch.cuda.CUDAGraph | None = None
         self.reason: str | None = None
         if record:
@@ -69,13 +68,14 @@ class Replay:
     def warm_up(self) -> None:
         """Run ``fn`` eagerly until nothing is left to be compiled or built."""
         # What ran before leaves its blocks cached for its own stream, where the recording stream cannot use them.
-        torch.cuda.empty_cache()
-        saved = [tensor.clone() for tensor in self._changed]
-        try:
-            self._attempt(lambda side: self._warm_up(side, self._warmup))
-        finally:
-            for tensor, before in zip(self._changed, saved, strict=True):
-                tensor.copy_(before)
+        with _ONE_AT_A_TIME:  # what is allocated here must not end up in another thread's capture
+            torch.cuda.empty_cache()
+            saved = [tensor.clone() for tensor in self._changed]
+            try:
+                self._attempt(self._warm_up)
+            finally:
+                for tensor, before in zip(self._changed, saved, strict=True):
+                    tensor.copy_(before)
 
     def capture(self, pool: Any = None) -> None:
         """Record ``fn``, warmed up, unless that has failed; ``pool``: that of another one, whose memory it shares.
@@ -117,7 +117,7 @@ class Replay:
         torch.cuda.set_stream(stream)
         torch.cuda.synchronize()
 
-    def _warm_up(self, side: torch.cuda.Stream, times: int) -> None:
+    def _warm_up(self, side: torch.cuda.Stream) -> None:
         """Compile kernels, fill caches and build derived matrices before the capture, on the capture stream.
 
         Workspaces that libraries keep for that stream then exist, outside of the graph's own pool. A compiler leaves
@@ -130,7 +130,7 @@ class Replay:
             self._fn()
             if time.perf_counter() - begin > COMPILING:
                 gc.collect(0)
-            for _ in range(times - 1):
+            for _ in range(WARMUP - 1):
                 self._fn()
             with _waiting_is_an_error():
                 self._fn()

@@ -46,6 +46,8 @@ def copy_module(model: nn.Module) -> tuple[nn.Module, list[str]]:
 def _hook_alike(model: nn.Module, copied: nn.Module) -> None:
     """Give the copy's parameters the hooks of the model's: torch does not copy those."""
     for theirs, own in zip(model.parameters(), copied.parameters(), strict=True):
+        if not theirs.requires_grad:  # frozen after it was hooked: nothing calls them
+            continue
         for hook in (theirs._backward_hooks or {}).values():
             own.register_hook(hook)
         for hook in (getattr(theirs, "_post_accumulate_grad_hooks", None) or {}).values():
@@ -60,11 +62,12 @@ def functions_that_hold(model: nn.Module) -> list[str]:
     parts = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     found = []
     for name, value in _attributes(model):
-        kept = value.values() if isinstance(value, dict) else (value,)
+        kept = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
         if any(_holds(one, parts, DEPTH) for one in kept if isinstance(one, FunctionType)):
             found.append(name)
     for name, parameter in model.named_parameters():
-        if any(_holds(hook, parts, DEPTH) for hook in (parameter._backward_hooks or {}).values()):
+        hooks = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+        if any(_holds(hook, parts, DEPTH) for some in hooks for hook in (some or {}).values()):
             found.append(name)
     return found
 

@@ -219,6 +219,8 @@ class Members:
         """Weights that sparse features are multiplied by: SpMM reads their transposes and gives such gradients."""
         if self.is_users or not self.builder.sparse or not self.source.constant or self.source.reduce.ranks > 1:
             return []
+        if self.task.has_own("optimizer"):  # which may take for granted that parameters are contiguous
+            return []
         prefix, features = first_layer_prefix(self.model), self.builder.graph.num_features
         shapes = zip(layout.names, layout.shapes, strict=True)
         return [n for n, shape in shapes if n.startswith(prefix) and len(shape) == 2 and shape[1] == features]
