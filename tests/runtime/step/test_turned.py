@@ -104,7 +104,8 @@ def test_dense_features_are_multiplied_by_weights_as_they_are():
 class FlatStep(torch.optim.Optimizer):
     """As many are written: parameters and gradients as one row of numbers each."""
 
-    def __init__(self, params, lr=0.1):
+    def __init__(self, params, lr=0.1, weight_decay=0.0):
+        assert weight_decay == 0.0
         super().__init__(params, {"lr": lr})
 
     def step(self, closure=None):
