@@ -255,3 +255,21 @@ def test_functions_in_lists_and_later_hooks_are_looked_through():
     hooked.b.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.add_(hooked.a.bias.sum()))
     assert functions_that_hold(listed) == ["steps"]
     assert functions_that_hold(hooked) == ["b.weight"]
+
+
+class NormOfFirstCall(Net):
+    """Keeps what it computes in its first call, as activation norms do."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.shift = None
+
+    def forward(self, x, edge_index):
+        h = torch.relu(self.a(x))
+        if self.shift is None:
+            self.shift = h.mean(0).detach() + (1.0 if self.training else 0.0)
+        return self.b(h - self.shift)
+
+
+def test_the_first_call_of_the_module_that_trains_is_the_first_step():
+    assert of_weft(NormOfFirstCall, seed=0) == pytest.approx(of_torch(NormOfFirstCall()), rel=1e-4)

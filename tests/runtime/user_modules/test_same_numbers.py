@@ -272,3 +272,37 @@ def test_a_run_is_the_same_whether_it_was_tried_in_float64(monkeypatch):
     monkeypatch.setattr("weft.runtime.user_modules.same_numbers.FLOOR", 1e-12)
     again, _ = cases.run(Normed, convert=True)
     assert plain[0].history["loss"] == again[0].history["loss"]
+
+
+class BehindZero(torch.nn.Module):
+    """Neighbours tie for the maximum, where PyG shares the gradient out in another way; a zero hides that at first."""
+
+    def __init__(self, i, o):
+        super().__init__()
+        self.enter, self.conv = torch.nn.Linear(i, 8), pyg.SAGEConv(8, 8, aggr="max")
+        self.last, self.gate = torch.nn.Linear(8, o), torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, edge_index):
+        h = self.enter(x)
+        tied = h + (torch.sign(h) - h).detach()
+        return self.last(h + self.gate * self.conv(tied, edge_index))
+
+
+def test_a_weight_of_zero_hides_nothing():
+    mine, notes = cases.run(BehindZero)
+    plain, _ = cases.run(BehindZero, convert=False)
+    assert not any(note.startswith("converted") for note in notes), notes
+    assert mine[0].history["loss"] == plain[0].history["loss"]
+
+
+def test_a_layer_that_caches_its_edges_is_left_to_pyg():
+    class Cached(torch.nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.conv = pyg.GCNConv(i, o, cached=True)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    _, notes = cases.run(Cached)
+    assert any("cached=True keeps the edges of its first call" in note for note in notes), notes

@@ -114,6 +114,8 @@ def _check(layer: nn.Module, draws: bool) -> None:
             raise SpecError(f"{kind.__name__}: {name} is a {type(part).__name__} of one's own")
     if any(method in vars(layer) for method in METHODS) or getattr(layer, "explain", None):
         raise SpecError(f"{kind.__name__}: one of its methods is replaced")
+    if getattr(layer, "cached", False) and not draws:
+        raise SpecError(f"{kind.__name__}: cached=True keeps the edges of its first call; convert=True converts it")
     rate = _attention_dropout(_template(layer))
     if rate and not draws:
         raise SpecError(

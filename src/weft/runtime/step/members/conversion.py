@@ -23,7 +23,7 @@ from weft.runtime.step.state import State
 from weft.runtime.user_modules.converting import Conversion, Trials, kept_over_batches, try_conversion, try_sparse
 from weft.runtime.user_modules.same_numbers import OF_ALL, Measures, Numbers
 
-OFF = 0.01  # how far the weights of other points are from the first ones, relative to each
+OFF = 0.01  # how far the weights of other points are from the first ones, relative to each and to their mean size
 
 
 def try_layers(members: Members, state: State, models: Sequence[nn.Module], loss: Loss) -> None:
@@ -69,7 +69,7 @@ class _Steps:
         return Trials(
             self._members.builder.copied,
             lambda model, point: self.step(given(), model, point),
-            Measures(self._errors, self._apart, EQUAL[precision], NEAR[precision]),
+            Measures(self._errors, self._apart, EQUAL[precision], NEAR[precision], self._blind),
             exact=(lambda model, point: self._exact(batch, model, point)) if precision == "fp32" else None,
         )
 
@@ -90,7 +90,8 @@ class _Steps:
         own = self._state.select([0])
         if point:
             draw = torch.Generator().manual_seed(point)
-            own.flat.mul_(1.0 + OFF * torch.randn(own.flat.shape, generator=draw).to(own.flat.device))
+            factors, shifts = (torch.randn(own.flat.shape, generator=draw).to(own.flat.device) for _ in range(2))
+            own.flat.mul_(1.0 + OFF * factors).add_(OFF * own.flat.abs().mean() * shifts)
         return own
 
     def _numbers(self, batch: Batch, model: nn.Module, own: State) -> Numbers:
@@ -110,6 +111,9 @@ class _Steps:
         forward = self._members.forward_of(model, alone=True)
         forward.attach(own, [rate[None] for rate in self._members.slots[0].rates])
         return forward
+
+    def _blind(self, true: Numbers) -> bool:
+        return any(not bool(part.any()) for part in self._members.layout.views(true[1]))
 
     def _errors(self, mine: Numbers, true: Numbers) -> list[float]:
         return self._each(mine, true, OF_ALL)
