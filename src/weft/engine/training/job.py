@@ -15,6 +15,7 @@ import torch
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
+from weft.core.lazy.early import import_early
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -50,6 +51,7 @@ from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.running_report import RunningReport
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
+from weft.ops.launch.backend import have_triton
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.checkpoint import Checkpoint
@@ -73,6 +75,8 @@ class Job:
         folder: RunFolder | None,
         options: JobOptions,
     ) -> None:
+        if device.type == "cuda" and have_triton():
+            import_early("triton")  # while the device starts
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
         self._began = Look.here()  # what else the machine does meanwhile
