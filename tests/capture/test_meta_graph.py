@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import weft
 from tests.graphs_for_tests import PRODUCTS, random_graph, without_histogram
-from weft.capture.meta_graph import Degrees, meta_graph
+from weft.capture.meta_graph import Degrees, counted_degrees, meta_graph
 from weft.core.graph_stats import GraphStats
 from weft.nn.normalisation import with_identity
 from weft.ops.csr.worklist import build_worklist, worklist
@@ -88,3 +88,13 @@ def test_features_and_labels_have_their_types(kind):
     assert type(without.x) is type(graph.x)
     assert without.x.shape == graph.x.shape
     assert (without.y.shape, without.y.dtype) == (graph.y.shape, graph.y.dtype)
+
+
+def test_degrees_are_counted_once():
+    adj = random_graph(directed=True).adj
+    by_row, by_col = counted_degrees(adj)
+    degree, rows = torch.unique(adj.indptr.diff(), return_counts=True)
+    assert by_row.counts == tuple(zip(degree.tolist(), rows.tolist(), strict=True))
+    assert sum(degree * rows for degree, rows in by_col.counts) == adj.num_edges
+    assert counted_degrees(adj)[0] is by_row
+    assert counted_degrees(adj.mean())[1] is by_col  # the same structure

@@ -1,29 +1,48 @@
-"""Modules that are imported beside other work."""
+"""What is begun beside other work, and objects that are made while a run starts."""
 
 from __future__ import annotations
 
-import sys
+import gc
+import threading
 
-from weft.core.lazy.early import import_early
+import pytest
+import torch  # noqa: F401  (a pause inside which torch is imported keeps what it made for good)
 
-
-def test_it_is_there_for_whoever_imports_it_next(tmp_path, monkeypatch):
-    (tmp_path / "slow_one.py").write_text("import time\ntime.sleep(0.2)\nvalue = 3\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    thread = import_early("slow_one")
-    assert thread is not None
-    import slow_one  # waits for the thread's
-
-    assert slow_one.value == 3
-    thread.join()
-    assert import_early("slow_one") is None
-    sys.modules.pop("slow_one")
+from weft.core.lazy.early import beside
+from weft.core.lazy.names import gc_paused
 
 
-def test_an_error_is_left_to_who_needs_it(tmp_path, monkeypatch):
-    (tmp_path / "broken_one.py").write_text("raise ImportError('no')\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    thread = import_early("broken_one")
-    assert thread is not None
-    thread.join()
-    assert "broken_one" not in sys.modules
+def test_it_runs_beside_the_caller():
+    here, there = threading.Event(), threading.Event()
+
+    def work() -> None:
+        there.set()
+        assert here.wait(10)
+
+    thread = beside(work, "start")
+    assert there.wait(10)  # while it has not ended yet
+    assert thread.is_alive()
+    assert thread.name == "start"
+    assert thread.daemon
+    here.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_is_left_to_who_needs_it(capfd):
+    def work() -> None:
+        raise RuntimeError("no device")
+
+    beside(work, "start").join(10)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("interpreters_own", [0, 375])  # Python 3.12 begins with some that are frozen
+def test_what_a_pause_made_is_old_afterwards(monkeypatch, interpreters_own):
+    if gc.get_freeze_count() > 10_000:
+        pytest.skip("somebody froze objects in this process")
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: interpreters_own)
+    with gc_paused():
+        made = [[number] for number in range(1000)]
+    young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
+    assert not any(id(one) in young for one in made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,10 +12,12 @@ from weft.core.placement import Placement
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.flow import CacheChoice
+from weft.flow.features import cache_policy
 from weft.flow.features.feature_store import FeatureStore
 from weft.flow.sampling.sampler import NeighbourSampler
 from weft.graph.generate import citation
 from weft.runtime.batches import pinned as pinning
+from weft.runtime.batches import sampled_source
 from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.sampled_source import Sampling
 from weft.runtime.group import GroupRun
@@ -189,3 +193,26 @@ def test_runs_with_options(graph, tmp_path):
     saved = one.with_values(graph=str(tmp_path / "graph"))
     result = weft.run(saved, device="cuda", progress=False, features="disk", topology="disk")
     assert result.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["degree", "presampling"])
+def test_a_gpu_ranks_as_the_host_does(graph, monkeypatch, policy):
+    """Edges in pinned memory are counted and sorted by the GPU: the same ids in the same order."""
+    placed = place_graph(graph, Placement("cached", "host", cache_bytes=1 << 20), DEVICE)
+    monkeypatch.setattr(cache_policy, "EDGES_AT_ONCE", 1 << 12)
+    sampler = NeighbourSampler(graph, FANOUT)
+    batches = [sampler.sample(torch.arange(50), 0, number) for number in range(4)]
+    make = {"degree": cache_policy.ByDegree, "presampling": partial(cache_policy.ByPresampling, batches)}[policy]
+    room = 64 * graph.num_nodes + (1 << 20)
+    assert cache_policy.ranking_device(placed, DEVICE, room) == DEVICE
+    there = make(device=DEVICE).choose(placed, 4096, room).features
+    assert there.device.type == "cpu"
+    assert there.numel() > 50
+    assert torch.equal(there, make().choose(graph, 4096, room).features)
+
+
+def test_a_gpu_looks_for_loops_of_edges_on_the_host(graph, monkeypatch):
+    monkeypatch.setattr(sampled_source, "EDGES_AT_ONCE", 1 << 10)
+    for given in (graph.adj, graph.adj.with_self_loops()):
+        wanted = bool((given.rows() == given.indices).any())
+        assert sampled_source._has_loops(given, DEVICE) is sampled_source._has_loops(given, given.device) is wanted

@@ -56,8 +56,9 @@ class Degrees:
     @classmethod
     def counted(cls, degrees: Tensor) -> Degrees:
         """From the real degree of every row ``[N]``."""
-        degree, rows = torch.unique(degrees, return_counts=True)
-        return cls(tuple(zip(degree.tolist(), rows.tolist(), strict=True)))
+        rows = torch.bincount(degrees)
+        degree = rows.nonzero().squeeze(1)
+        return cls(tuple(zip(degree.tolist(), rows[degree].tolist(), strict=True)))
 
     def with_loops(self) -> Degrees:
         """Every row one longer."""
@@ -243,11 +244,15 @@ def degrees_of(graph: Graph | GraphStats) -> tuple[Degrees, Degrees]:
 
 
 def counted_degrees(adj: Adjacency) -> tuple[Degrees, Degrees]:
-    """Degrees of the rows and columns of a matrix with data."""
-    by_row = Degrees.counted(adj.indptr.diff())
-    if adj.symmetric or adj.num_edges > FEW_EDGES:
-        return by_row, by_row
-    return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
+    """Degrees of the rows and columns of a matrix with data, counted once."""
+
+    def count() -> tuple[Degrees, Degrees]:
+        by_row = Degrees.counted(adj.indptr.diff())
+        if adj.symmetric or adj.num_edges > FEW_EDGES:
+            return by_row, by_row
+        return by_row, Degrees.counted(torch.bincount(adj.indices, minlength=adj.num_cols))
+
+    return adj.structure.derived("degrees, counted", count)
 
 
 def elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from tests.flow.graphs import NODES, random_graph
 from weft.core.errors import InputError
 from weft.flow import BenefitDensity, ByDegree, ByPresampling, CacheChoice, FeatureStore, NeighbourSampler
-from weft.flow.features.cache_policy import count_reads
+from weft.flow.features.cache_policy import EDGES_AT_ONCE, count_reads, ranking_device
 
 IDS = torch.tensor([3, 3, 79, 0, 5], dtype=torch.int32)
 
@@ -109,6 +109,13 @@ def test_degree_prefers_frequent_neighbours():
     counts = torch.bincount(graph.adj.indices, minlength=NODES)
     chosen = ByDegree().choose(graph, 24, 240).features
     assert counts[chosen].min() >= counts.sort(descending=True).values[9]
+
+
+def test_a_device_ranks_if_the_cache_leaves_it_room():
+    graph, device = random_graph(), torch.device("meta")
+    enough = 64 * NODES + 8 * EDGES_AT_ONCE
+    assert ranking_device(graph, device, enough) == device
+    assert ranking_device(graph, device, enough - 1) == graph.adj.device
 
 
 def test_presampling_prefers_what_batches_read():

@@ -10,6 +10,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+INTERPRETERS_OWN = 10_000  # objects: Python 3.12 begins with some hundred that are frozen
+
 
 def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of ``package``: ``places`` has the module of every public name.
@@ -50,7 +52,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         with_torch = without_torch and "torch" in sys.modules
-        others = gc.get_freeze_count()  # what is frozen already stays so
+        others = gc.get_freeze_count() > INTERPRETERS_OWN  # what somebody froze stays so
         if with_torch or not others:
             gc.freeze()
         if not with_torch and not others:

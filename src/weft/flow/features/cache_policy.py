@@ -21,6 +21,8 @@ from weft.graph.data.graph import Graph
 INDEX_BYTES = 4  # of one neighbour in the topology cache
 ROW_BYTES = 8  # of a row's offset there
 EDGES_AT_ONCE = 1 << 27
+RANKING_BYTES = 64  # per node, of scores that are sorted
+HOST = torch.device("cpu")
 
 
 def _none() -> Tensor:
@@ -52,28 +54,41 @@ def _list_bytes(graph: Graph) -> Tensor:
     return graph.adj.degrees().cpu() * INDEX_BYTES + ROW_BYTES
 
 
+def ranking_device(graph: Graph, device: torch.device, budget: int) -> torch.device:
+    """Where to rank nodes: on ``device`` if what the cache will take has room for it, else where the edges are.
+
+    A host takes minutes for the billion edges that a GPU counts and sorts in a second.
+    """
+    return device if budget >= RANKING_BYTES * graph.num_nodes + 8 * EDGES_AT_ONCE else graph.adj.device
+
+
 def _best(score: Tensor, row_bytes: int, budget: int) -> Tensor:
     """Ids of the highest scores that fit; equal scores by ascending id, rows without any score left out."""
     rows = min(budget // max(row_bytes, 1), score.numel())
     order = torch.sort(score, descending=True, stable=True).indices[:rows]
-    return order[score[order] > 0]
+    return order[score[order] > 0].cpu()
 
 
 @dataclass(frozen=True)
 class ByDegree:
-    """Features of the nodes with most out-edges: they are neighbours of most nodes (PaGraph)."""
+    """Features of the nodes with most out-edges: they are neighbours of most nodes (PaGraph).
+
+    ``device``: that of the batches, which ranks the nodes if it has room.
+    """
+
+    device: torch.device = HOST
 
     def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
         """See :class:`CachePolicy`."""
-        return CacheChoice(_best(_out_degrees(graph), row_bytes, budget))
+        return CacheChoice(_best(_out_degrees(graph, ranking_device(graph, self.device, budget)), row_bytes, budget))
 
 
-def _out_degrees(graph: Graph) -> Tensor:
-    """How often each node is a neighbour ``[N]``, counted where the edges are."""
-    counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=graph.adj.device)
+def _out_degrees(graph: Graph, device: torch.device) -> Tensor:
+    """How often each node is a neighbour ``[N]``, counted on ``device``."""
+    counts = torch.zeros(graph.num_nodes, dtype=torch.int64, device=device)
     for part in graph.adj.indices.split(EDGES_AT_ONCE):
-        counts += torch.bincount(part, minlength=graph.num_nodes)
-    return counts.cpu()
+        counts += torch.bincount(part.to(device), minlength=graph.num_nodes)
+    return counts
 
 
 def count_reads(batches: Iterable[MiniBatch | Subgraph], num_nodes: int) -> tuple[Tensor, Tensor]:
@@ -93,11 +108,12 @@ class ByPresampling:
     """Features of the nodes that a few sampled batches read most often (GNNLab)."""
 
     batches: Iterable[MiniBatch | Subgraph]
+    device: torch.device = HOST
 
     def choose(self, graph: Graph, row_bytes: int, budget: int) -> CacheChoice:
         """See :class:`CachePolicy`."""
         features, _ = count_reads(self.batches, graph.num_nodes)
-        return CacheChoice(_best(features, row_bytes, budget))
+        return CacheChoice(_best(features.to(ranking_device(graph, self.device, budget)), row_bytes, budget))
 
 
 @dataclass(frozen=True)

@@ -104,19 +104,28 @@ class FeatureStore:
 
     def _fill(self, cached: Tensor, budget: int | None) -> None:
         N, F = self.x.shape
-        if cached.min() < 0 or cached.max() >= N or cached.unique().numel() != cached.numel():
-            raise InputError(f"cached must hold different node ids from 0 to {N - 1}")
+        ids = cached.to(self.device).long()
+        if ids.min() < 0 or ids.max() >= N:
+            raise _not_ids(N)
         needed = cached.numel() * F * self.x.element_size() + 4 * N
         if budget is not None and needed > budget:
             raise InputError(
                 f"a cache of {cached.numel():,} rows needs {needed:,} bytes but its budget is {budget:,}; "
                 "cache fewer rows"
             )
-        ids = cached.to(self.device).long()
+        self._slots = self._places_of(ids)
         read = gather_rows_triton if self.tier == "pinned" else gather_rows_cpu
         self._cache = read(self.x, ids if self.tier == "pinned" else cached.cpu()).to(self.device)
-        self._slots = torch.full((N,), -1, dtype=torch.int32, device=self.device)
-        self._slots[ids] = torch.arange(cached.numel(), dtype=torch.int32, device=self.device)
+
+    def _places_of(self, ids: Tensor) -> Tensor:
+        """Where each node stands among ``ids`` ``[N]`` int32, -1 for others; an InputError if one is there twice."""
+        nodes = self.x.shape[0]
+        slots = torch.full((nodes,), -1, dtype=torch.int32, device=self.device)
+        places = torch.arange(ids.numel(), dtype=torch.int32, device=self.device)
+        slots[ids] = places
+        if not torch.equal(slots[ids], places):  # no sort: there may be a hundred million
+            raise _not_ids(nodes)
+        return slots
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows ``[M, F]`` of ``ids [M]`` on the store's device, in memory that belongs to the caller.
@@ -189,3 +198,7 @@ def _tier(x: Tensor, device: torch.device) -> str:
 
 def _gather_on_device(x: Tensor, ids: Tensor) -> Tensor:
     return gather_rows_triton(x, ids) if x.is_cuda else gather_rows_cpu(x, ids)
+
+
+def _not_ids(nodes: int) -> InputError:
+    return InputError(f"cached must hold different node ids from 0 to {nodes - 1}")

@@ -303,7 +303,8 @@ class Adjacency:
                 )
             scale = self.source_scale
             return looped.scaled(weight=looped.weight, row_scale=scale[: self.num_rows], col_scale=scale)
-        scale = looped.inverse_root_degrees()
+        # Every row has a loop: without weights no degree is 0.
+        scale = looped.degrees().to(torch.float32).rsqrt() if looped.weight is None else looped.inverse_root_degrees()
         return looped.scaled(weight=looped.weight, row_scale=scale, col_scale=scale)
 
     def summed_weights(self) -> Tensor:

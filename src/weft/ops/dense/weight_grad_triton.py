@@ -101,7 +101,8 @@ def suits(grad: Tensor, x: Tensor) -> bool:
         return True
     # 580,768 x 1,323 x 64 on an H200: 2.58 ms against the library's 3.26; 20,000 x 3,703 x 16: 0.28 against 0.18.
     narrow = max(O, I) <= 256 or (O <= 64 and I <= 2048 and x.shape[-2] >= 1 << 17)
-    return waste <= 1.8 and narrow and x.shape[-2] >= 16384
+    one_tile = max(O, 16) * max(I, 16) <= 16 * 64  # bound by reading x, and cuBLAS takes 70 ms to start
+    return (waste <= 1.8 or one_tile) and narrow and x.shape[-2] >= 16384
 
 
 def weight_grad_triton(grad: Tensor, x: Tensor, launch: WeightGradLaunch | None = None) -> Tensor:

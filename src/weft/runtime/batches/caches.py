@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
@@ -33,16 +34,18 @@ class Presampled:
             yield sampler.sample(seeds.seeds, seeds.epoch, seeds.batch)
 
 
-def policy_called(name: str, own: CachePolicy | None, batches: Presampled, placement: Placement) -> CachePolicy:
-    """The policy of that name; ``own`` is the user's, whose name a plan has kept."""
+def policy_called(
+    name: str, own: CachePolicy | None, batches: Presampled, placement: Placement, device: torch.device
+) -> CachePolicy:
+    """The policy of that name for batches on ``device``; ``own`` is the user's, whose name a plan has kept."""
     if own is not None and type(own).__name__ == name:
         return own
     if own is not None:
         raise InputError(f"cache_policy={type(own).__name__}: the plan caches what {name!r} chooses; plan again")
     if name == "degree":
-        return ByDegree()
+        return ByDegree(device)
     if name == "presampling":
-        return ByPresampling(batches)
+        return ByPresampling(batches, device)
     if name == "benefit":
         kinds = {"features": placement.features == "cached", "lists": placement.topology == "cached"}
         return BenefitDensity(batches, **kinds)

@@ -135,7 +135,7 @@ class Sampled:
         if placement is None or not placement.cached:
             return CacheChoice()
         batches = Presampled(partial(self._make_sampler, subgraph), self._order)
-        policy = policy_called(placement.policy, self._sampling.policy, batches, placement)
+        policy = policy_called(placement.policy, self._sampling.policy, batches, placement, self._device)
         return choose_cache(placement, policy, self._graph, self._x)
 
     def _layer_wise(self) -> LayerWise | None:
@@ -153,7 +153,9 @@ class Sampled:
         adj = self._graph.adj
         if self._device.type != "cuda" or self._sampler.device != self._device or self.store.tier == "host":
             return False
-        return is_plain(self._fanouts) and adj.weight is None and not adj.derived("has loops", lambda: _has_loops(adj))
+        if not is_plain(self._fanouts) or adj.weight is not None:
+            return False
+        return not adj.derived("has loops", lambda: _has_loops(adj, self._device))
 
     def reads(self) -> dict[str, float]:
         """Rows of features and neighbour lists that were read, and the shares that caches had; empty without any."""
@@ -273,14 +275,15 @@ def _dense_rows(x: SparseFeatures, graph: Graph) -> Tensor:
     return x.to_dense()
 
 
-def _has_loops(adj: Adjacency) -> bool:
-    """Whether any edge leads back to its source; the edges are read in chunks."""
+def _has_loops(adj: Adjacency, device: torch.device) -> bool:
+    """Whether any edge leads back to its source; ``device`` compares them in chunks."""
     rows = max(1, int(EDGES_AT_ONCE * adj.num_rows / max(adj.num_edges, 1)))
     for first in range(0, adj.num_rows, rows):
         last = min(first + rows, adj.num_rows)
         begin, end = int(adj.indptr[first]), int(adj.indptr[last])
-        count = adj.indptr[first : last + 1].diff().long()
-        ids = torch.arange(first, last, device=adj.device, dtype=torch.int32)
-        if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == adj.indices[begin:end]).any()):
+        count = adj.indptr[first : last + 1].to(device).diff().long()
+        ids = torch.arange(first, last, device=device, dtype=torch.int32)
+        sources = adj.indices[begin:end].to(device)
+        if bool((torch.repeat_interleave(ids, count, output_size=end - begin) == sources).any()):
             return True
     return False

@@ -118,6 +118,8 @@ class State:
 
     def select(self, rows: Sequence[int]) -> State:
         """The state of some members alone, in new places."""
+        if len(rows) == 1:
+            return self.of({name: tensor[rows[0] : rows[0] + 1].clone() for name, tensor in self.tensors().items()})
         index = torch.tensor(list(rows), dtype=torch.int64, device=self.flat.device)
         return self.of({name: tensor.index_select(0, index) for name, tensor in self.tensors().items()})
 
