@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "weaving": runs.weaving,
     "compiled": runs.compiled,
     "converted": modules.converted,
+    "never-slower": modules.never_slower,
     "relations": modules.relations,
     "first-minute": runs.first_minute,
     "sampled-epoch": runs.sampled_epoch,

@@ -1,4 +1,4 @@
-"""Tables of users' modules that were converted, and of relational models."""
+"""Tables of users' modules, converted or in sweeps, and of relational models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ def converted() -> str:
         rows.append([name, how, CONVERTED[cell["module"]], *figures, times(cell["times"]) + left, mark])
     header = ["graph", "training", "module", "PyG's layers, ms", "Weft's layers, ms", "ratio", "run"]
     return f"{table(header, rows)}\n\n{legend.text()}"
+
+
+def never_slower() -> str:
+    """Sweeps of users' modules against the same tasks in turn, on a GPU and on a CPU."""
+    both, legend, rows, worst = [Results.of("never_slower_gpu"), Results.of("never_slower")], Legend(), [], []
+    graphs = [list(dict.fromkeys(cell["graph"] for cell in results.cells)) for results in both]
+    marks = [legend.mark(results, results.cells) for results in both]
+    for module in dict.fromkeys(cell["module"] for results in both for cell in results.cells):
+        row = [module]
+        for results, names in zip(both, graphs, strict=True):
+            found = [results.find(module=module, graph=graph) for graph in names]
+            row += ["-" if cell is None else times(cell["turn_over_sweep"]) for cell in found]
+        rows.append(row)
+    for results in both:
+        ratios = [cell["turn_over_sweep"] for cell in results.cells if cell["status"] == "ok"]
+        worst.append(f"{times(min(ratios))} in {len(ratios)} of {len(results.cells)} cells")
+    header = ["module"]
+    for place, names, mark in zip(("H200", "CPU"), graphs, marks, strict=True):
+        header += [f"{place}, {name.removeprefix('shape:').removeprefix('ogbn-')} ({mark})" for name in names]
+    told = f"Worst: {worst[0]} on the H200, {worst[1]} on the CPU."
+    return f"{table(header, rows)}\n\n{told}\n\n{legend.text()}"
 
 
 def relations() -> str:

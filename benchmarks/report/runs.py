@@ -101,11 +101,13 @@ def first_minute() -> str:
     for shape, model in dict.fromkeys((cell["shape"], cell["model"]) for cell in results.cells):
         cells = [results.find(shape=shape, model=model, side=side) for side in ("cold", "disk", "pyg")]
         cold, disk, pyg = (cell or {} for cell in cells)
-        inside = (number(disk.get(name)) for name in ("seconds", "second_seconds", "epochs_seconds"))
-        rows.append([shape, MODELS[model], number(cold.get("seconds")), *inside, number(pyg.get("seconds")),
+        inside = (number(disk.get(name)) for name in ("second_seconds", "epochs_seconds"))
+        first = (f"{number(one.get('seconds'))} ({number(one.get('first_epoch_seconds'))})" for one in (cold, disk))
+        rows.append([shape, MODELS[model], *first, *inside, number(pyg.get("seconds")),
                      " / ".join(number(one.get("process_seconds")) for one in (cold, disk, pyg)),
                      legend.mark(results, cells)])  # fmt: skip
-    header = ["shape", "model", "nothing compiled, s", "kernels on disk, s", "second run in a process, s",
+    header = ["shape", "model", "nothing compiled, s (to the first epoch)", "kernels on disk, s (to the first epoch)",
+              "second run in a process, s",
               "the epochs alone, s", "PyG eager, s", "whole process: cold / disk / PyG, s", "run"]  # fmt: skip
     return f"{table(header, rows)}\n\n{_reasons(results)}{legend.text()}"
 
@@ -132,7 +134,47 @@ def sampled_epoch() -> str:
                      number(cell.get("predicted_gb")), legend.mark(results, [cell])])  # fmt: skip
     header = ["shape", "side", "case", "T", "precision", "ms per step", "epoch, s", "predicted, s", "GPU busy",
               "rows from the cache", "peak, GB", "predicted, GB", "run"]  # fmt: skip
-    return f"{table(header, rows)}\n\n{_reasons(results)}{legend.text()}"
+    return f"{table(header, rows)}\n\n{_sampled_ratios(results)}{_reasons(results)}{legend.text()}"
+
+
+def _sampled_ratios(results: Results) -> str:
+    """What is asked of sampled epochs, as far as both sides are of one run, and where a step's time goes."""
+    asked = [
+        ("serial over pipelined", {"case": "host, serial"}, {"case": "host, pipelined"}),
+        (
+            "without CUDA graphs over pipelined",
+            {"case": "host, stages without CUDA graphs"},
+            {"case": "host, pipelined"},
+        ),
+        ("serial over cached by degree", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
+        ("PyG over Weft", {"case": "eager"}, {"case": "gpu"}),
+        ("eight tasks over one", {"case": "gpu", "tasks": 8}, {"case": "gpu"}),
+        (
+            "eight tasks over one in tf32",
+            {"case": "gpu", "tasks": 8, "precision": "tf32"},
+            {"case": "gpu", "precision": "tf32"},
+        ),
+    ]
+    said = []
+    for words, *sides in asked:
+        upper, lower = (
+            results.find(**{"shape": "products", "tasks": 1, "precision": "fp32", **wanted}) for wanted in sides
+        )
+        if upper and lower and upper["run"] == lower["run"]:
+            said.append(f"{words} {times(upper['ms'] / lower['ms'])}")
+    kernels = [
+        f"{_kernels_of(results, **about)}" for about in ({"case": "host, pipelined"}, {"case": "gpu", "tasks": 8})
+    ]
+    return paragraph(f"Ratios: {', '.join(said)}. {' '.join(kernels)}") + "\n\n" if said else ""
+
+
+def _kernels_of(results: Results, **about: Any) -> str:
+    """The longest kernels of a step."""
+    cell = results.find(**{"shape": "products", "tasks": 1, "precision": "fp32", **about})
+    if cell is None or not cell.get("kernels"):
+        return ""
+    longest = [f"`{name}` {number(ms)}" for name, ms in list(cell["kernels"].items())[:3]]
+    return f"Longest kernels of a step of *{cell['case']}*, T = {cell['tasks']}, in ms: {', '.join(longest)}."
 
 
 # ---- CPU ---------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from weft.runtime.device.precision import matmul_precision
 from weft.runtime.group import GroupRun
 
 SHAPE_PARTS = {"papers100m": "papers"}
-MOST_EPOCHS = 2000  # more than are trained: nothing is evaluated
+MOST_EPOCHS = 200  # more than are trained: nothing is evaluated
 PROFILED = 24  # steps
 CACHED = 0.4  # share of the features' bytes, of a cache
 

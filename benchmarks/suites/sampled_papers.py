@@ -53,14 +53,16 @@ def run_all(recorder: Recorder, args: Namespace, tasks_of: Callable[..., list[Ta
         return
     within, about = f"within {args.papers_budget}", {"tasks": 1, "precision": "fp32", "side": "weft"}
     key = {"shape": f"{PAPERS} x {scale:g}", **about}
-    recorder.cell({**key, "case": f"{within}, as planned, by the GPU"}, lambda: measure(graph, args, tasks_of))
+    by_gpu = {**key, "case": f"{within}, as planned, by the GPU"}
+    recorder.cell(by_gpu, lambda: measure(graph, recorder.device, args, tasks_of))
     if recorder.device.type == "cuda":  # a CPU alone has nothing to divide
-        recorder.cell({**key, "case": f"{within}, as planned, divided"}, lambda: divided(graph, args, tasks_of))
+        prepared = {**key, "case": f"{within}, as planned, divided"}
+        recorder.cell(prepared, lambda: divided(graph, recorder.device, args, tasks_of))
 
 
-def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
+def measure(graph: Graph, device: torch.device, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
     """Seconds of steps, extrapolated to an epoch, within the budget; memory as predicted and as taken."""
-    device, budget = graph.device, parse_bytes(args.papers_budget)
+    budget = parse_bytes(args.papers_budget)
     (task,) = tasks_of(graph, 1, args)
     report = make_plan(task, machine=args.machine, budget=budget)
     group = report.groups[0]
@@ -105,9 +107,9 @@ def measure(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) 
     }
 
 
-def divided(graph: Graph, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
+def divided(graph: Graph, device: torch.device, args: Namespace, tasks_of: Callable[..., list[Task]]) -> dict[str, Any]:
     """The same with batches that host and GPU prepare as a profile says; of a part of the seeds, extrapolated."""
-    device, budget = graph.device, parse_bytes(args.papers_budget)
+    budget = parse_bytes(args.papers_budget)
     (task,) = tasks_of(graph, 1, args)
     place = make_plan(task, machine=args.machine, budget=budget).groups[0].plan.places
     steps = -(-graph.train.numel() // task.batch)

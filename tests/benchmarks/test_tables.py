@@ -82,12 +82,12 @@ def test_a_suite_that_has_not_been_run_says_so(monkeypatch):
 
 def test_first_minutes_have_a_row_per_shape_and_model(monkeypatch):
     here = {"shape": "cora", "model": "gcn", "status": "ok", "run": 0, "process_seconds": 9.0}
-    cells = [{**here, "side": "cold", "seconds": 8.0},
+    cells = [{**here, "side": "cold", "seconds": 8.0, "first_epoch_seconds": 7.0},
              {**here, "side": "disk", "seconds": 4.0, "second_seconds": 0.5, "epochs_seconds": 0.05},
              {**here, "side": "pyg", "status": "failed", "error": "E: no"}]  # fmt: skip
     monkeypatch.setattr(runs, "kept", lambda suite: Results("first_minute", [RUN], cells))
     found = runs.first_minute()
-    assert "| cora | GCN | 8.00 | 4.00 | 0.500 | 0.0500 | - | 9.00 / 9.00 / - | a |" in found
+    assert "| cora | GCN | 8.00 (7.00) | 4.00 (-) | 0.500 | 0.0500 | - | 9.00 / 9.00 / - | a |" in found
     assert "cora gcn pyg: E: no" in found
     assert "commit abc" in found
 
