@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.results import Cell, Results
+from benchmarks.harness.sampled_ratios import ratios
 from benchmarks.report.markdown import (
     MODELS,
     Legend,
@@ -138,34 +139,10 @@ def sampled_epoch() -> str:
 
 
 def _sampled_ratios(results: Results) -> str:
-    """What is asked of sampled epochs, as far as both sides are of one run, and where a step's time goes."""
-    asked = [
-        ("serial over pipelined", {"case": "host, serial"}, {"case": "host, pipelined"}),
-        (
-            "without CUDA graphs over pipelined",
-            {"case": "host, stages without CUDA graphs"},
-            {"case": "host, pipelined"},
-        ),
-        ("serial over cached by degree", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
-        ("PyG over Weft", {"case": "eager"}, {"case": "gpu"}),
-        ("eight tasks over one", {"case": "gpu", "tasks": 8}, {"case": "gpu"}),
-        (
-            "eight tasks over one in tf32",
-            {"case": "gpu", "tasks": 8, "precision": "tf32"},
-            {"case": "gpu", "precision": "tf32"},
-        ),
-    ]
-    said = []
-    for words, *sides in asked:
-        upper, lower = (
-            results.find(**{"shape": "products", "tasks": 1, "precision": "fp32", **wanted}) for wanted in sides
-        )
-        if upper and lower and upper["run"] == lower["run"]:
-            said.append(f"{words} {times(upper['ms'] / lower['ms'])}")
-    kernels = [
-        f"{_kernels_of(results, **about)}" for about in ({"case": "host, pipelined"}, {"case": "gpu", "tasks": 8})
-    ]
-    return paragraph(f"Ratios: {', '.join(said)}. {' '.join(kernels)}") + "\n\n" if said else ""
+    """What is asked of sampled epochs, and where the time of a step goes."""
+    said = [f"{words} {times(ratio)}" for words, ratio in ratios(results.cells)]
+    kernels = [_kernels_of(results, **about) for about in ({"case": "host, pipelined"}, {"case": "gpu", "tasks": 8})]
+    return paragraph(f"Ratios: {'; '.join(said)}. {' '.join(kernels)}") + "\n\n" if said else ""
 
 
 def _kernels_of(results: Results, **about: Any) -> str:

@@ -32,7 +32,8 @@ from torch.nn import functional as F
 
 from benchmarks.harness.busy import profile
 from benchmarks.harness.graphs import fresh, full_name, make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, listed, print_table
+from benchmarks.harness.sampled_ratios import ratios
 from benchmarks.harness.timing import Memory, synchronize
 from benchmarks.suites import sampled_papers
 from weft.core.errors import WeftError
@@ -306,32 +307,9 @@ def print_report(recorder: Recorder) -> None:
         if cell.get("kernels"):
             longest = ", ".join(f"{name} {ms:.3g}" for name, ms in list(cell["kernels"].items())[:6])
             print(f"{cell['case']} x {cell['tasks']} {cell['precision']}, ms per step: {longest}")
-    for line in ratios(recorder.cells):
-        print(line)
+    for words, ratio in ratios(recorder.cells):
+        print(f"{words}: {ratio:.2f}x")
     recorder.save()
-
-
-def ratios(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """What is asked of these figures."""
-    asked = [
-        (
-            "without CUDA graphs over pipelined",
-            {"case": "host, stages without CUDA graphs"},
-            {"case": "host, pipelined"},
-        ),
-        ("serial over pipelined", {"case": "host, serial"}, {"case": "host, pipelined"}),
-        ("serial over cached, pipelined", {"case": "host, serial"}, {"case": "cached by degree, pipelined"}),
-        ("PyG over Weft, all on the GPU", {"side": "pyg"}, {"case": "gpu"}),
-    ]
-    for precision in ("fp32", "tf32", "bf16"):
-        about = {"case": "gpu", "precision": precision}
-        asked.append((f"8 tasks over one, {precision}", {**about, "tasks": 8}, {**about, "tasks": 1}))
-    about = {"case": "host, pipelined"}
-    asked.append(("8 tasks over one, host, pipelined", {**about, "tasks": 8}, {**about, "tasks": 1}))
-    for words, one, other in asked:
-        upper, lower = (find(cells, **{"tasks": 1, "precision": "fp32", **wanted}) for wanted in (one, other))
-        if upper is not None and lower is not None:
-            yield f"{words}: {upper['epoch_seconds'] / lower['epoch_seconds']:.2f}x"
 
 
 def arguments() -> Namespace:

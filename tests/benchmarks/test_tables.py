@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.harness.results import Results
+from benchmarks.harness.sampled_ratios import ratios
 from benchmarks.report import markdown, runs, training
 
 FIGURE = re.compile(r"\d(?:\.\d+)?x\b|\d\s?(?:ms|TB/s|GB/s)\b")
@@ -117,3 +118,12 @@ def test_a_row_has_the_figures_of_one_run(monkeypatch):
 def test_no_row_of_a_document_mixes_runs(name):
     text = (tables.ROOT / name).read_text()
     assert not re.search(r"\| [a-z] \+ [a-z]", text)
+
+
+def test_sampled_epochs_are_compared_within_one_run():
+    about = {"shape": "products", "tasks": 1, "precision": "fp32", "status": "ok"}
+    serial, ahead = {**about, "case": "host, serial"}, {**about, "case": "host, pipelined"}
+    one = [{**serial, "epoch_seconds": 3.0, "run": 0}, {**ahead, "epoch_seconds": 2.0, "run": 0}]
+    assert list(ratios(one)) == [("serial over pipelined", 1.5)]
+    assert list(ratios([one[0], {**one[1], "run": 1}])) == []
+    assert list(ratios([one[0], {**one[1], "status": "failed"}])) == []
