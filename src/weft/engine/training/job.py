@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.lazy.early import beside
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -40,6 +37,7 @@ from weft.engine.probing.machine_load import Look
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, Standing
+from weft.engine.training.device_start import DeviceStart
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
@@ -53,7 +51,6 @@ from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.running_report import RunningReport
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
-from weft.ops.launch.backend import have_triton
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.checkpoint import Checkpoint
@@ -77,7 +74,7 @@ class Job:
         folder: RunFolder | None,
         options: JobOptions,
     ) -> None:
-        _start(device)
+        self._start = DeviceStart(device)
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
         self._began = Look.here()  # what else the machine does meanwhile
@@ -224,8 +221,11 @@ class Job:
                     graph = self._graphs.placed(tasks[0], plan.places)
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
+                    if any(task.traits is None for task in tasks):
+                        self._start.wait()  # stacks of users' modules are captured for a trial
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
+                    self._start.wait()
             except (InputError, OutOfMemoryError, ModelError) as error:
                 return self._failed(key, plan, error)
             plan = group.plan
@@ -407,14 +407,6 @@ class Job:
         lost = self._results.without_weights()
         if lost and self._folder is not None and self._folder.opened:
             self._keep(lost)
-
-
-def _start(device: torch.device) -> None:
-    """Let a GPU start, which takes a tenth of a second, while Triton is imported, which takes as long."""
-    if device.type == "cuda" and "triton" not in sys.modules and have_triton():
-        beside(partial(torch.cuda.synchronize, device), "start of the device")
-        with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
-            import_module("triton")
 
 
 def _number(key: str) -> int:
