@@ -58,6 +58,7 @@ from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.user_modules.decided import stacks_of
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 
@@ -225,8 +226,10 @@ class Job:
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
-                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
+                        group = self._make_group(tasks, graph, plan, checkpoint)
             except (InputError, OutOfMemoryError, ModelError) as error:
+                if checkpoint is not None and isinstance(error, InputError):
+                    raise  # halves would begin anew, without what was trained
                 return self._failed(key, plan, error)
             plan = group.plan
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
@@ -262,11 +265,12 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
-        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
+        """The group as planned, slow stacks taken apart unless its plan was given; or as the run that is resumed."""
         source = self._sources.source(tasks[0], plan)
-        measure = measure and self._options.report is None
-        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        former = () if checkpoint is None else stacks_of(checkpoint.about)
+        measure = checkpoint is None and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)

@@ -38,6 +38,7 @@ from weft.engine.training.folder_lock import FolderLock
 from weft.graph.data.graph import Graph
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.user_modules.decided import described
 
 REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
 FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)
@@ -189,7 +190,7 @@ class RunFolder:
     def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
-        about["graph"] = _summary(group.graph)
+        about |= {"graph": _summary(group.graph), **described(group.built)}
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 

@@ -39,6 +39,7 @@ from weft.runtime.batches.sharded_sampled_source import ShardedSampling
 from weft.runtime.batches.source import MakeSource
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
+from weft.runtime.user_modules.decided import stacks_of
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
 
@@ -129,13 +130,15 @@ class ShardedJob(Job):
 
     # ---- training ------------------------------------------------------------------------------------
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
             graph = self._in_order(graph)
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
             self._tune(self._shards[key], tasks)
-        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=self._source_for(tasks[0]))
+        source = self._source_for(tasks[0])
+        former = () if checkpoint is None else stacks_of(checkpoint.about)
+        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=source, former=former)
 
     def _source_for(self, task: Task) -> MakeSource:
         """The whole graph in every step, or parts of sampled batches."""
