@@ -16,6 +16,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
+from weft.runtime.built_stacks import BuiltStack
 from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
@@ -24,7 +25,6 @@ from weft.runtime.group_step import GroupStep, MergedStep, StepMerger
 from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
-from weft.runtime.user_modules.decided import BuiltStack
 
 
 class GroupRun(GroupState):

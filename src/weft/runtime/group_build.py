@@ -17,13 +17,13 @@ from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.source import MakeSource
+from weft.runtime.built_stacks import BuiltStack
 from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.group_members import Member
 from weft.runtime.stack_check import slower_than_alone
 from weft.runtime.step.inputs import Inputs
 from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.stack import Stack
-from weft.runtime.user_modules.decided import BuiltStack
 
 
 class GroupBuild:

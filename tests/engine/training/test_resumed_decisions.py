@@ -14,10 +14,10 @@ from torch.nn import functional as F
 import weft
 from weft.core.errors import SpecError
 from weft.runtime import group_build
+from weft.runtime.built_stacks import STACKS
 from weft.runtime.checkpoint import read_checkpoint, write_checkpoint
 from weft.runtime.step.members import conversion, trial, trying
 from weft.runtime.user_modules import converting
-from weft.runtime.user_modules.decided import STACKS
 from weft.runtime.user_modules.same_numbers import Verdict
 
 pyg = pytest.importorskip("torch_geometric.nn")

@@ -56,9 +56,9 @@ from weft.graph.data.graph import Graph
 from weft.ops.launch.backend import have_triton
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.decided import stacks_of
 from weft.runtime.user_modules.settings import check_tasks
 from weft.runtime.weight_shapes import weight_digests
 

@@ -36,9 +36,9 @@ from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.extending import former_members, lengthened
 from weft.engine.training.folder_lock import FolderLock
 from weft.graph.data.graph import Graph
+from weft.runtime.built_stacks import described
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.decided import described
 
 REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
 FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)

@@ -37,9 +37,9 @@ from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.batches.sharded_sampled_source import ShardedSampling
 from weft.runtime.batches.source import MakeSource
+from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
-from weft.runtime.user_modules.decided import stacks_of
 
 STILL_PAUSED, PAUSED_SECONDS = "still paused", 0.5
 

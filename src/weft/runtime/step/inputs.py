@@ -25,7 +25,7 @@ from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, 
 from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
 
 if TYPE_CHECKING:
-    from weft.runtime.user_modules.decided import Converted
+    from weft.runtime.built_stacks import Converted
 
 BUILT_IN_MODELS = GNN.__module__
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from weft.nn.pyg.swap import Swaps, drawing, possible_swaps, swap
 from weft.nn.pyg.templates import TEMPLATES
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.threads import step_seconds
-from weft.runtime.user_modules.decided import Converted
 from weft.runtime.user_modules.same_numbers import FLOOR, Measures, Numbers, Verdict, judge
 
 OTHER_MASKS = " without dropout of attention, whose masks are not those of convert=False"

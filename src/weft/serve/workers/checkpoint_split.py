@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.runtime.built_stacks import stack_of_one
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
-from weft.runtime.user_modules.decided import stack_of_one
 
 SHARED = ("epoch", "step")
 

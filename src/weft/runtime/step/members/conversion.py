@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from weft.core.errors import SpecError
 from weft.core.wording import option
 from weft.runtime.batches.source import Batch, Source
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.forward import Forward, Loss
@@ -30,7 +31,6 @@ from weft.runtime.user_modules.converting import (
     try_conversion,
     try_sparse,
 )
-from weft.runtime.user_modules.decided import Converted
 from weft.runtime.user_modules.same_numbers import OF_ALL, Measures, Numbers
 
 OFF = 0.01  # how far the weights of other points are from the first ones, relative to each and to their mean size

@@ -17,6 +17,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.pyg.swap import drawing
 from weft.runtime.batches.source import Source
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
 from weft.runtime.step.forward import Forward, LeafForward
@@ -30,7 +31,6 @@ from weft.runtime.step.members.zero_padding import Padding, widths_of
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.converting import convert, convertible
-from weft.runtime.user_modules.decided import Converted
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
