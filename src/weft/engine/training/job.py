@@ -56,6 +56,7 @@ from weft.graph.data.graph import Graph
 from weft.ops.launch.backend import have_triton
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.training_mode import may_sample
 from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
@@ -188,11 +189,16 @@ class Job:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = self._planner.with_modes(list(missing))
+        tasks = self._planner.with_modes([self._as_before(task) for task in missing])
         self._planner.check(tasks)
         whole = [task for task in tasks if not task.sampled]
         throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
+
+    def _as_before(self, task: Task) -> Task:
+        """``task`` in the mode of the run that is resumed, where it leaves that to how much memory is free."""
+        mode = self._folder.mode if self._folder is not None and self._resuming else None
+        return task.with_values(mode=mode) if mode is not None and may_sample(task) else task
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether every member of the group was cancelled before it began; a former run may have begun it."""

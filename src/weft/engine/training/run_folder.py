@@ -57,11 +57,13 @@ def holds_run(path: Path) -> bool:
 class RunFolder:
     """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound.
 
-    ``extends``: the run there may have had fewer epochs, or fewer members.
+    ``extends``: the run there may have had fewer epochs, or fewer members. ``mode``: that of the run there, once its
+    groups are read, where they are to be planned anew.
     """
 
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
+        self.mode: str | None = None
         self._opened, self._lock = False, FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -157,7 +159,11 @@ class RunFolder:
                 f"{self.path}: holds a sweep, not one task; resume with its settings, or choose another {option('out')}"
             )
         checkpoint = read_checkpoint(self.path)
-        return None if checkpoint is None else []
+        if checkpoint is None:
+            return None
+        modes = [task.get("mode") for task in checkpoint.about.get("tasks", [])]
+        self.mode = "sampled" if "sampled" in modes else "full"
+        return []
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
         """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
