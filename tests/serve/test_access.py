@@ -117,12 +117,16 @@ def test_a_member_is_taken_out_of_a_group(tmp_path):
     tensors = {"present": torch.tensor([True, True]), "epoch": torch.tensor(7), "step": torch.tensor(0)}
     tensors |= {"0.w": torch.zeros(2), "1.w": torch.ones(2)}
     members = [{"status": "running", "epoch": 7}, {"status": "running", "epoch": 7}]
-    write_checkpoint(tmp_path / "g/groups/1", tensors, {"tasks": [{"name": "a"}, {"name": "b"}], "members": members})
+    layers = {"layers": {"conv": "GCNConv"}, "sparse": False, "note": "converted"}
+    about = {"tasks": [{"name": "a"}, {"name": "b"}], "members": members}
+    about["stacks"] = [{"members": [0, 1], "converted": layers}]
+    write_checkpoint(tmp_path / "g/groups/1", tensors, about)
     assert split_off(tmp_path / "g", "b", tmp_path / "b")
     found = read_checkpoint(tmp_path / "b")
     assert found.tensors["0.w"].tolist() == [1.0, 1.0]
     assert (found.tensors["present"].tolist(), int(found.tensors["epoch"])) == ([True], 7)
     assert found.about["tasks"] == [{"name": "b"}]
+    assert found.about["stacks"] == [{"members": [0], "converted": layers}]
     assert not split_off(tmp_path / "g", "b", tmp_path / "b")
     assert not split_off(tmp_path / "g", "nobody", tmp_path / "c")
 

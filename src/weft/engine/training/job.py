@@ -53,6 +53,8 @@ from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.training_mode import may_sample
+from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.settings import check_tasks
@@ -184,11 +186,16 @@ class Job:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = self._planner.with_modes(list(missing))
+        tasks = self._planner.with_modes([self._as_before(task) for task in missing])
         self._planner.check(tasks)
         whole = [task for task in tasks if not task.sampled]
         throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
+
+    def _as_before(self, task: Task) -> Task:
+        """``task`` in the mode of the run that is resumed, where it leaves that to how much memory is free."""
+        mode = self._folder.mode if self._folder is not None and self._resuming else None
+        return task.with_values(mode=mode) if mode is not None and may_sample(task) else task
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether every member of the group was cancelled before it began; a former run may have begun it."""
@@ -224,9 +231,11 @@ class Job:
                     if any(task.traits is None for task in tasks):
                         self._start.wait()  # stacks of users' modules are captured for a trial
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
-                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
+                        group = self._make_group(tasks, graph, plan, checkpoint)
                     self._start.wait()
             except (InputError, OutOfMemoryError, ModelError) as error:
+                if checkpoint is not None and isinstance(error, InputError):
+                    raise  # halves would begin anew, without what was trained
                 return self._failed(key, plan, error)
             plan = group.plan
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
@@ -262,11 +271,12 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
-        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
+        """The group as planned, slow stacks taken apart unless its plan was given; or as the run that is resumed."""
         source = self._sources.source(tasks[0], plan)
-        measure = measure and self._options.report is None
-        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        former = () if checkpoint is None else stacks_of(checkpoint.about)
+        measure = checkpoint is None and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)
