@@ -87,6 +87,13 @@ def test_what_a_model_prints_is_in_its_log(queue):
     assert "about to raise" in (queue.options.runs / names[0] / "log.txt").read_text()
 
 
+def test_what_a_worker_has_loaded_is_left_out_of_garbage_collections(queue):
+    names = submit_own(queue, own("CountsFrozen"))
+    queue.wait(names)
+    said = (queue.options.runs / names[0] / "log.txt").read_text().splitlines()
+    assert max(int(line.split()[1]) for line in said if line.startswith("frozen")) > 100_000  # torch's own
+
+
 def test_memory_that_was_not_enough_is_learned_from_once(queue):
     names = submit_own(queue, own("NoMemoryOnce"))
     [task] = queue.wait(names)

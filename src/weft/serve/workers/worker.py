@@ -84,7 +84,7 @@ class Worker:
         """Work until told to stop, or until stdin ends."""
         from weft.serve.workers.kept_graphs import KeptGraphs
         from weft.serve.workers.prepared_starts import PreparedStarts
-        from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
+        from weft.serve.workers.worker_memory import held_bytes, leave_out_of_collections, room_for_tasks
 
         room = room_for_tasks(self.device)
         self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)
@@ -95,6 +95,7 @@ class Worker:
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
         if not self._warm:
             self._warm_up()
+            leave_out_of_collections()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
 
