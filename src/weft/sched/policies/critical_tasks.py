@@ -54,7 +54,7 @@ def _next_of_chain(
     plan = max(plans, key=lambda one: one.device.task_bytes)
     workers = sum(one.device.workers for one in plans) - 1
     chain = _chain(queue, plan.device.task_bytes, refused, safety)
-    if not chain or workers < 1:
+    if len(chain) < 2 or workers < 1:
         return None
     smallest = needed_bytes(chain[-1].bytes, safety)
     if any(one.bytes + smallest > plan.device.task_bytes for one in plan.occupants):

@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from weft.core.lazy.names import leave_out_of_collections
 from weft.core.task import Task
 from weft.serve.workers.worker import end_with_parent, work_on
 
@@ -38,8 +39,6 @@ def warm_up() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     import torch
-
-    from weft.serve.workers.worker_memory import leave_out_of_collections
 
     if torch.version.cuda is None:  # with it, a first backward pass starts a thread per device, which no fork survives
         _train_one_epoch()

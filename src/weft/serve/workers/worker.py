@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
 from weft.core.event import Event, finite
+from weft.core.lazy.names import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.serve.workers.processor_time import ProcessorTime
@@ -84,7 +85,7 @@ class Worker:
         """Work until told to stop, or until stdin ends."""
         from weft.serve.workers.kept_graphs import KeptGraphs
         from weft.serve.workers.prepared_starts import PreparedStarts
-        from weft.serve.workers.worker_memory import held_bytes, leave_out_of_collections, room_for_tasks
+        from weft.serve.workers.worker_memory import held_bytes, room_for_tasks
 
         room = room_for_tasks(self.device)
         self._kept = KeptGraphs(self.device, self._keep_bytes, self._pooled)

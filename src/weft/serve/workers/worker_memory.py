@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,16 +34,6 @@ def held_bytes(device: str) -> int:
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def leave_out_of_collections() -> None:
-    """Leave what is loaded by now out of Python's garbage collections for good.
-
-    Torch alone has a quarter of a million objects. A worker of a GPU collects after every group, so that no cycle of
-    references holds memory of the device; looking through all of them again took 0.1 to 0.2 s each time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 @contextmanager
