@@ -22,8 +22,8 @@ TOOK = ("seconds", "trained_seconds", "cpu_seconds", "waited_seconds")
 class TraceRun:
     """One run of the queue: its makespan, what others wanted of the processor, and per task when and how long it ran.
 
-    Of each task: ``start``, ``end``, ``seconds`` on its worker, of them ``trained_seconds`` in epochs, ``cpu_seconds`` of
-    computing and ``waited_seconds`` for a core.
+    Of each task: ``start``, ``end``, ``seconds`` on its worker, of them ``trained_seconds`` in epochs, ``cpu_seconds``
+    of computing and ``waited_seconds`` for a core.
     """
 
     makespan: float

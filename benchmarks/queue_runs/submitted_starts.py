@@ -88,9 +88,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="weft-starts-", ignore_cleanup_errors=True) as place:
-        with QueueServer(Path(place), args.device, 1, 8 * GIB, 2 * GIB) as server:
-            found = measured(server, args.repeats)
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-starts-", ignore_cleanup_errors=True) as place,
+        QueueServer(Path(place), args.device, 1, 8 * GIB, 2 * GIB) as server,
+    ):
+        found = measured(server, args.repeats)
     tables(found)
 
 

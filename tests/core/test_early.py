@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch  # noqa: F401  (a pause inside which torch is imported keeps what it made for good)
 
-from weft.core.lazy.early import beside
 from weft.core.lazy import names
+from weft.core.lazy.early import beside
 from weft.core.lazy.names import gc_paused
 
 

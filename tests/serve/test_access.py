@@ -113,6 +113,12 @@ def test_bad_options(tmp_path, options):
         ServeOptions(tmp_path / "q.db", **options)
 
 
+def test_devices_of_two_kinds_are_refused(tmp_path):
+    with pytest.raises(InputError, match="devices cuda:0 and cpu: bytes and seconds are predicted for devices of one"):
+        ServeOptions(tmp_path / "q.db", devices=("cuda:0", "cpu"))
+    assert ServeOptions(tmp_path / "q.db", devices=("cuda:0@a", "cuda:1@b", "cuda")).workers == 1
+
+
 def test_a_member_is_taken_out_of_a_group(tmp_path):
     tensors = {"present": torch.tensor([True, True]), "epoch": torch.tensor(7), "step": torch.tensor(0)}
     tensors |= {"0.w": torch.zeros(2), "1.w": torch.ones(2)}
