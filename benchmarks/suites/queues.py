@@ -188,7 +188,7 @@ def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], serve
     for place in (place for place in places if place >= 1):
         two = ordered[place - 1].id, ordered[place].id
         run = server.run("mps", {name: tasks[name] for name in two})
-        if len(run.details) == 2:
+        if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
             pairs.append({"tasks": list(two), "ends": ends, "background": run.background})
     return {"pairs": pairs}
