@@ -2,14 +2,15 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
-    python -m benchmarks.suites.queues --budget-seconds 280 --epochs 10 --warm-seconds 60 --pairs 2
+    python -m benchmarks.suites.queues --budget-seconds 500 --warm-seconds 90 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
     python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
     python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
 
 A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
 of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
-scales that. All tasks arrive at once. The byte budget is CoGNN's on a V100: 26 GiB for tasks, 6 GiB reserved.
+scales that. The fewer, the more starts weigh, of which PyG's tasks in one warm process have hardly any. All tasks
+arrive at once. The byte budget is CoGNN's on a V100: 26 GiB for tasks, 6 GiB reserved.
 
 Modes. ``pyg``: PyG's models, one after another in one warm process (a process per task would pay
 ``pyg_start_seconds`` more each time). ``pyg_mps``: the same by several processes under MPS, first come first served,
