@@ -81,12 +81,20 @@ class _Clock:
 
 
 def simulate(
-    division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None = None
+    division: Division,
+    times: PhaseTimes,
+    batches: int,
+    registry: Registry,
+    seed: int | None = None,
+    most: int = MOST_SIMULATED,
 ) -> Simulation:
-    """The epoch; with ``seed`` durations vary as they were measured to, else each is its mean."""
-    if batches <= MOST_SIMULATED:
+    """The epoch; with ``seed`` durations vary as they were measured to, else each is its mean.
+
+    ``most``: batches from which on a longer epoch repeats its middle.
+    """
+    if batches <= most:
         return _Run(division, times, batches, registry, seed).result()
-    shorter = MOST_SIMULATED // 2 // division.overlap * division.overlap or MOST_SIMULATED // 2
+    shorter = most // 2 // division.overlap * division.overlap or most // 2
     longer = shorter + max(shorter // division.overlap, 1) * division.overlap
     first, second = (_Run(division, times, count, registry, seed).result() for count in (shorter, longer))
     return _extended(first, second, batches)
@@ -218,7 +226,10 @@ class _Run:
             self._device_busy = False
 
     def _free(self, operator: Operator) -> bool:
-        return all(self._used.get(name, 0) < self._places(name) for name in operator.occupies)
+        for name in operator.occupies:  # noqa: SIM110 - asked three times per event
+            if self._used.get(name, 0) >= self._places(name):
+                return False
+        return True
 
     def _places(self, resource: str) -> int:
         return self._division.workers if resource == HOST else 1
