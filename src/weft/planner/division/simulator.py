@@ -2,16 +2,15 @@
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
 slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
-does so in captured steps, whose phases have times of their own (of batches of one size: see
-:mod:`weft.core.batches.buckets`). Results are per batch, so that epochs of different
-lengths compare.
+does so in captured steps (of batches of one size: see :mod:`weft.core.batches.buckets`), whose phases have times of
+their own and follow one another. Results are per batch, so that epochs of different lengths compare.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
 from weft.core.division.operators import BUS, HOST
@@ -129,8 +128,10 @@ class _Run:
         self._division, self._batches = division, batches
         self._times = times.for_one_side() if one_side else times
         self._random = None if seed is None else random.Random(seed)
-        self._schedule = DualBuffer(division, batches)
         self._training = registry.training(division.trainer)
+        in_turn = one_side and self._training.key in times.captured
+        self._beside = division.beside and not in_turn
+        self._schedule = DualBuffer(replace(division, beside=self._beside), batches)
         host, device = registry.host_route(), registry.device_route(division.trainer)
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
@@ -165,7 +166,7 @@ class _Run:
 
     def _dispatch(self) -> None:
         self._dispatch_device()
-        if self._division.beside:
+        if self._beside:
             self._dispatch_beside()
         self._dispatch_bus()
         while self._host and self._free(self._host[0]) and (batch := self._schedule.begin_on_host()) is not None:
@@ -220,7 +221,7 @@ class _Run:
         self._device_busy = False
 
     def _release_preparing(self) -> None:
-        if self._division.beside:
+        if self._beside:
             self._preparing = False
         else:
             self._device_busy = False
