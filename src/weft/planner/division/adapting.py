@@ -57,7 +57,7 @@ class Adapter:
 
     def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
         """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays."""
-        expected = self._expected()
+        expected = self.expected(self.times)
         drifted = self._drifted(measured, expected)
         self._forget(measured, epochs)
         self._rest = max(self._rest - epochs, 0)
@@ -68,10 +68,10 @@ class Adapter:
             self._suspected.pop(key, None)
         return self._divide(drifted)
 
-    def _expected(self) -> dict[str, float]:
-        """Mean seconds of every phase in the simulated epoch, interference included."""
+    def expected(self, times: PhaseTimes) -> dict[str, float]:
+        """Mean seconds of every phase in an epoch simulated with ``times``, interference included."""
         spent: dict[str, list[float]] = {}
-        for one in self._simulated(self.division).activities:
+        for one in simulate(self.division, times, self.batches, self.registry).activities:
             spent.setdefault(one.key, []).append(one.end - one.begin)
         return {key: sum(some) / len(some) for key, some in spent.items()}
 
