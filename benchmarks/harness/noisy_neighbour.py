@@ -17,7 +17,7 @@ from benchmarks.harness.timing import synchronize
 from weft.core.division import PhaseTimes
 from weft.planner.division.adapting import Adapter
 
-CALM, BUSY = 4, 6  # epochs
+CALM, BUSY = 3, 5  # epochs
 
 
 @contextmanager
