@@ -48,6 +48,16 @@ def test_interference_is_measured_between_what_runs_at_once():
     assert all(factor >= 1 for others in found.interference.values() for factor in others.values())
 
 
+def test_reads_beside_copies_are_measured_where_a_device_prepares_beside_training():
+    host, device = sides()
+    what = Profiled(host, device, lambda item: item, beside=True)
+    found = profile(what, list(order().epoch(0)), steps=3).interference
+    assert "transfer_gpu" in found["transfer_pcie"]
+    assert "transfer_pcie" in found["transfer_gpu"]
+    plain = profile(replace(what, beside=False), list(order().epoch(0)), steps=3).interference
+    assert "transfer_pcie" not in plain["transfer_gpu"]
+
+
 def test_a_step_that_does_everything_is_measured_as_a_whole():
     """Its phases add up to it: training and reading as alone, and sampling is what is left."""
     fake = ThreadAccelerator("gpu", {"transfer_gpu": 0.004, "training_gpu": 0.003, "batching_gpu": 0.02})

@@ -214,18 +214,23 @@ class _Profiler:
             self._note(HOST_BATCHING, beside, _mean(seconds) / max(crowded, 1e-9))
 
     def _beside_transfer(self, alone: Mapping[str, Callable[[], Any]]) -> None:
-        """Training while the bus is busy, and copies meanwhile."""
-        key, host = f"training_{self._what.trainer}", self._host
+        """Training while the bus is busy, reads of a device that prepares beside training, and copies meanwhile.
+
+        How much of the bus such reads leave to copies depends on where they read: all of it, or hardly any.
+        """
+        trainer, host = self._what.trainer, self._host
+        keys = [f"training_{trainer}"] + ([f"transfer_{trainer}"] if self._what.beside else [])
         item = host.prepare(self._next_seeds())
         with _background([lambda: host.transfer(item)]) as seconds:
             self._wait_for(seconds, 1)
-            first = len(seconds)
-            found = self._segment_of(alone[key], lambda: len(seconds) > first)
-            meanwhile = seconds[first:]
+            for key in (one for one in keys if one in alone):
+                first = len(seconds)
+                found = self._segment_of(alone[key], lambda n=first: len(seconds) > n)
+                meanwhile = seconds[first:]
+                self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
+                if meanwhile:
+                    self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
         host.discard(item)
-        self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
-        if meanwhile:
-            self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
 
     def _beside_preparation(self, alone: Mapping[str, Callable[[], Any]]) -> None:
         """Training while the device samples, and while it reads features, and both meanwhile."""

@@ -3,7 +3,8 @@
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
 slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
 does so in captured steps (of batches of one size: see :mod:`weft.core.batches.buckets`), whose phases have times of
-their own and follow one another. Results are per batch, so that epochs of different lengths compare.
+their own and follow one another. The bus is shared where it was measured how copies and the device's reads slow each
+other down. Results are per batch, so that epochs of different lengths compare.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
 from weft.core.division.operators import BUS, HOST
 from weft.core.errors import SpecError
+from weft.planner.division.loads import device_operators
 
 MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
 
@@ -136,7 +138,7 @@ class _Run:
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
         self._host = host.operators if host else ()
-        self._device = device.operators if device else ()
+        self._device = device_operators(registry, division.trainer, times)
         self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
         self._activities: list[Activity] = []
         self._device_busy = self._preparing = False
