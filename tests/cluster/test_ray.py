@@ -18,7 +18,7 @@ from weft.core.errors import SpecError
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-STORE, CPUS = 80 * 2**20, 2
+STORE, CPUS = 80 * 2**20, 4  # Ray would put two of three shares of one CPU on one of these nodes
 
 
 @pytest.fixture(scope="module")
