@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import weft
+from weft.cluster import ray_nodes
 from weft.cluster.node_work import pack, train_share, unpack
 from weft.cluster.ray_cluster import Mailbox, gpu_bytes, least_cpus, needs
 from weft.cluster.ray_nodes import Node, address_of, device_names
 from weft.cluster.shares import Share, divide, shares_of
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 SWEEP = weft.Sweep("demo", model=["gcn", "sage"], hidden=8, epochs=3, seed=range(6), lr=[0.01, 0.02])
 
@@ -68,6 +69,24 @@ def test_addresses():
     for wrong in ("slurm", "ray://", "ray:/x"):
         with pytest.raises(SpecError, match="must be 'ray' or"):
             address_of(wrong)
+
+
+class NoClient:
+    """Ray as installed without its client."""
+
+    is_initialized = staticmethod(lambda: False)
+
+    @staticmethod
+    def init(address, **_):
+        raise ValueError("Ray Client requires pip package `ray[client]`." if address else "something else")
+
+
+def test_a_cluster_elsewhere_needs_rays_client(monkeypatch):
+    monkeypatch.setattr(ray_nodes, "import_ray", lambda: NoClient)
+    with pytest.raises(InputError, match=r"needs Ray's client: pip install 'weft-gnn\[ray\]'"):
+        ray_nodes.connect("ray://head:10001")
+    with pytest.raises(ValueError, match="something else"):
+        ray_nodes.connect("ray")
 
 
 def test_devices_of_nodes():

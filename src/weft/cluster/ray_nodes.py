@@ -47,6 +47,10 @@ def connect(on: str) -> tuple[Any, bool]:
         return ray, False
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ImportError, ValueError) as error:  # Ray's client is an extra of Ray's
+        if address is None or "ray[client]" not in str(error):
+            raise
+        raise InputError(f"on={on!r} needs Ray's client: pip install 'weft-gnn[ray]' (or 'ray[client]')") from None
     except ConnectionError as error:
         raise InputError(f"on={on!r}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
     return ray, True
