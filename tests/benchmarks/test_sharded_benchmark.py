@@ -66,10 +66,10 @@ def test_verdicts():
     # One millisecond of link and one of sums: hiding one behind the other gains at most twice.
     assert verdict_of("against fetching first", 1.25, 2.0, 2.0) == ("1.60x of at most 2.00x", "pass")
     assert verdict_of("against fetching first", 1.4, 2.0, 2.0) == ("1.43x of at most 2.00x", "miss")
-    assert verdict_of("against no interleaving", 1.25, 2.0, 1.6) == ("1.28x", "pass")
+    assert verdict_of("against no interleaving", 1.25, 2.0, 1.6) == ("1 of 1; least 1.28x (products 16)", "pass")
     assert verdict_of("against no interleaving", 1.25, 2.0, 1.4)[1] == "miss"
     assert verdict_of("forward pass", 1.0, 2.0, 2.0) == ("-", "not measured")
-    assert verdict_of("neighbour partitions", 1.0, 2.0, 2.0) == ("2.50 to 2.50x", "pass")
+    assert verdict_of("neighbour partitions", 1.0, 2.0, 2.0) == ("2.50 to 2.50x", "measured")
     assert verdict_of("the tuner", 1.0, 2.0, 2.0) == ("11 steps, 10 to 2 ms, 5.00x", "pass")
     assert verdict_of("partition of products", 1.0, 2.0, 2.0) == ("0.6 s", "pass")
     assert verdict_of("edges per rank", 1.0, 2.0, 2.0) == ("0.100%", "pass")
