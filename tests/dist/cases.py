@@ -106,9 +106,11 @@ def train_sharded(ranks: Ranks, case: Case, poison: bool = True) -> dict[str, An
 def _outcome(run: GroupRun, case: Case) -> dict[str, Any]:
     updates = run.advance(case.epochs)
     state = [stack.state for stack in run.stacks]
+    # Weights over sparse features lie transposed on one rank, and as they are over several.
+    flats = [stack.members.layout.in_order(row) for stack in run.stacks for row in stack.state.flat]
     return {
         "rows": torch.tensor([update.rows for update in updates], dtype=torch.float64),
-        "weights": torch.cat([one.flat.flatten() for one in state]).cpu(),
+        "weights": torch.cat(flats).cpu(),
         "buffers": {name: value.cpu().clone() for one in state for name, value in one.buffers.items()},
         "stacks": len(run.stacks),
     }

@@ -57,7 +57,7 @@ def train(ranks: Ranks) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_the_numbers_of_one_rank(ranks, one_host, monkeypatch):
     if one_host is False:
         plain = launch.RankAddress
-        monkeypatch.setattr(launch, "RankAddress", lambda *given: plain(*given, False))
+        monkeypatch.setattr(launch, "RankAddress", lambda *given, **more: plain(*given, False, **more))
     with start_ranks(ranks, CPU, train, timeout=120) as here:
         assert here.one_host is (one_host is None)
         found = train(here)
