@@ -93,19 +93,20 @@ def test_the_last_table_says_pass_or_miss():
     about = {"later_seconds": 1.0, "budget": None}
     stress = [cell("stress", adapting=on, adapted_after_epochs=1 if on else None, **about) for on in (True, False)]
     found = {what: (verdict, told) for what, verdict, told in verdicts([*sides, *errors, *profiled, *stress])}
-    assert [verdict for verdict, _ in found.values()] == ["pass"] * 4 + ["MISS"] + ["pass"] * 2  # one of 45 cells
+    assert [verdict for verdict, _ in found.values()] == ["pass"] * 5 + ["MISS"] + ["pass"] * 2  # one of 45 cells
     assert "1 of 1; least 1.43" in found["1.3x where sides are close (within 1.25x)"][1]
     assert "1.62 epochs" in found["profile within 2 epochs of products"][1]
     slow = [cell("device", 10.0), cell("host", 12.0), cell("weft", 11.0), cell("share 0.50", 6.9), profiled[0]]
     late = [cell("weft", 4.0, shape="products", budget=None), {**stress[0], "adapted_after_epochs": None}]
     wrong = [{**one, "error": 0.2} for one in errors]
-    assert [verdict for _, verdict, _ in verdicts([*slow, *late, *wrong])] == ["MISS"] * 7
+    assert [verdict for _, verdict, _ in verdicts([*slow, *late, *wrong])] == ["MISS"] * 8
     assert {verdict for _, verdict, _ in verdicts([])} == {"not measured"}
 
 
 def test_sides_that_are_far_apart_are_no_case_to_gain_in():
     (row,) = rows_of([cell("device", 10.0), cell("host", 13.0), cell("weft", 10.0)])
-    assert not row.close
+    assert not row.close(1.25)
+    assert row.close(1.5)
     assert row.gain == 1.0
 
 
