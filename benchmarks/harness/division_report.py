@@ -120,7 +120,8 @@ def _told(cell: Cell, cells: list[Cell]) -> Iterator[str]:
 def verdicts(cells: list[Cell]) -> list[list[str]]:
     """A line per thing to be shown: what, pass or miss or not measured, and the figures."""
     rows = rows_of(cells)
-    return [_simulator(cells), _best_ratio(rows), _never_worse(rows), *(_where_close(rows, within) for within in CLOSE), _grid(rows),
+    close = [_where_close(rows, within) for within in CLOSE]
+    return [_simulator(cells), _best_ratio(rows), _never_worse(rows), *close, _grid(rows),
             _preprocessing(cells), _adapted(cells)]  # fmt: skip
 
 
