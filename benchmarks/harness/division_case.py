@@ -113,15 +113,23 @@ def plan_of(model: str, place: Placement, device: torch.device) -> Plan:
     return Plan((model,), device=device.type, replay=device.type == "cuda", mode="sampled", placement=place)
 
 
-def make_case(graph: Graph, shape: str, model: str, args: Namespace, place: Placement = IN_HOST) -> Case:
-    """A group on ``graph``, with things placed as ``place`` says, profiled with all workers."""
+def make_case(
+    graph: Graph, shape: str, model: str, args: Namespace, place: Placement = IN_HOST, buffer: int = DEVICE_BUFFER
+) -> Case:
+    """A group on ``graph``, with things placed as ``place`` says, profiled with all workers.
+
+    ``buffer``: batches that may wait on the device.
+    """
     device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     place = replace(place, overlap=False, evaluation="whole")
     task, plan = task_of(graph, model, args), plan_of(model, place, device)
     fake = ThreadAccelerator("npu", QUICK[shape] | {"training_npu": QUICK_TRAINING[model]}) if args.quick else None
     sampling = Sampling(fanout(args), args.seeds, placement=place)
     trainer = "npu" if fake else "gpu"
-    room = Division(1, 1, args.most_workers, args.most_workers + SPARE_SLOTS, DEVICE_BUFFER, trainer=trainer)
+    room = Division(1, 1, args.most_workers, args.most_workers + SPARE_SLOTS, buffer, trainer=trainer)
     group = GroupRun([task], graph, plan, device, make_source=DividedSampling(sampling, room, fake))
     source = divided_source(group)
     assert source is not None
@@ -132,7 +140,7 @@ def make_case(graph: Graph, shape: str, model: str, args: Namespace, place: Plac
     begin = time.perf_counter()
     times = profile_group(group, args.most_workers, limit=args.profile_seconds)
     seconds = time.perf_counter() - begin
-    limits = Limits(source.slots - 1, DEVICE_BUFFER, args.most_workers)
+    limits = Limits(source.slots - 1, buffer, args.most_workers)
     return Case(group, source, times, limits, seconds, fake)
 
 
@@ -143,11 +151,15 @@ def _pace_training(group: GroupRun, fake: ThreadAccelerator) -> None:
     stack.train_on = lambda batch: fake.train(lambda: plain(batch))  # type: ignore[method-assign]
 
 
-def measure(case: Case, division: Division, repeats: int) -> dict[str, Any]:
-    """Seconds of an epoch under ``division``, measured and simulated, after one that is not counted."""
+def measure(case: Case, division: Division, repeats: int, warm: bool = True) -> dict[str, Any]:
+    """Seconds of an epoch under ``division``, measured and simulated, after one that is not counted if ``warm``.
+
+    Steps of both sides are captured and buffers pinned in the profile, so only the first cell of a case needs that.
+    """
     device = case.group.device
     case.source.divide(division)
-    case.group.advance(1)  # buffers and captures of this division
+    if warm:
+        case.group.advance(1)  # buffers and captures of this division
     synchronize(device)
     case.source.phases()
     found = []
@@ -157,7 +169,7 @@ def measure(case: Case, division: Division, repeats: int) -> dict[str, Any]:
         synchronize(device)
         found.append(time.perf_counter() - begin)
     busy = {key: time.mean * time.count / repeats for key, time in case.source.phases().items()}
-    seconds = sorted(found)[len(found) // 2]
+    seconds = sorted(found)[(len(found) - 1) // 2]
     registry = case.source.hardware.registry()
     simulated = simulate(case.source.division, case.times, case.batches, registry)
     return {
@@ -168,7 +180,8 @@ def measure(case: Case, division: Division, repeats: int) -> dict[str, Any]:
         "device_share": round(division.device_share, 3),
         "division": division.to_dict(),
         "busy": _busy(busy, seconds, division) or _busy_alone(case, seconds),
-        "bus_gb_s": round(case.times.bytes * case.batches / seconds / 1e9, 2),
+        "bus_gb_s": round(_crossing(case) * case.batches / seconds / 1e9, 2),
+        **_memory(device),
         "simulated_busy": {name: round(share, 3) for name, share in simulated.utilisation().items()},
         "batches": case.batches,
     }
@@ -205,8 +218,21 @@ def _busy_alone(case: Case, epoch: float) -> dict[str, float]:
     left = iter(range(PROFILED - 1))
     found = profile(lambda: case.group.advance(1, lambda: next(left, None) is None), PROFILED)
     case.group.advance(1)  # the rest of that epoch
-    bus = case.times.bytes * case.batches / epoch / PCIE
+    bus = _crossing(case) * case.batches / epoch / PCIE
     return {"cpu": 0.0, "pcie": round(bus, 3), "gpu": found["busy"]} if found["busy"] is not None else {}
+
+
+def _crossing(case: Case) -> float:
+    """Bytes of a batch that cross the bus: not those of rows that a cache on the GPU has."""
+    return case.times.bytes * (1.0 - case.source.reads().get("feature_hit_rate", 0.0))
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """GB of the GPU since the case was made: what tensors needed at once, and what torch reserved for them."""
+    if device.type != "cuda":
+        return {}
+    about = {"needed_gb": torch.cuda.max_memory_allocated(device), "peak_gb": torch.cuda.max_memory_reserved(device)}
+    return {name: round(size / 1e9, 3) for name, size in about.items()}
 
 
 def phases_of(case: Case) -> dict[str, Any]:
@@ -216,5 +242,5 @@ def phases_of(case: Case) -> dict[str, Any]:
     about = {"crowding": round(case.times.crowding, 4), "batch_mb": round(case.times.bytes / 1e6, 2)}
     factors = {key: {k: round(v, 3) for k, v in others.items()} for key, others in case.times.interference.items()}
     captured = {key: round(1e3 * one.mean, 4) for key, one in case.times.captured.items()}
-    about |= {"beside": factors, "captured_ms": captured}
+    about |= {"beside": factors, "captured_ms": captured, "nodes": case.group.graph.num_nodes}
     return {"profile_seconds": round(case.profile_seconds, 3), "ms": means, "std_ms": stds, **about}

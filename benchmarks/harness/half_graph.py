@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,11 +42,13 @@ class HalfOfAGraph:
         block = to_block(self.columns, self.halo.int(), 0, self.high)
         synchronize(self.device)
         self.seconds = time.perf_counter() - begin
+        self.halo_rows = self.halo - self.high  # on rank 1
         self.block = Adjacency(self.indptr, block, self.high + self.halo.numel())
         self.whole = Adjacency(self.indptr, self.columns, self.nodes)
         self.remote_edges = int((self.columns >= self.high).sum())
         self._pinned, self._speeds, self._far = link == "pinned", dict[int, float](), dict[int, Tensor]()
         self._csrs, self._rows = dict[tuple[int, int], ShardedCSR](), dict[int, tuple[Tensor, Tensor]]()
+        self._tiled = dict[int, TiledCSR]()
 
     @property
     def chunks(self) -> int:
@@ -64,10 +66,23 @@ class HalfOfAGraph:
         return self._csrs[ps, chunks]
 
     def rows(self, features: int) -> tuple[Tensor, Tensor]:
-        """Own rows on the device, and those of rank 1 where they lie; the last ones are kept."""
+        """Own rows on the device, and those of rank 1 where they lie; the last ones are kept.
+
+        Own rows are the first of a matrix with room for all of rank 1, so that fetching them moves nothing else.
+        """
         if features not in self._rows:
-            self._rows = {features: (torch.randn(self.high, features, device=self.device), self.far(features))}
+            near = torch.randn(self.nodes, features, device=self.device)[: self.high]
+            self._rows = {features: (near, self.far(features))}
         return self._rows[features]
+
+    def _with_room(self, near: Tensor, more: int) -> Tensor:
+        """``near`` with room for ``more`` rows below it: where it lies if there is room, else a copy."""
+        size = (near.shape[0] + more, near.shape[1])
+        if near.untyped_storage().nbytes() >= size[0] * size[1] * FLOAT:
+            return near.as_strided(size, (size[1], 1))
+        rows = torch.empty(size, device=self.device)
+        rows[: near.shape[0]].copy_(near)
+        return rows
 
     def far(self, features: int) -> Tensor:
         """Rows of rank 1 where they lie; kept."""
@@ -82,23 +97,22 @@ class HalfOfAGraph:
         csr = self.csr(launch.ps, self.chunks)
         return sharded_spmm_triton(near, table, counts, csr, None, launch, schedule)
 
-    @cached_property
-    def tiled(self) -> TiledCSR:
-        """The edges by tile of remote rows."""
-        return tiled_csr(self.indptr, self.columns, self.bounds, 0)
+    def tiled(self, tiles: int = 0) -> TiledCSR:
+        """The edges by tile of remote rows; ``tiles``: how many, 0 for as many as training takes. All are kept."""
+        if tiles not in self._tiled:
+            self._tiled[tiles] = tiled_csr(self.indptr, self.columns, self.bounds, 0, tiles=tiles or None)
+        return self._tiled[tiles]
 
-    @cached_property
-    def one_tile(self) -> TiledCSR:
-        """All remote edges in one tile: what suits a schedule that waits for all of them."""
-        return tiled_csr(self.indptr, self.columns, self.bounds, 0, tiles=1)
+    def streamed(self, near: Tensor, far: Tensor, overlap: bool = True, tiles: int = 0) -> Tensor:
+        """Weft's aggregation while remote rows arrive, tile by tile.
 
-    def streamed(self, near: Tensor, far: Tensor, overlap: bool = True) -> Tensor:
-        """Weft's aggregation while remote rows arrive, tile by tile; or one after another, in one tile."""
-        return streamed_spmm_triton(near, [near, far], self.tiled if overlap else self.one_tile, None, overlap)
+        Without ``overlap`` one after another, in one tile: what suits a schedule that waits for all of them.
+        """
+        return streamed_spmm_triton(near, [near, far], self.tiled(tiles if overlap else 1), None, overlap)
 
     def predicted_ms(self, features: int, near: Tensor) -> float:
         """Of the streamed aggregation, from the link's speed and from sums over rows that are on the device."""
-        csr, total = self.tiled, torch.empty(1, self.high, features, device=self.device)
+        csr, total = self.tiled(), torch.empty(1, self.high, features, device=self.device)
         staged = [torch.empty(1, tile.rows, features, device=self.device) for tile in csr.tiles]
         local = _ms(lambda: spmm_triton(near[None], None, None, None, csr.local, out=total), self.device)
         sums = [
@@ -110,14 +124,39 @@ class HalfOfAGraph:
 
     def gathered(self, near: Tensor, far: Tensor) -> Tensor:
         """Fetch, then aggregate: the remote rows that are needed, by the gather of sampled training, then SpMM."""
-        return ops.spmm(self.block, torch.cat([near, gather_rows_triton(far, self.halo - self.high)]))
+        rows = self._with_room(near, self.halo.numel())
+        gather_rows_triton(far, self.halo_rows, rows[self.high :])
+        return ops.spmm(self.block, rows)
 
     def copied(self, near: Tensor, far: Tensor) -> Tensor:
         """Fetch, then aggregate: all rows of rank 1 by one copy to where SpMM reads them, then SpMM."""
-        rows = torch.empty(self.nodes, near.shape[1], device=self.device)
-        rows[: self.high].copy_(near)
+        rows = self._with_room(near, far.shape[0])
         rows[self.high :].copy_(far, non_blocking=True)
         return ops.spmm(self.whole, rows)
+
+    def forward_pass(
+        self, widths: Sequence[int], aggregate_first: bool, aggregate: Callable[[Tensor, Tensor], Tensor]
+    ) -> Callable[[], Tensor]:
+        """A forward pass of rank 0 over layers of ``widths``: products on its rows, aggregations over the link.
+
+        A GCN multiplies first and aggregates the narrower rows; a GIN aggregates first. What rank 1 would have computed
+        is random numbers of the same size, where it lies. Own rows are new in every layer: fetching first copies them
+        to where SpMM reads all rows, about 2 % of its time.
+        """
+        weights = [torch.randn(a, b, device=self.device) / a**0.5 for a, b in itertools.pairwise(widths)]
+        far = {width: self.far(width) for width in (widths[:-1] if aggregate_first else widths[1:])}
+        x = torch.randn(self.high, widths[0], device=self.device)
+
+        def run() -> Tensor:
+            h = x
+            for place, weight in enumerate(weights, 1):
+                h = h + aggregate(h, far[h.shape[1]]) if aggregate_first else h
+                h = h @ weight
+                h = h if aggregate_first else aggregate(h, far[h.shape[1]])
+                h = h.relu() if place < len(weights) else h
+            return h
+
+        return run
 
     def link_speed(self, features: int) -> float:
         """GB/s of one large copy from where remote rows lie."""

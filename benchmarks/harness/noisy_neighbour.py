@@ -7,16 +7,17 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.division_case import Case
 from benchmarks.harness.timing import synchronize
+from weft.core.division import PhaseTimes
 from weft.planner.division.adapting import Adapter
 
-CALM, BUSY = 4, 6  # epochs
+CALM, BUSY = 3, 5  # epochs
 
 
 @contextmanager
@@ -31,20 +32,29 @@ def busy_processes(count: int) -> Iterator[None]:
             one.wait()
 
 
+def _as_measured(times: PhaseTimes, measured: Mapping[str, float], expected: Mapping[str, float]) -> PhaseTimes:
+    """``times`` with which the simulated phases are the measured ones."""
+    return times.scaled(
+        **{key: measured[key] / expected[key] for key in expected if measured.get(key) and expected[key]}
+    )
+
+
 def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
     """Epochs before and after other processes take the cores; ``adapting``: divide anew when phases drift.
 
-    Begins with a division in which the host has a part, since a busy neighbour does nothing to a GPU.
+    Begins with Weft's division, or, if the host has no part in that, with one in which it has: a busy neighbour does
+    nothing to a GPU. There the calm epochs only say what its phases take, so that leaving it is no answer to calm.
     """
     chosen = case.side("weft", args.most_workers)
-    case.source.divide(chosen if chosen.host_batches else case.side("share 0.33", args.most_workers))
+    forced = not chosen.host_batches
+    case.source.divide(case.side("share 0.33", args.most_workers) if forced else chosen)
     begun, registry = case.source.division, case.source.hardware.registry()
     adapter = Adapter(case.times, case.source.division, registry, case.limits, case.batches)
     seconds: list[float] = []
     notes: list[str] = []
     changed: list[int] = []
 
-    def epochs(count: int) -> None:
+    def epochs(count: int, calm: bool) -> None:
         for _ in range(count):
             case.source.phases()
             begin = time.perf_counter()
@@ -52,20 +62,24 @@ def stressed(case: Case, adapting: bool, args: Namespace) -> dict[str, Any]:
             synchronize(case.group.device)
             seconds.append(time.perf_counter() - begin)
             measured = {key: one.mean for key, one in case.source.phases().items()}
+            if calm and forced:
+                adapter.profiled = _as_measured(case.times, measured, adapter.expected(case.times))
+                continue
             change = adapter.observe(measured) if adapting and measured else None
             notes.extend(adapter.told(seconds[-1], change))
             if change is not None:
                 case.source.divide(change.division)
                 changed.append(len(seconds))
 
-    epochs(CALM)
+    epochs(CALM, calm=True)
     with busy_processes(2 * (os.cpu_count() or 2)):
         time.sleep(0.5)
-        epochs(BUSY)
+        epochs(BUSY, calm=False)
     after = seconds[CALM:]
     within_two = [one - CALM for one in changed if one > CALM]
     return {
         "begun": begun.words(),
+        "chosen": not forced,
         "before_seconds": round(median(seconds[1:CALM]), 4),
         "first_two_seconds": round(sum(after[:2]) / 2, 4),
         "later_seconds": round(median(after[3:]), 4),

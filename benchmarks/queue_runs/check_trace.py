@@ -11,18 +11,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.queue_runs.interference_fit import Fit, Pair, fit
+from benchmarks.queue_runs.interference_fit import SHARES, Fit, Pair, alone, fit
 from benchmarks.queue_runs.queue_server import QueueRun
 from weft.sched.queue_state import DeviceState, QueuedTask
 
-TOOK = ("seconds", "cpu_seconds", "waited_seconds")
+TOOK = ("seconds", "trained_seconds", "cpu_seconds", "waited_seconds")
 
 
 @dataclass(frozen=True)
 class TraceRun:
     """One run of the queue: its makespan, what others wanted of the processor, and per task when and how long it ran.
 
-    Of each task: ``start``, ``end``, ``seconds`` on its worker, ``cpu_seconds`` of them, ``waited_seconds`` for a core.
+    Of each task: ``start``, ``end``, ``seconds`` on its worker, of them ``trained_seconds`` in epochs, ``cpu_seconds``
+    of computing and ``waited_seconds`` for a core.
     """
 
     makespan: float
@@ -45,6 +46,11 @@ class TraceRun:
         """How many times longer than on a free processor its tasks computed."""
         computed = sum(one["cpu_seconds"] for one in self.tasks.values())
         return 1.0 + sum(one["waited_seconds"] for one in self.tasks.values()) / computed if computed else 1.0
+
+    def alone_on_gpu(self, task: QueuedTask) -> QueuedTask:
+        """``task`` as this run, one at a time, says that it is on a GPU, which it keeps busy in its epochs."""
+        took = self.tasks[task.id]
+        return alone(task, took["seconds"], took["trained_seconds"], self.gap())
 
     def alone(self, task: QueuedTask, cores: int) -> QueuedTask:
         """``task`` as this run, one at a time, says that it is on a processor that is free."""
@@ -75,11 +81,20 @@ class Trace:
     told: Sequence[Sequence[QueuedTask]] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the processor is the device that tasks share."""
+        return self.device.name.startswith("cpu")
+
+    def others(self, run: TraceRun) -> float:
+        """The share of the device that others than the queue wanted during ``run``; of a GPU, none."""
+        return run.background if self.on_cpu else 0.0
+
     def alone(self, runs: Sequence[TraceRun]) -> list[QueuedTask]:
         """The tasks with the means of what runs one at a time say of them."""
         found = []
         for task in self.tasks:
-            each = [run.alone(task, self.cores) for run in runs]
+            each = [run.alone(task, self.cores) if self.on_cpu else run.alone_on_gpu(task) for run in runs]
             seconds = sum(one.seconds for one in each) / len(each)
             work = sum(one.work for one in each) / len(each)
             found.append(replace(each[0], seconds=seconds, utilisation=work / seconds))
@@ -96,12 +111,13 @@ class Trace:
         for run in one.pairs:
             first, second = run.tasks
             ends = {name: took["end"] for name, took in run.tasks.items()}
-            found.append(Pair((tasks[first], tasks[second]), ends, run.background))
+            found.append(Pair((tasks[first], tasks[second]), ends, self.others(run)))
         return found
 
     def fit(self) -> Fit:
-        """Contention that explains all pairs best; shares of the processor are measured."""
-        return fit([pair for one in self.rounds for pair in self.pairs_of(one)], shares=(1.0,))
+        """What explains all pairs best: contention, and of a GPU the share that an epoch keeps busy, too."""
+        pairs = [pair for one in self.rounds for pair in self.pairs_of(one)]
+        return fit(pairs, shares=(1.0,) if self.on_cpu else SHARES)
 
     def to_json(self) -> str:
         """The text of its file."""

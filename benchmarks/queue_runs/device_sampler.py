@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from statistics import fmean
 from types import TracebackType
-from typing import Any
+
+from benchmarks.queue_runs.nvml import NVML
 
 SECONDS = 0.05
 
@@ -19,7 +21,7 @@ class DeviceSampler:
     """Samples while entered; without NVML it finds nothing, and its figures are None."""
 
     def __init__(self, index: int | None) -> None:
-        self._handle, self._nvml = _handle(index)
+        self._gpu = _gpu(index)
         self._before = self._memory()
         self.samples: list[tuple[float, float, int]] = []  # time, share busy, bytes above those at the start
         self._end = threading.Event()
@@ -34,12 +36,12 @@ class DeviceSampler:
         self._thread.join()
 
     def _memory(self) -> int:
-        return 0 if self._handle is None else int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        return 0 if self._gpu is None else self._gpu.used_bytes()
 
     def _sample(self) -> None:
-        while self._handle is not None and not self._end.wait(SECONDS):
-            busy = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100
-            self.samples.append((time.time(), busy, self._memory()))
+        while self._gpu is not None and not self._end.wait(SECONDS):
+            with suppress(OSError):  # one sample less
+                self.samples.append((time.time(), self._gpu.busy(), self._memory()))
 
     def figures(self, begin: float, end: float, idle_bytes: int = 0) -> dict[str, float | None]:
         """Mean utilisation between two times, and the most bytes taken beyond ``idle_bytes``."""
@@ -55,13 +57,13 @@ class DeviceSampler:
         return self._before
 
 
-def _handle(index: int | None) -> tuple[Any, Any]:
+def _gpu(index: int | None) -> NVML | None:
+    """The GPU of that index; None without one, or where the driver does not answer."""
     if index is None:
-        return None, None
+        return None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByIndex(index), pynvml
-    except Exception:  # not installed, or no driver
-        return None, None
+        found = NVML(index)
+        found.busy(), found.used_bytes()
+    except (OSError, AttributeError):
+        return None
+    return found

@@ -2,13 +2,15 @@
 
     python -m benchmarks.suites.queues --out queues.json        also queues-QUEUE-cdf.svg and -gantt.svg beside it
     python -m benchmarks.suites.queues --quick --device cpu       tiny graphs and few tasks, to try it out
-    python -m benchmarks.suites.queues --budget-seconds 280 --epochs 10 --warm-seconds 60 --pairs 2
+    python -m benchmarks.suites.queues --budget-seconds 500 --warm-seconds 90 --pairs 2
                                                     what matters most first; --resume goes on with the rest of --out
     python -m benchmarks.queue_runs.queue_plots queues.json       the charts again, from the results
+    python -m benchmarks.queue_runs.queue_tables queues.json      the tables again, from the results
 
 A queue has 20 trainings of one model (mix: of four), 4 to 10 layers of 64, on the 11 graphs of CoGNN's Table IV. Which
 of the 77 combinations a queue has is not published; they are drawn by seed. The paper trains 200 epochs; ``--epochs``
-scales that. All tasks arrive at once. The byte budget is CoGNN's on a V100: 26 GiB for tasks, 6 GiB reserved.
+scales that. The fewer, the more starts weigh, of which PyG's tasks in one warm process have hardly any. All tasks
+arrive at once. The byte budget is CoGNN's on a V100: 26 GiB for tasks, 6 GiB reserved.
 
 Modes. ``pyg``: PyG's models, one after another in one warm process (a process per task would pay
 ``pyg_start_seconds`` more each time). ``pyg_mps``: the same by several processes under MPS, first come first served,
@@ -37,12 +39,13 @@ import torch
 
 from benchmarks.baselines import mps
 from benchmarks.harness.graphs import make_graph
-from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed
 from benchmarks.queue_runs.device_sampler import DeviceSampler
 from benchmarks.queue_runs.pyg_queue import PyGWorkers, run_in_order
 from benchmarks.queue_runs.queue_plots import group_rows, write_plots
 from benchmarks.queue_runs.queue_server import QueueServer, peak_bytes
 from benchmarks.queue_runs.queue_simulations import ONE, PAIRS, add_simulations, measured_alone
+from benchmarks.queue_runs.queue_tables import print_tables
 from benchmarks.suites.prediction.queues import QUEUES, Entry, queue
 from weft.core.models import BUILT_IN
 from weft.graph.catalog.shapes import find as find_shape
@@ -156,6 +159,7 @@ def weft_cell(
         "failed": dict(run.failed),
         "largest_reserved_bytes": int(reserved),
         "budget_bytes": run.outcome.budget_bytes,
+        "reserved_bytes": server.options.reserved,
         "groups": len(run.outcome.groups),
         "took": rounded(run.details),
         "background": round(run.background, 4),
@@ -185,7 +189,7 @@ def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], serve
     for place in (place for place in places if place >= 1):
         two = ordered[place - 1].id, ordered[place].id
         run = server.run("mps", {name: tasks[name] for name in two})
-        if len(run.details) == 2:
+        if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
             pairs.append({"tasks": list(two), "ends": ends, "background": run.background})
     return {"pairs": pairs}
@@ -217,7 +221,7 @@ def finish(recorder: Recorder, args: Namespace, names: Sequence[str]) -> None:
     """The simulator beside what was measured of some queues so far, and their charts."""
     add_simulations(recorder.cells, names)
     recorder.save()
-    if args.out is not None:
+    if args.out is not None and not args.no_charts:
         write_plots([cell for cell in recorder.cells if cell["queue"] in names], Path(args.out))
 
 
@@ -275,31 +279,6 @@ def run_weft(
                     run_queue(name, wanted, recorder, server, tasks_of(name, graphs, args), args, idle)
 
 
-def summary(recorder: Recorder) -> None:
-    """The table of all cells, and each mode against sequential PyG."""
-    rows = []
-    for cell in (cell for cell in recorder.cells if cell["status"] == "ok" and cell["mode"] != PAIRS):
-        base = find(recorder.cells, queue=cell["queue"], mode="pyg")
-        against = [
-            base[key] / cell[key] if base and cell[key] else None for key in ("makespan", "mean_jct", "mean_queuing")
-        ]
-        busy, peak = cell.get("utilisation"), cell.get("device_peak_bytes")
-        rows.append([
-            cell["queue"], cell["mode"], cell["makespan"], cell["mean_jct"], cell["p95_jct"], cell["mean_queuing"],
-            cell["p95_queuing"], *against, busy, cell["peak_bytes"] / GIB, None if peak is None else peak / GIB,
-            cell["out_of_memory"], cell["done"], cell.get("simulated_makespan"), cell.get("simulator_error"),
-            cell.get("replayed_error"),
-        ])  # fmt: skip
-    print_table(
-        ["queue", "mode", "makespan s", "JCT s", "p95 JCT", "wait s", "p95 wait", "x makespan", "x JCT", "x wait",
-         "busy", "admitted GiB", "device GiB", "OOM", "done", "simulated s", "error", "replayed"],
-        rows,
-    )  # fmt: skip
-    for cell in recorder.cells:
-        if cell["status"] != "ok" or cell.get("failed"):
-            print(f"{cell['queue']} {cell['mode']}: {cell.get('error') or cell.get('reason') or cell.get('failed')}")
-
-
 def arguments() -> Namespace:
     """The command line."""
     parser = common_arguments(__doc__.splitlines()[0])
@@ -315,12 +294,11 @@ def arguments() -> Namespace:
     parser.add_argument("--warm-seconds", type=float, default=150.0)
     parser.add_argument("--scale", type=float, default=1.0, help="shrink the graphs, to try this out")
     parser.add_argument("--nodes", type=int, help="shrink every graph to about so many nodes")
+    parser.add_argument("--no-charts", action="store_true", help="leave them to benchmarks.queue_runs.queue_plots")
     parser.add_argument("--quick", action="store_true", help="tiny graphs, few tasks and epochs")
     args = parser.parse_args()
     if args.quick:
         args.nodes, args.tasks, args.epochs, args.hidden, args.pairs = 2_000, 4, 3, 8, 1
-    if args.out is None and os.environ.get("OUT"):
-        args.out = Path(os.environ["OUT"]) / "queues.json"
     return args
 
 
@@ -345,7 +323,7 @@ def main() -> None:
         if "pyg_mps" in chosen:
             run_pyg("pyg_mps", names, recorder, graphs, args, idle)
         finish(recorder, args, names)
-    summary(recorder)
+    print_tables(recorder.cells, names)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.division_case import make_case
+from benchmarks.harness.division_case import DEVICE_BUFFER, make_case
 from benchmarks.harness.division_case import measure as measure_division
 from benchmarks.harness.host_graph import PAPERS, fitting_scale, papers_graph
 from benchmarks.harness.recorder import Recorder
@@ -111,7 +111,8 @@ def divided(graph: Graph, device: torch.device, args: Namespace, tasks_of: Calla
     """The same with batches that host and GPU prepare as a profile says; of a part of the seeds, extrapolated."""
     budget = parse_bytes(args.papers_budget)
     (task,) = tasks_of(graph, 1, args)
-    place = make_plan(task, machine=args.machine, budget=budget).groups[0].plan.places
+    plan = make_plan(task, machine=args.machine, budget=budget).groups[0].plan
+    place, buffer = plan.places, DEVICE_BUFFER if plan.division is None else plan.division.device_buffer
     steps = -(-graph.train.numel() // task.batch)
     part = graph._changed(train=graph.train[: args.papers_batches * task.batch])
     about = {"device": str(device), "quick": False, "seeds": task.batch, "profile_seconds": 2.5}
@@ -119,7 +120,7 @@ def divided(graph: Graph, device: torch.device, args: Namespace, tasks_of: Calla
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     with memory_cap(device, machine_with(device), budget):
-        case = make_case(place_graph(part, place, device), PAPERS, "sage", Namespace(**about), place)
+        case = make_case(place_graph(part, place, device), PAPERS, "sage", Namespace(**about), place, buffer)
         workers = about["most_workers"]
         found = measure_division(case, case.side("weft", workers), repeats=1)
         by_gpu = measure_division(case, case.side("device", workers), repeats=1)

@@ -9,9 +9,10 @@ all remote rows, or a gather of those that are needed; and against ``streamed ap
 Beside it what the roofline predicts. Then the schedules of pieces (``weft.ops.sharded.sharded_spmm``), of which
 ``fetch_first`` is ``pipelined`` without interleaving; rows left whole against rows in pieces; forward passes of a GCN
 (2 layers of 16) and a GIN (5 of 64); how long a partition takes and how even it is; the path of the tuner's search on
-the first shape. All shapes have their streamed cells before any has the others.
+the first shape; the streamed kernel with other numbers of tiles. All shapes have their streamed cells before any has
+the others. The last table says of every goal whether it is reached.
 
-    python -m benchmarks.suites.sharded --budget-seconds 115 --out sharded.json
+    python -m benchmarks.suites.sharded --budget-seconds 120 --out sharded.json
 """
 
 from __future__ import annotations
@@ -30,19 +31,27 @@ from torch import Tensor
 from benchmarks.harness.graphs import make_graph
 from benchmarks.harness.half_graph import FLOAT, HalfOfAGraph
 from benchmarks.harness.recorder import NotHere, Recorder, common_arguments, find, listed, print_table
+from benchmarks.harness.sharded_verdicts import (
+    COPIED,
+    FETCHED,
+    GATHERED,
+    HEADER,
+    PIPELINED,
+    STREAMED,
+    STREAMED_APART,
+    WHOLE_ROWS,
+    verdicts,
+)
 from benchmarks.harness.timing import time_until
-from weft.dist.partition_arrays import count_remote, own_rows, split_edges
+from weft.dist.partition_arrays import count_remote, neighbour_pieces, own_rows, split_edges
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.sharded.shard import ShardedLaunch
-from weft.ops.sharded.sharded_spmm import PER_EDGE, SCHEDULES
+from weft.ops.sharded.sharded_spmm import PER_EDGE
 from weft.planner.kernel_tuner import KernelConfig, search_for
 from weft.planner.partition import split_by_edges
 
-COPIED, GATHERED = "copy all, then spmm", "gather, then spmm"
-FETCHED = (COPIED, GATHERED)
-STREAMED, STREAMED_APART = "streamed", "streamed apart"
-PIPELINED, APART = SCHEDULES[0], "fetch_first"
+APART = "fetch_first"
 MODELS = {"gcn 2x16": (2, 16), "gin 5x64": (5, 64)}
 
 
@@ -56,6 +65,8 @@ def side_of(half: HalfOfAGraph, side: str, launch: ShardedLaunch) -> Callable[[T
     """The aggregation of own and remote rows, by name."""
     plain = {COPIED: half.copied, GATHERED: half.gathered, STREAMED: half.streamed}
     plain[STREAMED_APART] = partial(half.streamed, overlap=False)
+    if side.endswith(" tiles"):
+        return partial(half.streamed, tiles=int(side.split()[-2]))
     return plain.get(side) or (lambda near, far: half.sharded(near, far, launch, side))
 
 
@@ -111,40 +122,14 @@ def tune(recorder: Recorder, half: HalfOfAGraph, features: int, seconds: float) 
 # ---- a model ------------------------------------------------------------------------------------------
 
 
-def forward_pass(
-    half: HalfOfAGraph, graph: Graph, layers: int, hidden: int, side: str, launch: ShardedLaunch
-) -> Callable[[], Tensor]:
-    """A forward pass of rank 0: products on its rows, aggregations over the link.
-
-    A GCN multiplies first and aggregates the narrower rows; a GIN aggregates first. What rank 1 would have computed is
-    random numbers of the same size, where it lies.
-    """
-    widths = [graph.num_features, *[hidden] * (layers - 1), graph.num_classes]
-    is_gin = layers > 2
-    weights = [torch.randn(a, b, device=half.device) / a**0.5 for a, b in itertools.pairwise(widths)]
-    passed = widths[:-1] if is_gin else widths[1:]
-    far = {width: half.far(width) for width in passed}
-    x = torch.randn(half.high, widths[0], device=half.device)
-    aggregate = side_of(half, side, launch)
-
-    def run() -> Tensor:
-        h = x
-        for place, weight in enumerate(weights):
-            h = h + aggregate(h, far[h.shape[1]]) if is_gin else h
-            h = h @ weight
-            h = h if is_gin else aggregate(h, far[h.shape[1]])
-            h = h.relu() if place + 1 < layers else h
-        return h
-
-    return run
-
-
 def model_cell(
     recorder: Recorder, half: HalfOfAGraph, graph: Graph, model: str, side: str, launch: ShardedLaunch, seconds: float
 ) -> dict[str, Any]:
     """Milliseconds of a forward pass."""
     on_gpu(recorder)
-    call = forward_pass(half, graph, *MODELS[model], side, launch)
+    layers, hidden = MODELS[model]
+    widths = [graph.num_features, *[hidden] * (layers - 1), graph.num_classes]
+    call = half.forward_pass(widths, layers > 2, side_of(half, side, launch))
     return {"ms": round(time_until(call, half.device, warmup=1, repeats=10, seconds=seconds, least=2).ms, 4)}
 
 
@@ -152,7 +137,10 @@ def model_cell(
 
 
 def partition_cell(adj: Adjacency, host: bool) -> dict[str, Any]:
-    """Seconds from row offsets to the local and the remote CSR of one rank of four, and how even the ranks are."""
+    """Seconds from row offsets to the parts of one rank of four, and how even the ranks are.
+
+    That is its local and remote CSR, with ids as their owners have them, and neighbours in pieces of 16.
+    """
     if host:
         adj = Adjacency(adj.indptr.cpu(), adj.indices.cpu(), adj.num_cols)
     if adj.device.type == "cuda":
@@ -161,7 +149,9 @@ def partition_cell(adj: Adjacency, host: bool) -> dict[str, Any]:
     found = split_by_edges(adj.indptr.cpu().numpy(), 4)
     bounds = time.perf_counter() - begin
     indptr, columns, _, _ = own_rows(adj, *found.bounds[:2])
-    split_edges(indptr, columns, found.bounds, 0)
+    split = split_edges(indptr, columns, found.bounds, 0)
+    for offsets in (split.local_indptr, split.remote_indptr):
+        neighbour_pieces(offsets, 16)
     if adj.device.type == "cuda":
         torch.cuda.synchronize()
     took = time.perf_counter() - begin
@@ -181,7 +171,7 @@ def main() -> None:
     """Run everything, print tables."""
     args = _arguments()
     recorder = Recorder("sharded", args)
-    for cells in (_streamed_cells, _other_cells):
+    for cells in (_streamed_cells, _other_cells, _tile_cells):
         for shape in args.shapes:
             graph = recorder.prepare(f"graph {shape}", partial(make_graph, shape, recorder.device, args.scale))
             if graph is None:
@@ -226,7 +216,15 @@ def _other_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGrap
             recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
         whole = ShardedLaunch(0, args.dist, args.warps)
         work = partial(compare, recorder, half, features, PIPELINED, whole, args.cell_seconds)
-        recorder.cell({"shape": shape, "features": features, "side": "rows whole"}, work, free=False)
+        recorder.cell({"shape": shape, "features": features, "side": WHOLE_ROWS}, work, free=False)
+
+
+def _tile_cells(recorder: Recorder, shape: str, graph: Graph, half: HalfOfAGraph, args: Namespace) -> None:
+    """The streamed kernel with other numbers of tiles, to choose them by."""
+    for features, tiles in itertools.product(args.features, args.tiles):
+        side = f"streamed, {tiles} tiles"
+        work = partial(compare, recorder, half, features, side, _launch(args), args.cell_seconds)
+        recorder.cell({"shape": shape, "features": features, "side": side}, work, free=False)
 
 
 def _arguments() -> Namespace:
@@ -236,6 +234,7 @@ def _arguments() -> Namespace:
     parser.add_argument("--features", type=lambda text: [int(word) for word in listed(text)], default=[16, 64])
     parser.add_argument("--per-edge", type=int, default=16, help="schedules that read per edge: up to this width")
     parser.add_argument("--link", choices=("pinned", "device"), default="pinned")
+    parser.add_argument("--tiles", type=lambda text: [int(word) for word in listed(text)], default=[2, 4, 8])
     parser.add_argument("--ps", type=int, default=16)
     parser.add_argument("--dist", type=int, default=2)
     parser.add_argument("--warps", type=int, default=4)
@@ -263,11 +262,21 @@ def _summary(recorder: Recorder, args: Namespace) -> None:
         models.append((shape, model, *_ratios(times)[:3]))
     print_table(("shape", "model", "streamed ms", *RATIOS[:2]), models)
     _print_others(cells, args)
-    recorder.save()
+    found = verdicts(cells, args.shapes, args.features, list(MODELS))
+    print_table(HEADER, found)
+    recorder.save(verdicts=[dict(zip(HEADER, row, strict=True)) for row in found])
 
 
 def _print_others(cells: list[dict[str, Any]], args: Namespace) -> None:
-    """Partitions and the tuner's path."""
+    """Numbers of tiles, partitions and the tuner's path."""
+    sides = [STREAMED, *(f"streamed, {tiles} tiles" for tiles in args.tiles)]
+    print_table(
+        ("shape", "F", *(f"{side} ms" for side in sides)),
+        [
+            (shape, width, *((find(cells, shape=shape, features=width, side=side) or {}).get("ms") for side in sides))
+            for shape, width in itertools.product(args.shapes, args.features)
+        ],
+    )
     for shape in args.shapes:
         parts = [find(cells, shape=shape, side=f"partition on {where}") for where in ("device", "host")]
         print(

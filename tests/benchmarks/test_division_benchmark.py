@@ -10,8 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.harness import division_case
+from benchmarks.harness.division_report import rows_of, verdicts
 from benchmarks.harness.speed_plot import speed_svg
 from benchmarks.suites import division
+from weft.core.placement import Placement
 
 pytestmark = pytest.mark.timeout(240)
 SMALL = ["--quick", "--shapes", "uk", "--models", "sage", "--workers", "2", "--batches", "6", "--repeats", "1"]
@@ -42,15 +44,17 @@ def test_quick_mode_compares_sides_and_ratios_and_goes_on_where_it_ended(cells, 
         assert cell["simulated_seconds"] > 0
     told = capsys.readouterr().out
     assert "better side / weft" in told
-    assert "simulator within 10 % of measured epochs" in told
+    assert "simulator within 10%, 12 configurations" in told
+    assert "| not measured |" in told.splitlines()[-1]  # no neighbour, and the table is the last thing printed
     again = cells(*words[:2], "--no-stress", "--budgets", "12", "--budget-shape", "uk", "--resume")
     assert again[:5] == found  # not run again
+    assert {one["batches"] for one in found[1:]} == {6}
     more = again[5:]
     assert [cell["side"] for cell in more] == ["plan", "device", "weft", "host"]
     assert more[0]["placement"]["features"] == "gpu"
     assert more[1]["ms_per_batch"] == more[2]["ms_per_batch"] > 0
     assert more[3]["same_as"] == "host"
-    assert "within 12 GiB: features gpu, edges gpu" in capsys.readouterr().out
+    assert "uk sage 12 GiB: features gpu, edges gpu" in capsys.readouterr().out
 
 
 def test_the_figure_has_a_panel_per_group_and_a_line_per_side():
@@ -72,6 +76,66 @@ def test_the_figure_has_a_panel_per_group_and_a_line_per_side():
     assert panels["uk, gat"]["weft"] == {1: 100.0, 4: 25.0}
     drawn = ElementTree.fromstring(speed_svg(panels))
     assert sum(part.tag.endswith("path") for part in drawn.iter()) == 6
+
+
+def cell(side, ms=None, workers=14, model="sage", budget=12.0, shape="papers100m", **more):
+    about = {"status": "ok", "shape": shape, "model": model, "budget_gib": budget, "side": side}
+    return {**about, **({} if ms is None else {"ms_per_batch": ms, "workers": workers}), **more}
+
+
+def test_the_last_table_says_pass_or_miss():
+    sides = [cell("device", 10.0), cell("host", 12.0), cell("weft", 7.0), cell("share 0.50", 6.9)]
+    kinds = [(model, shape) for model in ("sage", "gcn", "gat") for shape in ("products", "papers100m", "uk")]
+    errors = [cell(f"share {place}", 9.0, place, *kinds[place % 9][:1], shape=kinds[place % 9][1], error=0.02)
+              for place in range(12)]  # fmt: skip
+    profiled = [cell("profile", shape="products", budget=None, profile_seconds=2.5)]
+    profiled += [cell(side, 8.0, shape="products", budget=None) for side in ("device", "weft")]
+    about = {"later_seconds": 1.0, "budget": None}
+    stress = [cell("stress", adapting=on, adapted_after_epochs=1 if on else None, **about) for on in (True, False)]
+    found = {what: (verdict, told) for what, verdict, told in verdicts([*sides, *errors, *profiled, *stress])}
+    assert [verdict for verdict, _ in found.values()] == ["pass"] * 5 + ["MISS"] + ["pass"] * 2  # one of 45 cells
+    assert "1 of 1; least 1.43" in found["1.3x where sides are close (within 1.25x)"][1]
+    assert "1.62 epochs" in found["profile within 2 epochs of products"][1]
+    slow = [cell("device", 10.0), cell("host", 12.0), cell("weft", 11.0), cell("share 0.50", 6.9), profiled[0]]
+    late = [cell("weft", 4.0, shape="products", budget=None), {**stress[0], "adapted_after_epochs": None}]
+    wrong = [{**one, "error": 0.2} for one in errors]
+    assert [verdict for _, verdict, _ in verdicts([*slow, *late, *wrong])] == ["MISS"] * 8
+    assert {verdict for _, verdict, _ in verdicts([])} == {"not measured"}
+
+
+def test_sides_that_are_far_apart_are_no_case_to_gain_in():
+    (row,) = rows_of([cell("device", 10.0), cell("host", 13.0), cell("weft", 10.0)])
+    assert not row.close(1.25)
+    assert row.close(1.5)
+    assert row.gain == 1.0
+
+
+class Recorded:
+    """A recorder that runs plans and nothing else."""
+
+    def __init__(self) -> None:
+        self.cells, self.device = [{"status": "ok", "side": "stress"}], None
+
+    def cell(self, key, work, free=True):
+        return {"status": "ok", **key, **work()} if key["side"] == "plan" else {"status": "ok"}
+
+
+def test_a_run_that_ends_early_has_the_telling_cells(monkeypatch):
+    """The leading case, then plans within the first budget with every ratio and a neighbour; other shapes last."""
+    about = {"shapes": "products,uk", "models": "sage,gcn", "budgets": "12,80", "budget_shape": "papers100m"}
+    about |= {"workers": "4,14", "few_workers": "14", "most_workers": 14, "searched": "sage", "ratios": 3}
+    suite, asked = division.Suite(Recorded(), Namespace(**about, stress=True)), []
+    places = {12.0: Placement("cached", "host"), 80.0: Placement()}
+    planned = lambda shape, model, budget: {"placement": places[budget].to_dict(), "device_buffer": 4}  # noqa: E731
+    monkeypatch.setattr(suite, "_cells", lambda keys, label, make: asked.append((label, [k["side"] for k in keys])))
+    monkeypatch.setattr(suite, "_planned", planned)
+    suite.run()
+    labels = [label for label, _ in asked]
+    assert labels[:2] == ["products sage", "papers100m sage within 12 GiB"]
+    assert labels[-3:] == ["products gcn", "uk sage", "uk gcn"]
+    sides = asked[1][1]
+    assert sides[:4] == ["profile", "device", "weft", "host"]
+    assert sides[-4:] == ["share 0.33", "share 0.67", "stress", "stress"]
 
 
 def test_when_the_time_is_over_nothing_is_made(cells):

@@ -7,6 +7,7 @@ import sys
 
 import torch
 
+from benchmarks.harness.sharded_verdicts import verdicts
 from benchmarks.suites import sharded
 from weft import ops
 
@@ -21,6 +22,9 @@ def test_cells_without_a_gpu(tmp_path, monkeypatch, capsys):
     assert {cell["status"] for cell in partition} == {"ok"}
     assert all(cell["imbalance_2"] < 0.01 and 0 < cell["remote_share"] < 1 for cell in partition)
     assert {cell["status"] for cell in found["cells"] if cell not in partition} == {"skipped"}
+    said = {row["goal"]: row["verdict"] for row in found["verdicts"]}
+    assert said.pop("edges per rank, all shapes, 2 to 8 ranks") == "miss", "so small a likeness has a hub of an eighth"
+    assert set(said.values()) == {"not measured"}
     assert found["graphs"]["arxiv"]["remote_edges"] > 0
     assert "share of link" in capsys.readouterr().out
 
@@ -33,3 +37,39 @@ def test_the_block_is_half_of_the_graph():
     x = torch.randn(adj.num_rows, 4)
     found = ops.spmm(half.block, torch.cat([x[: half.high], x[half.halo]]))
     torch.testing.assert_close(found, ops.spmm(adj, x)[: half.high])
+    near, far = x[: half.high], x[half.high :]
+    roomy = x.clone()[: half.high]
+    for own in (near.clone(), roomy):
+        torch.testing.assert_close(half.copied(own, far), ops.spmm(adj, x)[: half.high])
+    assert roomy.data_ptr() == half._with_room(roomy, 3).data_ptr(), "rows with room below them are not copied"
+    run = half.forward_pass([4, 3, 2], False, half.copied)
+    assert run().shape == (half.high, 2)
+
+
+def cells(streamed, fetched, apart):
+    link = {"link_mb": 55.0, "copy_gb_s": 55.0, "link_share": 0.5}
+    times = {"streamed": streamed, "copy all, then spmm": fetched, "gather, then spmm": fetched + 1}
+    times |= {"streamed apart": apart, "pipelined": 2.0, "rows whole": 5.0}
+    here = {"shape": "products", "features": 16, "status": "ok"}
+    found = [{**here, "side": side, "ms": ms, **link} for side, ms in times.items()]
+    tuner = {"iterations": 11, "first_ms": 10.0, "best_ms": 2.0, "gain": 5.0, "finished": True}
+    part = {"shape": "products", "side": "partition on host", "status": "ok", "seconds": 0.6, "imbalance_2": 0.001}
+    return [*found, {**here, "side": "tuner", **tuner}, part]
+
+
+def test_verdicts():
+    def verdict_of(goal, *times):
+        rows = verdicts(cells(*times), ["products"], [16], ["gcn 2x16"])
+        (found,) = [row for row in rows if row[0].startswith(goal)]
+        return found[2:]
+
+    # One millisecond of link and one of sums: hiding one behind the other gains at most twice.
+    assert verdict_of("against fetching first", 1.25, 2.0, 2.0) == ("1.60x of at most 2.00x", "pass")
+    assert verdict_of("against fetching first", 1.4, 2.0, 2.0) == ("1.43x of at most 2.00x", "miss")
+    assert verdict_of("against no interleaving", 1.25, 2.0, 1.6) == ("1 of 1; least 1.28x (products 16)", "pass")
+    assert verdict_of("against no interleaving", 1.25, 2.0, 1.4)[1] == "miss"
+    assert verdict_of("forward pass", 1.0, 2.0, 2.0) == ("-", "not measured")
+    assert verdict_of("neighbour partitions", 1.0, 2.0, 2.0) == ("2.50 to 2.50x", "measured")
+    assert verdict_of("the tuner", 1.0, 2.0, 2.0) == ("11 steps, 10 to 2 ms, 5.00x", "pass")
+    assert verdict_of("partition of products", 1.0, 2.0, 2.0) == ("0.6 s", "pass")
+    assert verdict_of("edges per rank", 1.0, 2.0, 2.0) == ("0.100%", "pass")

@@ -51,3 +51,38 @@ def test_a_plan_for_several_gpus(tmp_path, capsys, monkeypatch):
     (found,) = json.loads(capsys.readouterr().out)["sharding"]
     assert found["ranks"] == 4
     assert found["speed_up"] > 0
+
+
+def planned(tmp_path, capsys, monkeypatch, *more, spec=SPEC):
+    """The exit code of a plan, and what it printed as data."""
+    (tmp_path / "spec.toml").write_text(spec)
+    command = ["weft", "plan", str(tmp_path / "spec.toml"), "--machine", "h200", "--json", *more]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr()
+    return end.value.code, json.loads(out.out) if out.out else out.err
+
+
+LARGE = 'graph = "shape:ogbn-papers100M"\n[model]\nname = "gin"\nlayers = 5\nhidden = 64\n'
+
+
+def test_a_graph_beyond_one_gpu_is_planned_as_ranks_train_it(tmp_path, capsys, monkeypatch):
+    """One GPU would take sampled batches of it; ranks have the whole graph, and more than a host's need the network."""
+    _, alone = planned(tmp_path, capsys, monkeypatch, spec=LARGE)
+    assert alone["groups"][0]["plan"]["mode"] == "sampled"
+    found = {}
+    for gpus in ("8", "64"):
+        code, several = planned(tmp_path, capsys, monkeypatch, "--gpus", gpus, spec=LARGE)
+        assert code in (0, None)
+        assert several["groups"][0]["plan"]["mode"] == "full"
+        (found[gpus],) = several["sharding"]
+    assert (found["8"]["link"], found["64"]["link"]) == ("nvlink", "infiniband")
+    assert 90 * 2**30 < found["8"]["bytes_per_rank"] < 140 * 2**30
+    assert found["64"]["bytes_per_rank"] < 30 * 2**30
+
+
+def test_sampled_training_over_ranks_is_not_predicted(tmp_path, capsys, monkeypatch):
+    code, words = planned(tmp_path, capsys, monkeypatch, "--gpus", "4", "--set", "train.mode=sampled", spec=LARGE)
+    assert code == 2
+    assert "sampled training over 4 ranks is not predicted" in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,14 +18,14 @@ from weft.core.errors import SpecError
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
-STORE = 80 * 2**20
+STORE, CPUS = 80 * 2**20, 4  # Ray would put two of three shares of one CPU on one of these nodes
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    small = {"num_cpus": 1, "object_store_memory": STORE, "memory": 2 << 30}
+    small = {"num_cpus": CPUS, "object_store_memory": STORE, "memory": 2 << 30}
     found = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     nodes = [found.add_node(**small) for _ in range(2)]
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
@@ -85,6 +86,9 @@ def test_a_sweep_and_then_a_lost_node(cluster, tmp_path):
     assert any("resumed after epoch" in event.data.get("message", "") for event in told)
     assert_same(found, weft.run(longer, device="cpu"))
     assert len(ray.nodes()) == 3
+    until = time.monotonic() + 90  # the share continues elsewhere before the head gives the node up
+    while sum(node["Alive"] for node in ray.nodes()) > 2 and time.monotonic() < until:
+        time.sleep(0.5)
     assert sum(node["Alive"] for node in ray.nodes()) == 2
 
 
@@ -113,6 +117,7 @@ def test_a_queue_over_the_cluster_survives_a_node(cluster, tmp_path):
         cluster.remove_node(victims[0], allow_graceful=False)
         ended = work.wait(names, 200)
         assert [task.state for task in ended] == ["done"] * 4
-        assert on_victim not in work.supervisor.pool.room
+        # What was there continues at once; the device goes with its node, which the head takes a while to notice.
+        work.until(lambda: on_victim not in work.supervisor.pool.room, 90)
     finally:
         work.close()

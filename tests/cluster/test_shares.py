@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import weft
+from weft.cluster import ray_nodes
 from weft.cluster.node_work import pack, train_share, unpack
-from weft.cluster.ray_cluster import Mailbox, gpu_bytes, needs
+from weft.cluster.ray_cluster import Mailbox, gpu_bytes, least_cpus, needs
 from weft.cluster.ray_nodes import Node, address_of, device_names
 from weft.cluster.shares import Share, divide, shares_of
-from weft.core.errors import SpecError
+from weft.core.errors import InputError, SpecError
 
 SWEEP = weft.Sweep("demo", model=["gcn", "sage"], hidden=8, epochs=3, seed=range(6), lr=[0.01, 0.02])
 
@@ -41,11 +42,25 @@ def test_what_ray_is_to_reserve():
     with pytest.raises(SpecError, match="the largest node of the cluster has 8"):
         needs(share, nodes[:1], "cpu")
     gpus = [Node("c", 64 << 30, 4, "h200")]
-    wanted = needs(share, gpus, "cuda")
+    wanted = needs(share, gpus, "cuda", shares=100)
     assert 0 < wanted["num_gpus"] < 0.1
     assert wanted["num_gpus"] * gpu_bytes("h200") >= share.num_bytes
     with pytest.raises(SpecError, match="no GPU of the cluster has as much"):
         needs(Share("1", (), 10**15), gpus, "cuda")
+
+
+def test_a_share_has_a_device_of_its_own_while_there_are_enough():
+    """Ray would put parts of 0.1 on one GPU, and gives a task of one CPU one thread."""
+    share = Share("1", tuple(SWEEP.tasks()[:2]), 10 << 30)
+    gpus = [Node("a", 64 << 30, 4, "h200", cpus=64), Node("b", 64 << 30, 4, "h200", cpus=64)]
+    parts = [needs(share, gpus, "cuda", shares)["num_gpus"] for shares in (1, 8, 9, 16, 17)]
+    assert parts == [1.0, 1.0, 0.5, 0.5, 0.33]
+    assert needs(share, gpus, "cuda", shares=1000)["num_gpus"] * gpu_bytes("h200") >= share.num_bytes
+    nodes = [Node("a", 64 << 30, cpus=0), Node("b", 64 << 30, cpus=8), Node("c", 64 << 30, cpus=32)]
+    assert least_cpus(nodes) == 8
+    assert needs(share, nodes, "cpu", shares=3, cpus=least_cpus(nodes))["num_cpus"] == 8
+    with pytest.raises(SpecError, match="the largest node of the cluster has 0"):
+        needs(share, nodes[:1], "cpu")
 
 
 def test_addresses():
@@ -54,6 +69,24 @@ def test_addresses():
     for wrong in ("slurm", "ray://", "ray:/x"):
         with pytest.raises(SpecError, match="must be 'ray' or"):
             address_of(wrong)
+
+
+class NoClient:
+    """Ray as installed without its client."""
+
+    is_initialized = staticmethod(lambda: False)
+
+    @staticmethod
+    def init(address, **_):
+        raise ValueError("Ray Client requires pip package `ray[client]`." if address else "something else")
+
+
+def test_a_cluster_elsewhere_needs_rays_client(monkeypatch):
+    monkeypatch.setattr(ray_nodes, "import_ray", lambda: NoClient)
+    with pytest.raises(InputError, match=r"needs Ray's client: pip install 'weft-gnn\[ray\]'"):
+        ray_nodes.connect("ray://head:10001")
+    with pytest.raises(ValueError, match="something else"):
+        ray_nodes.connect("ray")
 
 
 def test_devices_of_nodes():

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch  # noqa: F401  (a pause inside which torch is imported keeps what it made for good)
 
+from weft.core.lazy import names
 from weft.core.lazy.early import beside
 from weft.core.lazy.names import gc_paused
 
@@ -41,8 +42,25 @@ def test_an_error_is_left_to_who_needs_it(capfd):
 def test_what_a_pause_made_is_old_afterwards(monkeypatch, interpreters_own):
     if gc.get_freeze_count() > 10_000:
         pytest.skip("somebody froze objects in this process")
+    monkeypatch.setattr(names._Collector, "frozen", False)
     monkeypatch.setattr(gc, "get_freeze_count", lambda: interpreters_own)
     with gc_paused():
         made = [[number] for number in range(1000)]
     young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
     assert not any(id(one) in young for one in made)
+
+
+def test_what_is_left_out_of_collections_is_not_counted_again(monkeypatch):
+    def count():
+        raise AssertionError("walks through all objects that are frozen, which takes longer than a small task's start")
+
+    frozen = []
+    monkeypatch.setattr(names._Collector, "frozen", False)
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.setattr(gc, "unfreeze", lambda: frozen.append(False))
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    names.leave_out_of_collections()
+    with gc_paused():
+        pass
+    assert frozen == [True]
+    assert gc.isenabled()

@@ -11,6 +11,7 @@ from weft.core.task import Task
 from weft.dist.launch import start_ranks
 
 RANKS = (1, 2, 3, 4)
+LONG = {"epochs": 20}  # of the models that users train most
 
 
 def task(model="gcn", graph="tiny", **changes) -> Task:
@@ -21,20 +22,20 @@ def task(model="gcn", graph="tiny", **changes) -> Task:
 
 
 CASES = [
-    Case("gcn", (task("gcn", epochs=20),), epochs=20),
+    Case("gcn", (task("gcn", **LONG),), **LONG),
     Case("gcn first layer once", (task("gcn", dropout=0.0),), first_layer="once"),
     Case("gcn input dropout", (task("gcn", input_dropout=0.4),)),
-    Case("sage", (task("sage"),)),
+    Case("sage", (task("sage", **LONG),), **LONG),
     Case("sage max", (task("sage", aggregator="max", dropout=0.0),)),
-    Case("gin batch norm", (task("gin", norm="batch"),)),
+    Case("gin batch norm", (task("gin", norm="batch", **LONG),), **LONG),
     Case("gin learned eps", (task("gin", model_args={"train_eps": True}),)),
-    Case("gat", (task("gat", heads=2),)),
+    Case("gat", (task("gat", heads=2, **LONG),), **LONG),
     Case("gat residual no dropout", (task("gat", heads=2, dropout=0.0, residual=True),)),
     Case("gatv2", (task("gatv2", heads=2),)),
     Case("weights", (task("gcn"),), graph="weighted"),
     Case("sparse features", (task("gcn", input_dropout=0.3),), graph="sparse"),
     Case("many labels", (task("sage", metric="f1_macro"),), graph="multilabel"),
-    Case("a user's module", (task(TwoBranches),)),
+    Case("a user's module", (task(TwoBranches, **LONG),), **LONG),
     Case("hub", (task("gcn", "hub"),), graph="hub"),
     Case("hub attention", (task("gat", "hub", heads=2),), graph="hub"),
     Case("directed, some ranks without training rows", (task("gin", "directed", norm="batch"),), graph="directed"),

@@ -150,6 +150,8 @@ def test_the_profile_is_short_and_leaves_the_state_alone(graph):
     assert time.perf_counter() - begin < 60  # kernels are compiled in it
     assert set(times.phases) == {"batching_cpu", "transfer_pcie", "batching_gpu", "transfer_gpu", "training_gpu"}
     assert "transfer_gpu" in times.interference["training_gpu"]
+    assert set(times.captured) == {"batching_gpu", "transfer_gpu", "training_gpu"}  # a whole captured step
+    assert sum(one.mean for one in times.captured.values()) > 0
     expected = rows(run_of(graph, DIVISIONS[2]).advance(2)[0])
     assert rows(run.advance(2)[0]) == expected
 

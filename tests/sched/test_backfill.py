@@ -6,7 +6,7 @@ import pytest
 
 from tests.sched.queues import GIB, device, task
 from weft.sched.interference import Interference
-from weft.sched.policies import Backfill
+from weft.sched.policies import BMC, LMCF, Backfill
 from weft.sched.queue_state import MachineState, RunningGroup, UserShare
 from weft.sched.simulator import simulate
 from weft.sched.task_queue import TaskQueue
@@ -157,6 +157,30 @@ def test_the_longest_task_starts_in_time():
     run = simulate(Backfill(), tasks, [device()])
     assert {one.id: one.start for one in run.tasks}["long"] == 0.0
     assert run.makespan < 120.0
+
+
+def test_large_tasks_begin_while_there_is_something_to_run_beside_them():
+    # Two of the large ones never fit together, and each leaves half of the device idle: 40 s one after another.
+    large = [task(name, 15, 10.0, utilisation=0.5) for name in "abcd"]
+    small = [task(f"s{place}", 1, 5.0, utilisation=0.1) for place in range(12)]
+    ours, lmcf, bmc = (
+        simulate(policy, [*large, *small], [device(workers=3)]) for policy in (Backfill(), LMCF(), BMC())
+    )
+    assert ours.makespan < 42.0 < 50.0 < bmc.makespan
+    assert ours.metrics().mean_jct < lmcf.metrics().mean_jct
+
+
+def test_a_large_task_passes_only_tasks_of_its_own_lane():
+    large = [task(name, 15, 10.0, utilisation=0.1) for name in "abc"]
+    assert decide([*large, task("s", 1, 1.0, utilisation=0.1)], workers=2).started[0] == "a"
+    other = task("s", 1, 1.0, utilisation=0.1, user="other")
+    assert decide([*large, other], workers=2).started == ("s", "a")
+    assert decide([*large, task("s", 1, 1.0, priority=1)], workers=2).started[0] == "s"
+
+
+def test_what_waits_for_memory_is_passed_by_none_that_would_delay_it():
+    tasks = [task("first", 16, 1.0, utilisation=0.1), task("long", 8, 100.0, utilisation=0.1)]
+    assert decide(tasks, [running("r", 10, ends=5.0)], workers=3).started == ()
 
 
 def test_two_devices_share_the_load():

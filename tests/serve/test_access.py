@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from weft.serve.queue.queue_db import QueueDB, Submission
 from weft.serve.queue.queue_groups import Group
 from weft.serve.queue.queue_retention import problems
 from weft.serve.server import ServerLock, find_tokens, is_loopback, parse_address
+from weft.serve.supervision.supervisor_state import SupervisorState
+from weft.serve.supervision.worker_pool import WorkerPool
 from weft.serve.workers.checkpoint_split import drop_damaged, split_off
 from weft.serve.workers.mps import MPS
 
@@ -113,16 +116,26 @@ def test_bad_options(tmp_path, options):
         ServeOptions(tmp_path / "q.db", **options)
 
 
+def test_devices_of_two_kinds_are_refused(tmp_path):
+    with pytest.raises(InputError, match="devices cuda:0 and cpu: bytes and seconds are predicted for devices of one"):
+        ServeOptions(tmp_path / "q.db", devices=("cuda:0", "cpu"))
+    assert ServeOptions(tmp_path / "q.db", devices=("cuda:0@a", "cuda:1@b", "cuda")).workers == 1
+
+
 def test_a_member_is_taken_out_of_a_group(tmp_path):
     tensors = {"present": torch.tensor([True, True]), "epoch": torch.tensor(7), "step": torch.tensor(0)}
     tensors |= {"0.w": torch.zeros(2), "1.w": torch.ones(2)}
     members = [{"status": "running", "epoch": 7}, {"status": "running", "epoch": 7}]
-    write_checkpoint(tmp_path / "g/groups/1", tensors, {"tasks": [{"name": "a"}, {"name": "b"}], "members": members})
+    layers = {"layers": {"conv": "GCNConv"}, "sparse": False, "note": "converted"}
+    about = {"tasks": [{"name": "a"}, {"name": "b"}], "members": members}
+    about["stacks"] = [{"members": [0, 1], "converted": layers}]
+    write_checkpoint(tmp_path / "g/groups/1", tensors, about)
     assert split_off(tmp_path / "g", "b", tmp_path / "b")
     found = read_checkpoint(tmp_path / "b")
     assert found.tensors["0.w"].tolist() == [1.0, 1.0]
     assert (found.tensors["present"].tolist(), int(found.tensors["epoch"])) == ([True], 7)
     assert found.about["tasks"] == [{"name": "b"}]
+    assert found.about["stacks"] == [{"members": [0], "converted": layers}]
     assert not split_off(tmp_path / "g", "b", tmp_path / "b")
     assert not split_off(tmp_path / "g", "nobody", tmp_path / "c")
 
@@ -184,6 +197,29 @@ def test_mps_that_cannot_start_is_done_without(control):
     service = MPS(["cuda:0"], 2)
     assert not service.start()
     assert service.environment == {}
+
+
+def test_workers_that_do_not_start_under_mps_start_without_it(control, tmp_path, monkeypatch, capsys):
+    pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "q.db", devices=("cuda:0",), workers=2)))
+    started = []
+    monkeypatch.setattr(pool, "_start", lambda name, *_, **__: started.append((name, bool(pool._mps.environment))))
+    pool.start_all()
+    assert started == [("planner", True), ("cuda:0/0", True), ("cuda:0/1", True)]
+    ended = SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None)
+    pool.replace(ended)
+    assert started[3:] == [("cuda:0/0", False)]
+    assert "going on without it" in capsys.readouterr().err
+    assert control.read_text().splitlines()[-1].startswith(" quit ")
+
+
+def test_mps_stays_if_a_worker_ends_that_others_outlive(control, tmp_path, monkeypatch):
+    pool = WorkerPool(SupervisorState(ServeOptions(tmp_path / "q.db", devices=("cuda:0",), workers=2)))
+    monkeypatch.setattr(pool, "_start", lambda *_, **__: None)
+    pool.start_all()
+    pool.room["cuda:0"] = 1  # a worker was ready
+    pool.replace(SimpleNamespace(name="cuda:0/0", device="cuda:0", ready=False, lost=False, stop=lambda _: None))
+    assert pool._mps.running
+    pool._mps.stop()
 
 
 def test_groups_in_the_queue(tmp_path):

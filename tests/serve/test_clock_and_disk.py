@@ -13,7 +13,7 @@ from weft.serve.http.tokens import make_token_file
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB, Submission
 from weft.serve.queue.queue_groups import Group
-from weft.serve.server import ServerLock, bound_socket, make_folder
+from weft.serve.server import ServerLock, bound_sockets, make_folder
 from weft.serve.supervision.leaving import Leaving
 from weft.serve.supervision.supervisor_state import Active, SupervisorState
 
@@ -72,11 +72,35 @@ def test_an_address_that_is_taken_is_one_sentence():
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(SpecError, match=rf"--bind 127.0.0.1:{port}: address already in use; choose another"):
-            bound_socket("127.0.0.1", port)
-    with bound_socket("127.0.0.1", 0) as free:
+            bound_sockets("127.0.0.1", port)
+    (free,) = bound_sockets("127.0.0.1", 0)
+    with free:
         assert free.getsockname()[1] > 0
     with pytest.raises(SpecError, match="choose another address"):
-        bound_socket("no-such-host.invalid", 1)
+        bound_sockets("no-such-host.invalid", 1)
+
+
+def addresses_of(*hosts):
+    """What the system says of a name with several addresses."""
+    family = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    return lambda _, port, **__: [(*family, (host, port)) for host in hosts]
+
+
+def test_every_address_of_a_name_is_bound_to_one_port(monkeypatch):
+    not_here = "203.0.113.9"
+    monkeypatch.setattr(socket, "getaddrinfo", addresses_of("127.0.0.1", not_here, "127.0.0.2", "127.0.0.1"))
+    made = bound_sockets("both", 0)
+    assert [one.getsockname()[0] for one in made] == ["127.0.0.1", "127.0.0.2"]
+    assert len({one.getsockname()[1] for one in made}) == 1
+    port = made[0].getsockname()[1]
+    made[0].close()
+    made[1].listen()
+    with pytest.raises(SpecError, match="address already in use"):
+        bound_sockets("both", port)  # somebody has one of them: clients would reach one server or the other
+    made[1].close()
+    monkeypatch.setattr(socket, "getaddrinfo", addresses_of(not_here))
+    with pytest.raises(SpecError, match="cannot assign requested address"):
+        bound_sockets("elsewhere", port)
 
 
 def test_places_that_cannot_be_written_are_one_sentence(tmp_path):

@@ -87,6 +87,13 @@ def test_what_a_model_prints_is_in_its_log(queue):
     assert "about to raise" in (queue.options.runs / names[0] / "log.txt").read_text()
 
 
+def test_what_a_worker_has_loaded_is_left_out_of_garbage_collections(queue):
+    names = submit_own(queue, own("CountsFrozen"))
+    queue.wait(names)
+    said = (queue.options.runs / names[0] / "log.txt").read_text().splitlines()
+    assert max(int(line.split()[1]) for line in said if line.startswith("frozen")) > 100_000  # torch's own
+
+
 def test_memory_that_was_not_enough_is_learned_from_once(queue):
     names = submit_own(queue, own("NoMemoryOnce"))
     [task] = queue.wait(names)
@@ -129,6 +136,7 @@ def test_small_tensors_over_the_budget_are_an_error_of_that_task_alone(queue):
 
 
 def test_a_worker_that_ends_is_replaced_and_its_task_given_up_after_some_attempts(queue):
+    queue.until(lambda: queue.supervisor.pool.workers["cpu/0"].idle)  # one that ran out of memory before is replaced
     lost = queue.supervisor.counters.workers_lost
     [task] = queue.wait(submit_own(queue, own("Exits"), max_attempts=2))
     assert (task.state, task.attempts) == ("failed", 2)

@@ -92,7 +92,7 @@ def plan(
         from weft.dist.node_order import check_order
         from weft.engine.planning.explaining import explanation, schedules
         from weft.engine.planning.plan_report_builder import plan as make_plan
-        from weft.engine.planning.sharding_report import effect_words, order_effects, shard_groups
+        from weft.engine.planning.sharding_report import effect_words, order_effects, over_the_whole_graph, shard_groups
         from weft.engine.report.memory_timeline import check_plot, write_timeline
         from weft.engine.report.schedule_chart import check_simulate, write_schedules
 
@@ -103,6 +103,8 @@ def plan(
     if order is not None:
         check_order(order)
     places = {"features": features, "topology": topology, "cache": cache, "cache_policy": cache_policy}
+    if gpus is not None and gpus > 1:
+        work = over_the_whole_graph(work)
     report = make_plan(work, machine=machine, budget=budget, weave=weave, compile=compile, **places)
     if out is not None:  # before printing: stdout may be closed (| head)
         write_file(out, report.to_json())

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from weft.cluster.node_work import train_share
@@ -62,7 +63,9 @@ class Cluster:
         """
         mailbox = self._mailbox()
         kept: dict[str, bytes] = {}
-        running = {self._submit(share, 1, mailbox, None, options): _Running(share, 1) for share in shares}
+        reserve = partial(needs, device=str(options["device"]), shares=len(shares), cpus=least_cpus(self.nodes()))
+        submit = partial(self._submit, reserve, mailbox, options)
+        running = {submit(share, 1, None): _Running(share, 1) for share in shares}
 
         def deliver() -> None:
             for key, attempt, kind, message in self.ray.get(mailbox.take.remote()):
@@ -81,7 +84,7 @@ class Cluster:
                     if outcome is not None:
                         done(one.share, outcome)
                         continue
-                    again = self._submit(one.share, one.attempt + 1, mailbox, kept.get(one.share.key), options)
+                    again = submit(one.share, one.attempt + 1, kept.get(one.share.key))
                     running[again] = _Running(one.share, one.attempt + 1)
                     how = "its last checkpoint" if one.share.key in kept else "the beginning"
                     take(one.share.key, "lost", f"the node of share {one.share.key} was lost; it continues from {how}")
@@ -110,27 +113,45 @@ class Cluster:
         return self.ray.remote(num_cpus=0, resources=on_head)(Mailbox).remote()
 
     def _submit(
-        self, share: Share, attempt: int, mailbox: Any, checkpoint: bytes | None, options: Mapping[str, Any]
+        self,
+        reserve: Callable[[Share, list[Node]], dict[str, Any]],
+        mailbox: Any,
+        options: Mapping[str, Any],
+        share: Share,
+        attempt: int,
+        checkpoint: bytes | None,
     ) -> Any:
-        wanted = needs(share, self.nodes(), str(options["device"]))
-        task = self.ray.remote(max_retries=0, **wanted)(_on_node)
+        wanted = reserve(share, self.nodes())
+        # Ray fills half of a node before it takes the next one, unless it is asked to spread.
+        task = self.ray.remote(max_retries=0, scheduling_strategy="SPREAD", **wanted)(_on_node)
         return task.remote(share, attempt, mailbox, checkpoint, dict(options))
 
 
-def needs(share: Share, nodes: list[Node], device: str) -> dict[str, Any]:
-    """What Ray is to reserve for ``share``: a part of a GPU, or memory of a node; refused if no node has as much."""
+def least_cpus(nodes: list[Node]) -> int:
+    """CPUs of the smallest node that has any."""
+    return min((node.cpus for node in nodes if node.cpus), default=1)
+
+
+def needs(share: Share, nodes: list[Node], device: str, shares: int = 1, cpus: int = 1) -> dict[str, Any]:
+    """What Ray is to reserve for ``share``, one of ``shares``: a part of a GPU, or memory and ``cpus`` of a node.
+
+    A share takes a whole GPU while there is one for each, since Ray puts small parts on the same one. Without GPUs its
+    ``cpus`` matter: Ray gives a task as many threads as it reserved. Refused if no node has as much memory.
+    """
     if device.startswith("cuda"):
         largest = max((gpu_bytes(node.gpu) for node in nodes if node.gpus), default=0)
         if share.num_bytes > largest:
             raise SpecError(f"share {share.key} takes {show_bytes(share.num_bytes)}; no GPU of the cluster has as much")
-        return {"num_cpus": 1, "num_gpus": min(1.0, math.ceil(100 * share.num_bytes / largest) / 100)}
-    most = max((node.memory for node in nodes), default=0)
+        beside = math.ceil(shares / sum(node.gpus for node in nodes))  # shares of one GPU
+        part = max(math.ceil(100 * share.num_bytes / largest), 100 // beside) / 100
+        return {"num_cpus": 1, "num_gpus": min(1.0, part)}
+    most = max((node.memory for node in nodes if node.cpus), default=0)
     if share.num_bytes > most:
         raise SpecError(
             f"share {share.key} takes {show_bytes(share.num_bytes)}; "
             f"the largest node of the cluster has {show_bytes(most)}"
         )
-    return {"num_cpus": 1, "memory": share.num_bytes}
+    return {"num_cpus": cpus, "memory": share.num_bytes}
 
 
 def gpu_bytes(name: str) -> int:

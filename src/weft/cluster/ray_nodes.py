@@ -12,13 +12,14 @@ HEAD = "node:__internal_head__"
 
 @dataclass(frozen=True)
 class Node:
-    """A node: its id, its memory in bytes, its GPUs and what they are called (as Ray calls them, lower case)."""
+    """A node: its id, memory in bytes, GPUs and what they are called (as Ray calls them, lower case), and CPUs."""
 
     id: str
     memory: int
     gpus: int = 0
     gpu: str = ""
     head: bool = False
+    cpus: int = 1
 
 
 def import_ray() -> Any:
@@ -46,6 +47,10 @@ def connect(on: str) -> tuple[Any, bool]:
         return ray, False
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ImportError, ValueError) as error:  # Ray's client is an extra of Ray's
+        if address is None or "ray[client]" not in str(error):
+            raise
+        raise InputError(f"on={on!r} needs Ray's client: pip install 'weft-gnn[ray]' (or 'ray[client]')") from None
     except ConnectionError as error:
         raise InputError(f"on={on!r}: no Ray cluster answers there ({str(error).splitlines()[0]})") from None
     return ray, True
@@ -58,8 +63,8 @@ def nodes_of(ray: Any) -> list[Node]:
         if one["Alive"]:
             has = one["Resources"]
             kind = next((name.split(":", 1)[1] for name in has if name.startswith("accelerator_type:")), "")
-            gpus, memory = int(has.get("GPU", 0)), int(has.get("memory", 0))
-            found.append(Node(one["NodeID"], memory, gpus, kind.lower(), HEAD in has))
+            gpus, cpus, memory = (int(has.get(name, 0)) for name in ("GPU", "CPU", "memory"))
+            found.append(Node(one["NodeID"], memory, gpus, kind.lower(), HEAD in has, cpus))
     return found
 
 

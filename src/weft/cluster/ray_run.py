@@ -186,7 +186,9 @@ class _Run:
 
 
 def _usable(node: Node, device: str) -> bool:
-    return node.gpus > 0 if device.startswith("cuda") else True
+    if device.startswith("cuda"):
+        return node.gpus > 0
+    return node.cpus > 0 or (device == "auto" and node.gpus > 0)
 
 
 def _machine(nodes: list[Node]) -> str:

@@ -83,16 +83,18 @@ def split_edges(indptr: Tensor, columns: Tensor, bounds: Sequence[int], rank: in
     """The local and the remote CSR of a shard with rows ``indptr [n+1]`` and global ``columns [e]``."""
     low, high = bounds[rank], bounds[rank + 1]
     own = (columns >= low) & (columns < high)
-    rows = torch.repeat_interleave(torch.arange(indptr.numel() - 1, device=columns.device), indptr.diff().long())
+    before = torch.zeros(columns.numel() + 1, dtype=torch.int64, device=columns.device)  # local edges before each
+    torch.cumsum(own, 0, out=before[1:])
+    local_indptr = before[indptr.long()]
     local, remote = own.nonzero().squeeze(1), (~own).nonzero().squeeze(1)
-    cuts = torch.tensor(bounds, device=columns.device)
-    far = columns[remote].long()
-    owner = torch.searchsorted(cuts, far, right=True) - 1
+    cuts = torch.tensor(bounds, device=columns.device, dtype=columns.dtype)
+    far = columns[remote]
+    owner = torch.searchsorted(cuts, far, right=True, out_int32=True) - 1
     return SplitEdges(
-        row_offsets(rows[local], indptr.numel() - 1),
+        local_indptr,
         (columns[local] - low).to(torch.int32),
-        row_offsets(rows[remote], indptr.numel() - 1),
-        owner.to(torch.int32),
+        indptr.long() - local_indptr,
+        owner,
         (far - cuts[owner]).to(torch.int32),
         local,
         remote,

@@ -16,6 +16,7 @@ from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
 from weft.runtime.batches.source import Batch, FullGraph, MakeSource, Source
+from weft.runtime.built_stacks import BuiltStack
 from weft.runtime.device.cuda_graph import Recordings, Replay
 from weft.runtime.group_build import GroupBuild
 from weft.runtime.group_members import MemberUpdate
@@ -32,7 +33,8 @@ class GroupRun(GroupState):
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one stack train side by side in
     stacks of their own, with a note. ``epoch``: how many epochs the group has trained. ``make_source`` makes the source
     of batches: the whole graph, unless given. ``measure``: users' modules whose stack turns out slower than each
-    alone train side by side as well; ``plan`` then says so.
+    alone train side by side as well; ``plan`` then says so. ``former``: the stacks of the run that is resumed;
+    ``built``: those of this one, for its checkpoints.
     """
 
     def __init__(
@@ -44,11 +46,12 @@ class GroupRun(GroupState):
         merger: StepMerger | None = None,
         make_source: MakeSource = FullGraph,
         measure: bool = False,
+        former: Sequence[BuiltStack] = (),
     ) -> None:
-        built = GroupBuild(tasks, graph, plan, device, make_source, measure)
+        built = GroupBuild(tasks, graph, plan, device, make_source, measure, former)
         super().__init__(tasks, device, built.stacks, built.members, built.own_random)
         self.plan, self.graph, self._inputs, self._notes = built.plan, built.graph, built.inputs, built.notes
-        self.epochs = max(task.epochs for task in tasks)
+        self.built, self.epochs = tuple(built.built), max(task.epochs for task in tasks)
         self.group_step = GroupStep(self.stacks, self.plan, device, merger, built.own_random, self._notes)
         self._recordings = Recordings()
         self._with_evaluation: Replay | None = None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
 import torch
 
+from weft.core.errors import SpecError
 from weft.core.placement import on_device, within_device
 from weft.core.plan import Plan
 from weft.core.task import Task
+from weft.core.wording import option
 from weft.graph.data.graph import Graph
 from weft.ops.sparse.row_clusters import ordered_rows
 from weft.runtime.batches.placing import place_graph
 from weft.runtime.batches.source import MakeSource
+from weft.runtime.built_stacks import BuiltStack
 from weft.runtime.device.torch_rng import OwnGenerator
 from weft.runtime.group_members import Member
 from weft.runtime.stack_check import slower_than_alone
@@ -28,7 +31,8 @@ class GroupBuild:
 
     ``plan.stack_members`` says which tasks stack; tasks that turn out not to fit into one get stacks of their own.
     ``measure``: so do those of a stack of users' modules whose step takes longer than theirs. ``plan`` is then what was
-    built.
+    built. ``former``: the stacks of the run that is resumed, which are built again as they were; ``built``: those of
+    this one.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class GroupBuild:
         device: torch.device,
         make_source: MakeSource,
         measure: bool = False,
+        former: Sequence[BuiltStack] = (),
     ) -> None:
         self._tasks, self.plan, self._device = tuple(tasks), plan, device
         self._measure = measure
@@ -53,14 +58,41 @@ class GroupBuild:
         self.inputs = Inputs(self.graph, make_source, device, place)
         self._epochs = max(task.epochs for task in tasks)
         self.stacks: list[Stack] = []
+        self.built: list[BuiltStack] = []
         self.own_random: dict[int, OwnGenerator] = {}  # by the id of the stack
         places: dict[int, Member] = {}
-        for slots in plan.stack_members:
-            for stack, rows in self._make_stacks(list(slots)):
-                self.stacks.append(stack)
-                for row, index in enumerate(rows):
-                    places[index] = Member(index, self._tasks[index], stack, row, stack.members.slots[row])
+        for stack, rows in self._make_again(former) if former else self._make_all():
+            self.stacks.append(stack)
+            self.built.append(BuiltStack(tuple(rows), stack.members.converted))
+            for row, index in enumerate(rows):
+                places[index] = Member(index, self._tasks[index], stack, row, stack.members.slots[row])
         self.members = [places[index] for index in range(len(self._tasks))]
+
+    def _make_all(self) -> Iterator[tuple[Stack, list[int]]]:
+        for slots in self.plan.stack_members:
+            yield from self._make_stacks(list(slots))
+
+    def _make_again(self, former: Sequence[BuiltStack]) -> Iterator[tuple[Stack, list[int]]]:
+        """The stacks of a former run: what was decided there is not decided anew, which might give other numbers."""
+        planned = len(self.plan.stack_members)
+        if len(former) != planned:
+            self.notes.append(f"{len(self._tasks)} tasks train as {len(former)} stacks, not {planned}, as before")
+        for one in former:
+            self.inputs.converted, self.inputs.agree = one.converted, True
+            try:
+                stack = self._make_stack(list(one.members))
+            except CannotStack as error:
+                raise self._cannot_go_on(one, error) from None
+            finally:
+                self.inputs.converted, self.inputs.agree = None, False
+            yield stack, list(one.members)
+
+    def _cannot_go_on(self, former: BuiltStack, why: CannotStack) -> SpecError:
+        names = ", ".join(repr(self._tasks[place].label) for place in former.members)
+        return SpecError(
+            f"tasks {names}: were trained as one stack, which cannot be done again: {why}; resume with what they were "
+            f"trained with, or choose another {option('out')} to start afresh"
+        )
 
     def _make_stacks(self, rows: list[int]) -> list[tuple[Stack, list[int]]]:
         try:
@@ -74,7 +106,7 @@ class GroupBuild:
                 return [(stack, rows)]
             reason = slower
             self._take_apart(rows, reason)
-            self.inputs.converted = stack.members.conversion  # tried once: each trains as in the stack
+            self.inputs.converted = stack.members.converted  # tried once: each trains as in the stack
             del stack
         self.notes.append(f"{len(rows)} tasks train side by side, not as one stack: {reason}")
         try:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
 
 from weft.core.division import PhaseTimes
 from weft.core.errors import InputError
+from weft.runtime.batches.source import Batch
 from weft.runtime.group import GroupRun
 
 if TYPE_CHECKING:
@@ -38,21 +43,32 @@ def profile_group(group: GroupRun, workers: int, steps: int | None = None, limit
     pipeline, hardware = source.divided, source.hardware
     clocks = [(stack.state.clock, stack.state.clock.clone()) for stack in group.stacks]
 
-    def step(item: Any) -> None:
-        train(source.as_batch(item))
+    def step(batch: Batch) -> None:
+        train(batch)
         for clock, before in clocks:  # there are rates for the steps of the training alone
             clock.copy_(before)
 
+    whole = source.whole_step()
+    alone = None if whole is None else partial(step, whole)
     what = Profiled(
         pipeline.host,
         pipeline.device,
-        step,
+        lambda item: step(source.as_batch(item)),
         hardware.name,
         pipeline.clock,
         hardware.registry().beside(hardware.name),
-        source.captured_sampling(),
+        alone if alone is not None and _has_room(alone) else None,
     )
     try:
         return profile(what, source.seeds(), min(workers, source.slots - 1), steps, limit)
     finally:
         group.restore(saved)
+
+
+def _has_room(step: Callable[[], None]) -> bool:
+    """Whether a step of its own shape can be captured beside the others."""
+    try:
+        step()
+    except torch.OutOfMemoryError:
+        return False
+    return True

@@ -28,7 +28,7 @@ class TaskQueue:
     ``all_by_bytes`` holds the others as well. ``lanes``: the ready tasks of one user and priority, with and without a
     time to end by, in the order of :func:`lane_order`. ``by_join``: the ready tasks that may be fused, by join key,
     shortest first. ``inference``: the ready inference tasks, most urgent first. ``ready_work``: seconds of a fully used
-    device that the ready tasks take.
+    device that the ready tasks take; ``ready_seconds``: their seconds alone.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TaskQueue:
         self.all_by_bytes, self.inference = SortedTasks(), SortedTasks()
         self.lanes: dict[LaneKey, SortedTasks] = {}
         self.by_join: dict[str, SortedTasks] = {}
-        self.ready_work = 0.0
+        self.ready_work, self.ready_seconds = 0.0, 0.0
         self._tasks: dict[str, QueuedTask] = {}
         self._position: dict[str, int] = {}  # of every queued or running task
         self._open_dependencies: dict[str, int] = {}
@@ -152,11 +152,13 @@ class TaskQueue:
 
     def _ready(self, task: QueuedTask) -> None:
         self.ready_work += task.work
+        self.ready_seconds += task.seconds
         for index, key in self._indices(task):
             index.add(key, self._position[task.id], task.id)
 
     def _unready(self, task: QueuedTask) -> None:
         self.ready_work -= task.work
+        self.ready_seconds -= task.seconds
         for index, key in self._indices(task):
             index.remove(key, self._position[task.id], task.id)
         self._drop_if_empty(task)

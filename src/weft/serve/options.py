@@ -16,9 +16,9 @@ MIB = 1 << 20
 class ServeOptions:
     """``db``: the file of the queue; beside it ``DB.runs/`` with a folder per group, and the workers' logs.
 
-    ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``. ``workers``:
-    groups that may run at once on each, ``inference_workers`` of them for inference alone. ``budget``: bytes per
-    device for all groups (None: what is free).
+    ``devices``: ``auto``, or names such as ``cpu``, ``cuda:0`` and, of a Ray cluster, ``cpu@NODE``, all GPUs or all
+    processors. ``workers``: groups that may run at once on each, ``inference_workers`` of them for inference alone.
+    ``budget``: bytes per device for all groups (None: what is free).
     ``models``: import paths that tasks may name. ``graphs``: the folder that paths of graphs are relative to (None:
     no paths). ``downloads``: whether tasks may name graphs that are downloaded. ``quota``: tasks per user that have
     not ended. ``overrun_bytes``: what a CPU worker may hold beyond its group's bytes before its allocations fail.
@@ -66,6 +66,9 @@ class ServeOptions:
         for name in (one.partition("@")[0] for one in self.devices):
             if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdigit()):
                 raise SpecError(f"device {name!r} must be auto, cpu, cuda or cuda:N")
+        if len({name.partition("@")[0].partition(":")[0] for name in self.devices}) > 1:
+            told = "bytes and seconds are predicted for devices of one kind; start another server for the other"
+            raise SpecError(f"devices {' and '.join(self.devices)}: {told}")
 
     @property
     def runs(self) -> Path:

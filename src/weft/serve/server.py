@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,9 @@ try:
     import fcntl
 except ImportError:  # Windows: nobody is kept out
     fcntl = None  # type: ignore[assignment]
+
+
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 on a machine without it
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -92,21 +97,49 @@ class ServerLock:
         os.close(self._handle)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket of the address that the server is to answer at; a :class:`SpecError` if it cannot be had."""
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """Sockets of every address that ``host`` stands for (``localhost``: of IPv4 and IPv6), all of one port.
+
+    An address that this machine does not have is left out while another one can be had; a :class:`SpecError` if none
+    can, or if one of them is taken.
+    """
+    made: list[socket.socket] = []
+    missing: OSError | None = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-        except OSError:
-            made.close()
-            raise
+        found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        for family, kind, protocol, _, address in found:
+            try:
+                made.append(_bound(family, kind, protocol, (address[0], _port_of(made) or port, *address[2:])))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+                missing = error
+        if not made and missing is not None:
+            raise missing
     except OSError as error:
+        for one in made:
+            one.close()
         reason = (error.strerror or str(error)).lower()
         raise SpecError(f"--bind {host}:{port}: {reason}; choose another address or port") from None
     return made
+
+
+def _bound(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # the address of IPv4 has a socket of its own
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _port_of(made: Sequence[socket.socket]) -> int:
+    """The port of the sockets so far; 0 if there is none."""
+    return int(made[0].getsockname()[1]) if made else 0
 
 
 def serve(
@@ -127,7 +160,8 @@ def serve(
         from weft.serve.http.app import make_app
     except ImportError as error:
         raise SpecError(f"weft serve needs {error.name!r}; install it with: pip install 'weft-gnn[serve]'") from None
-    with ServerLock(options.db), bound_socket(host, port) as address:
+    with ServerLock(options.db), ExitStack() as stack:
+        addresses = [stack.enter_context(one) for one in bound_sockets(host, port)]
         open_file(options.db).close()  # a file that cannot be used is told before anything starts
         begun()
         supervisor = Supervisor(options)
@@ -135,7 +169,7 @@ def serve(
         config = uvicorn.Config(
             app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=2
         )
-        server = _Server(uvicorn.Server(config), address)
+        server = _Server(uvicorn.Server(config), addresses)
         supervisor.start()
         watch = threading.Thread(target=_end_with, args=(supervisor, server), daemon=True)
         watch.start()
@@ -150,8 +184,8 @@ def serve(
 class _Server:
     """uvicorn with signal handlers that say what happens: the first asks for the end, the second forces it."""
 
-    def __init__(self, server: Any, address: socket.socket) -> None:
-        self._server, self._address = server, address
+    def __init__(self, server: Any, addresses: Sequence[socket.socket]) -> None:
+        self._server, self._addresses = server, addresses
         self._server.install_signal_handlers = lambda: None
 
     def run(self) -> None:
@@ -160,7 +194,7 @@ class _Server:
         before = {number: signal.signal(number, self._end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             # serve() without uvicorn's own handlers, which raise the signal again
-            asyncio.run(self._server._serve(sockets=[self._address]))
+            asyncio.run(self._server._serve(sockets=list(self._addresses)))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.flow.division.sides import order, sides
+from weft.flow.division import profiler
 from weft.flow.division.profiler import Profiled, profile
 from weft.flow.division.thread_accelerator import ThreadAccelerator
 from weft.planner.division.partitioner import Limits, partition
@@ -47,11 +48,39 @@ def test_interference_is_measured_between_what_runs_at_once():
     assert all(factor >= 1 for others in found.interference.values() for factor in others.values())
 
 
-def test_sampling_in_captured_steps_is_a_phase_of_its_own():
-    what = Profiled(None, sides()[1], lambda item: item, captured=lambda: time.sleep(0.002))
-    found = profile(what, list(order().epoch(0)), steps=3)
-    assert found.captured["batching_gpu"].mean >= 0.002
-    assert not profile(replace(what, captured=None), list(order().epoch(0)), steps=3).captured
+def test_reads_beside_copies_are_measured_where_a_device_prepares_beside_training():
+    host, device = sides()
+    what = Profiled(host, device, lambda item: item, beside=True)
+    found = profile(what, list(order().epoch(0)), steps=3).interference
+    assert "transfer_gpu" in found["transfer_pcie"]
+    assert "transfer_pcie" in found["transfer_gpu"]
+    plain = profile(replace(what, beside=False), list(order().epoch(0)), steps=3).interference
+    assert "transfer_pcie" not in plain["transfer_gpu"]
+
+
+def test_a_step_that_does_everything_is_measured_as_a_whole():
+    """Its phases add up to it: training and reading as alone, and sampling is what is left."""
+    fake = ThreadAccelerator("gpu", {"transfer_gpu": 0.004, "training_gpu": 0.003, "batching_gpu": 0.02})
+    device, train = fake.device_side(sides()[1]), lambda item: fake.train(lambda: item)
+    what = Profiled(None, device, train, alone=lambda: time.sleep(0.03))
+    try:
+        found = profile(what, list(order().epoch(0)), steps=3)
+        other = profile(replace(what, alone=None), list(order().epoch(0)), steps=3)
+    finally:
+        fake.stop()
+    assert set(found.captured) == {"batching_gpu", "transfer_gpu", "training_gpu"}
+    assert sum(one.mean for one in found.captured.values()) >= 0.03
+    assert found.captured["training_gpu"].mean == found.of("training_gpu").mean
+    assert not other.captured
+
+
+def test_workers_are_started_once_for_all_that_runs_beside_them(monkeypatch):
+    """Starting them and waiting for their last batches would take longer than what is measured."""
+    started = []
+    plain = profiler._background
+    monkeypatch.setattr(profiler, "_background", lambda works: started.append(len(works)) or plain(works))
+    profiled(DELAYS, workers=3, steps=3)
+    assert started.count(3) == 1
 
 
 def test_a_shared_resource_shows_as_interference():

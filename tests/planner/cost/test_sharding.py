@@ -75,7 +75,8 @@ def test_widths_by_layer():
 
 
 def test_links_and_mistakes():
-    assert link_of(PROFILES["h200"]) is NVLINK4
+    assert link_of(PROFILES["h200"], 8) is NVLINK4
+    assert link_of(PROFILES["h200"], 9) is INFINIBAND, "a host has eight GPUs"
     assert link_of(PROFILES["cpu"]) is HOST_MEMORY
     with pytest.raises(SpecError, match="ranks=0"):
         of(0)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.planner.division.cases import REGISTRY, times
+from weft.planner.division import adapting as adapting_module
 from weft.planner.division.adapting import DRIFT, FORGET, Adapter
 from weft.planner.division.partitioner import Limits, partition
 from weft.planner.division.simulator import simulate
@@ -86,13 +87,30 @@ def test_what_recovers_is_divided_as_before():
 
 
 def test_a_side_that_is_no_longer_used_is_tried_again_after_a_while():
+    """Where the device then prepares all batches in captured steps, nothing at all is measured."""
     adapting = adapter()
-    adapting.factors["batching_cpu"] = 100.0
-    others = {key: value for key, value in measured_epoch(adapting).items() if key != "batching_cpu"}
-    for _ in range(FORGET):
-        assert "batching_cpu" in adapting.factors
-        adapting.observe(others)
-    assert "batching_cpu" not in adapting.factors
+    before = adapting.division
+    assert adapting.observe(measured_epoch(adapting, batching_cpu=100.0)).division.host_batches == 0
+    for waited in (FORGET, 2 * FORGET):  # the second time it takes twice as long
+        for _ in range(waited - 1):
+            assert adapting.observe({}) is None
+        again = adapting.observe({})
+        assert again.division == before
+        assert f"batching_cpu was slow {waited} epochs ago and is tried again" in again.why
+        assert adapting.observe(measured_epoch(adapting, batching_cpu=100.0)).division.host_batches == 0
+
+
+def test_epochs_as_predicted_are_simulated_once(monkeypatch):
+    adapting, runs = adapter(), []
+    seconds = measured_epoch(adapting)
+    plain = adapting_module.simulate
+    monkeypatch.setattr(adapting_module, "simulate", lambda *given: runs.append(given) or plain(*given))
+    for _ in range(5):
+        assert adapting.observe(seconds) is None
+        assert adapting.observe({}) is None
+    assert len(runs) == 1
+    adapting.observe(measured_epoch(adapting, batching_cpu=3.0))
+    assert len(runs) > 1
 
 
 def test_a_drift_that_gains_nothing_changes_nothing():

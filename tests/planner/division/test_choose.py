@@ -11,7 +11,8 @@ from weft.core.cost import Cost
 from weft.core.graph_stats import GraphStats
 from weft.core.placement import Placement
 from weft.core.task import Task
-from weft.planner.division.choose import choose
+from weft.planner.division import choose as choose_module
+from weft.planner.division.choose import Search, choose
 from weft.planner.division.setup import Setup, batch_bytes, elsewhere, may_have_buckets
 from weft.planner.machine_profiles import profile
 
@@ -71,6 +72,34 @@ def test_what_needs_a_setting_is_a_runner_up():
     found = chosen([setup(GPU, 10 * GB), faster])
     assert found.best.setup.task.precision == "fp32"
     assert "needs precision='bf16'" in found.runners_up[0].words()
+
+
+def test_ways_that_need_a_setting_take_no_place_from_those_that_need_none():
+    """Faster ones that cannot be taken must not keep the division that can be from being simulated."""
+    slow_gpu = times(host=0.14, dma=0.004, sample=0.002, uva=0.01, train=0.002, bytes=GB // 10)
+    faster = times(host=0.07, dma=0.002, sample=0.001, uva=0.005, train=0.001, bytes=GB // 20)
+    asked = task(precision="bf16")
+    others = [setup(HOST, size * GB, 0.2, task=asked, condition="precision='bf16'") for size in (3, 4, 5)]
+    phases = lambda one: faster if one.condition else slow_gpu  # noqa: E731
+    alone, beside = chosen([setup()], measured=phases), chosen([setup(), *others], measured=phases)
+    assert alone.best.division.divided
+    assert beside.best.division == alone.best.division
+    assert beside.best.seconds == alone.best.seconds
+    assert beside.runners_up[0].setup.condition  # still named
+
+
+def test_what_was_simulated_is_not_simulated_again(monkeypatch):
+    """A search goes on with a setup more after its dry run."""
+    search = Search(STATS, profile("h200"), 12 * GB, lambda one: None)
+    setups, runs = [setup(), setup(bytes=5 * GB)], []
+    first = chosen(setups, search=search)
+    plain = choose_module.partition
+    monkeypatch.setattr(choose_module, "partition", lambda *given: runs.append(given) or plain(*given))
+    again = chosen(setups, search=search)
+    assert runs == []
+    assert (again.best, again.runners_up) == (first.best, first.runners_up)
+    chosen([*setups, setup(bytes=3 * GB)], search=search)
+    assert runs
 
 
 def test_tasks_that_share_batches_are_compared_per_task():

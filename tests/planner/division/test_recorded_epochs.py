@@ -18,7 +18,8 @@ from weft.core.division import Division, PhaseTime, PhaseTimes, built_in
 from weft.planner.division.simulator import simulate
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
-CELLS = json.loads((RESULTS / "division.json").read_text())["cells"]
+FOUND = json.loads((RESULTS / "division.json").read_text())["cells"]
+CELLS = [cell for cell in FOUND if "cache_gib" in cell]  # of that run; later ones name budgets
 SAMPLING = json.loads((RESULTS / "sampling.json").read_text())["cells"]
 EPOCHS = [cell for cell in CELLS if "epoch_seconds" in cell]
 

@@ -104,6 +104,37 @@ def test_the_device_alone_does_one_thing_after_another():
     assert found.busy["pcie"] == pytest.approx(8 * 3)
 
 
+def test_a_step_measured_as_a_whole_is_neither_overlapped_nor_slowed_down():
+    """Where the device prepares all batches it does so inside of its steps, though it could prepare beside training."""
+    whole = {"batching_gpu": PhaseTime(0.5), "transfer_gpu": PhaseTime(1.5), "training_gpu": PhaseTime(2.5)}
+    slowed = {"training_gpu": {"transfer_gpu": 4.0}}
+    measured = times(sample=1, uva=2, train=3, captured=whole, interference=slowed)
+    found = simulate(Division(0, 4, beside=True), measured, 8, BESIDE)
+    assert found.seconds == pytest.approx(8 * 4.5)
+    assert found.division.beside
+    assert violations(found, BESIDE) == []
+    sampled = times(sample=1, uva=2, train=3, captured={"batching_gpu": PhaseTime(0.5)}, interference=slowed)
+    assert simulate(Division(0, 4, beside=True), sampled, 8, BESIDE).seconds != pytest.approx(8 * 4.5)
+
+
+def test_copies_and_reads_share_the_bus_where_their_slowdown_was_measured():
+    """Reads that the bus is not the limit of leave it to copies; else one waits for the other."""
+    both = {"transfer_pcie": {"transfer_gpu": 1.2}, "transfer_gpu": {"transfer_pcie": 1.1}}
+    division = Division(2, 2, workers=4, host_buffer=8, device_buffer=8, beside=True)
+    about = {"host": 8, "dma": 3, "sample": 0.5, "uva": 4, "train": 0.5}
+    shared = simulate(division, times(**about, interference=both), 80, BESIDE)
+    apart = simulate(division, times(**about), 80, BESIDE)
+    half = simulate(division, times(**about, interference={"transfer_pcie": both["transfer_pcie"]}), 80, BESIDE)
+    assert half.seconds == pytest.approx(apart.seconds)
+    assert shared.seconds < 0.8 * apart.seconds
+    assert violations(shared, BESIDE) == []
+    copies = [one for one in shared.activities if one.key == "transfer_pcie"]
+    reads = [one for one in shared.activities if one.key == "transfer_gpu"]
+    assert any(a.begin < b.end and b.begin < a.end for a in copies for b in reads)
+    shares = [best_share(loads(times(**about, **more), BESIDE, "gpu", 4)) for more in ({}, {"interference": both})]
+    assert shares[0] < shares[1]  # the device may do more
+
+
 def test_filling_then_flushing_in_the_order_of_the_batches():
     """Two batches each: the device fills while the host does, then all are trained while the bus brings the host's."""
     found = simulate(Division(2, 2), times(host=2, dma=1, sample=1, uva=1, train=1), 4, REGISTRY)

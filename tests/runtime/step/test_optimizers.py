@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from weft.core.task import Task
-from weft.runtime.step.optimizers import Optimizer
+from weft.runtime.loop.updates import update_counts
+from weft.runtime.step import optimizers
+from weft.runtime.step.optimizers import Optimizer, hyper_table
 from weft.runtime.step.parameters import Slots, first_layer_prefix, layout_of
-from weft.runtime.step.schedules import learning_rates
+from weft.runtime.step.schedules import SCHEDULES, learning_rates
 
 
 def two_layers():
@@ -124,3 +126,40 @@ def test_a_first_step_with_a_beta_close_to_one_is_torchs(beta2):
     update.update(flat, grad[None], (torch.zeros_like(flat), torch.zeros_like(flat)), torch.zeros(1, dtype=torch.int64))
     step = leaf.detach() - start[0]
     assert float((flat - start - step).norm() / step.norm()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "sgd", "momentum": 0.9},
+        {"betas": (0.5, 0.99999999), "schedule": "cosine", "warmup": 3},
+        {"optimizer": "adamw", "accumulate": 3, "schedule": "step"},
+        {"betas": (0.0, 0.9), "schedule": "plateau", "warmup": 2},
+    ],
+    ids=str,
+)
+def test_numbers_of_every_step_are_the_formulas(settings):
+    """Powers that round away are not taken: the bits are those of taking them all."""
+    steps = 13
+    task = Task(graph="g", model="gcn", epochs=60, lr=0.01, **settings)
+    beta1, beta2 = (task.momentum, 0.0) if task.optimizer == "sgd" else task.betas
+    counts = [max(count, 1) for count in update_counts(task, steps)]
+    found = hyper_table(task, steps)
+    for column, beta in ((6, beta1), (7, beta2)):
+        wanted = torch.tensor([1 - beta**count for count in counts], dtype=torch.float64).float()
+        assert torch.equal(found[:, column], wanted)
+    rest, rising = (60 - task.warmup) * steps, task.warmup * steps
+    wanted = [0.01 * (step + 1) / max(rising, 1) for step in range(rising)]
+    wanted += [0.01 * SCHEDULES[task.schedule](step / rest) for step in range(rest)]
+    assert torch.equal(found[:, 0], torch.tensor(wanted, dtype=torch.float64).float())
+
+
+def test_a_plan_makes_no_table(monkeypatch):
+    def never(*about):
+        raise AssertionError("made")
+
+    monkeypatch.setattr(optimizers, "hyper_table", never)
+    task = Task(graph="g", model="gcn", epochs=1_000_000)
+    found = optimizers.stacked_table([task, task], 1_000_000, 1000, torch.device("meta"))
+    assert found.shape == (2, 1_000_000_000 + optimizers.SPARE, 10)

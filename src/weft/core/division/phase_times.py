@@ -49,7 +49,8 @@ class PhaseTimes:
     ``batching_cpu`` is of one worker with no other at work; with w workers each takes ``1 + crowding * (w - 1)`` times
     as long. ``interference[a][b]``: how many times as long phase a takes while phase b runs (1 if not given).
     ``bytes``: of one prepared batch. ``captured``: phases of the trainer where it prepares all batches, in captured
-    steps: without the launches of kernels one by one.
+    steps: without the launches of kernels one by one. With training among them they are those of one step that was
+    measured as a whole, and follow one another.
     """
 
     phases: Mapping[str, PhaseTime]

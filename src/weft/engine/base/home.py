@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 HOME_VARIABLE = "WEFT_HOME"
 STEPS = "steps"  # captured by dry runs
 PROBE, CALIBRATION, THROUGHPUT = "probe.json", "calibration.json", "throughput.json"
+NVML = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"  # comes with the driver
+NAME_BYTES = 96
 STARTED = "probe.started"  # beside the probe: one is under way in the background
 
 
@@ -54,13 +58,19 @@ def _names_in_proc() -> list[str]:
 
 
 def _names_by_nvml() -> list[str]:
-    """The same from the driver's library, for hosts that have no such files (Windows, some containers)."""
+    """The same from the driver's library, for hosts that have no such files (some containers)."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        found = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
-    except Exception:  # not installed, or no driver
+        driver = ctypes.CDLL(NVML)
+    except OSError:
         return []
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+    count, found = ctypes.c_uint(), []
+    if driver.nvmlInit_v2() or driver.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for index in range(count.value):
+        device, name = ctypes.c_void_p(), ctypes.create_string_buffer(NAME_BYTES)
+        if driver.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)):
+            return []
+        if driver.nvmlDeviceGetName(device, name, ctypes.c_uint(NAME_BYTES)):
+            return []
+        found.append(name.value.decode(errors="replace"))
+    return found

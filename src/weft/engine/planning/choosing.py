@@ -16,7 +16,8 @@ from weft.engine.base.machines import Given, find_machine, load_calibration
 from weft.engine.planning.estimator import NONE, Estimate, Estimator
 from weft.engine.planning.phase_keys import phases_key
 from weft.engine.planning.search.setups import Setups
-from weft.planner.division.choose import Candidate, Choice, choose, worth
+from weft.planner.division.candidate import Candidate
+from weft.planner.division.choose import Choice, Search, choose, worth
 from weft.planner.division.setup import Setup, without_cache
 from weft.planner.grouping.groups import plan_as_one_group
 from weft.planner.sampling.places import reasons
@@ -74,7 +75,8 @@ def choose_group(
 
     # The whole graph has exact gradients: taken if it fits and nothing says otherwise.
     whole = tasks[0].mode != "sampled"
-    about = (stats, estimator.machine, room, measured, lambda one: whole and not one.setup.task.sampled)
+    known_ways = Search(stats, estimator.machine, room, measured)
+    about = (stats, estimator.machine, room, measured, lambda one: whole and not one.setup.task.sampled, known_ways)
     choice = choose(setups, *about)
     for _ in range(CONTENDERS):
         if choice.contender is None:

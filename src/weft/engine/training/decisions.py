@@ -145,8 +145,12 @@ class Driver:
             self._period = max(1, min(wanted, GROWTH * self._period))
 
     def _adapt(self, update: Update, trained: int) -> None:
-        """Whether to divide batches anew, and what the journal is to say of it."""
-        if self._adapter is None or not update.phases:
+        """Whether to divide batches anew, and what the journal is to say of it.
+
+        A device that prepares all batches in captured steps measures no phases; what the last change gained is told,
+        and the host tried again, all the same.
+        """
+        if self._adapter is None:
             return
         change = self._adapter.observe(update.phases, trained)
         notes = self._adapter.told(update.seconds / trained, change)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 
 from weft.core.errors import InputError, ModelError, OutOfMemoryError, SpecError, TrainingError, WeftError
 from weft.core.graph_stats import GraphStats
-from weft.core.lazy.early import beside
 from weft.core.lazy.names import gc_paused
 from weft.core.plan import Plan
 from weft.core.task import Task
@@ -40,6 +37,7 @@ from weft.engine.probing.machine_load import Look
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, Standing
+from weft.engine.training.device_start import DeviceStart
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
@@ -53,9 +51,10 @@ from weft.engine.training.run_folder import Groups, RunFolder
 from weft.engine.training.running_report import RunningReport
 from weft.engine.training.session import Save, Session, outline_of
 from weft.graph.data.graph import Graph
-from weft.ops.launch.backend import have_triton
 from weft.planner.division.adapting import Adapter
 from weft.planner.grouping.groups import plan_as_one_group
+from weft.planner.training_mode import may_sample
+from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 from weft.runtime.user_modules.settings import check_tasks
@@ -77,7 +76,7 @@ class Job:
         folder: RunFolder | None,
         options: JobOptions,
     ) -> None:
-        _start(device)
+        self._start = DeviceStart(device)
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
         self._began = Look.here()  # what else the machine does meanwhile
@@ -187,11 +186,16 @@ class Job:
         if self._options.report is not None:
             # The settings are in the folder once, not with every member's plan.
             return [replace(plan, tasks=()) for plan in self._options.report.plans]
-        tasks = self._planner.with_modes(list(missing))
+        tasks = self._planner.with_modes([self._as_before(task) for task in missing])
         self._planner.check(tasks)
         whole = [task for task in tasks if not task.sampled]
         throughput = learn(whole, self._graphs.on_device, self._device, self._graphs.stats)
         return self._planner.groups(tasks, throughput)
+
+    def _as_before(self, task: Task) -> Task:
+        """``task`` in the mode of the run that is resumed, where it leaves that to how much memory is free."""
+        mode = self._folder.mode if self._folder is not None and self._resuming else None
+        return task.with_values(mode=mode) if mode is not None and may_sample(task) else task
 
     def _cancelled(self, key: str, plan: Plan) -> bool:
         """Whether every member of the group was cancelled before it began; a former run may have begun it."""
@@ -224,9 +228,14 @@ class Job:
                     graph = self._graphs.placed(tasks[0], plan.places)
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
+                    if any(task.traits is None for task in tasks):
+                        self._start.wait()  # stacks of users' modules are captured for a trial
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
-                        group = self._make_group(tasks, graph, plan, measure=checkpoint is None)
+                        group = self._make_group(tasks, graph, plan, checkpoint)
+                    self._start.wait()
             except (InputError, OutOfMemoryError, ModelError) as error:
+                if checkpoint is not None and isinstance(error, InputError):
+                    raise  # halves would begin anew, without what was trained
                 return self._failed(key, plan, error)
             plan = group.plan
             if all(task.traits is not None for task in tasks):  # a user's module may hold itself, and much else
@@ -262,11 +271,12 @@ class Job:
     def _checkpoint(self, key: str, tasks: list[Task]) -> Checkpoint | None:
         return self._folder.checkpoint_of(key, tasks) if self._folder and self._resuming else None
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
-        """The group as planned; unless it is resumed or its plan was given, ``measure`` may take slow stacks apart."""
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
+        """The group as planned, slow stacks taken apart unless its plan was given; or as the run that is resumed."""
         source = self._sources.source(tasks[0], plan)
-        measure = measure and self._options.report is None
-        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure)
+        former = () if checkpoint is None else stacks_of(checkpoint.about)
+        measure = checkpoint is None and self._options.report is None
+        group = GroupRun(tasks, graph, plan, self._device, merger_for(plan), source, measure, former)
         if group.plan is not plan:
             group.plan = replace(group.plan, weights=weight_digests(group)) if plan.weights else group.plan
             self._replace(plan, group.plan)
@@ -407,14 +417,6 @@ class Job:
         lost = self._results.without_weights()
         if lost and self._folder is not None and self._folder.opened:
             self._keep(lost)
-
-
-def _start(device: torch.device) -> None:
-    """Let a GPU start, which takes a tenth of a second, while Triton is imported, which takes as long."""
-    if device.type == "cuda" and "triton" not in sys.modules and have_triton():
-        beside(partial(torch.cuda.synchronize, device), "start of the device")
-        with gc_paused(), suppress(ImportError):  # whoever needs it says what is missing
-            import_module("triton")
 
 
 def _number(key: str) -> int:

@@ -36,6 +36,7 @@ from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.extending import former_members, lengthened
 from weft.engine.training.folder_lock import FolderLock
 from weft.graph.data.graph import Graph
+from weft.runtime.built_stacks import described
 from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_checkpoint, write_checkpoint
 from weft.runtime.group import GroupRun
 
@@ -56,11 +57,13 @@ def holds_run(path: Path) -> bool:
 class RunFolder:
     """The folder of one task. Nothing in it is touched before :meth:`open`, when the run is known to be sound.
 
-    ``extends``: the run there may have had fewer epochs, or fewer members.
+    ``extends``: the run there may have had fewer epochs, or fewer members. ``mode``: that of the run there, once its
+    groups are read, where they are to be planned anew.
     """
 
     def __init__(self, path: Path, extends: bool = False) -> None:
         self.path, self._extends = path, extends
+        self.mode: str | None = None
         self._opened, self._lock = False, FolderLock(path)
         self._unwritten: list[str] = []  # lines of the journal: from before it was opened, or that found a full disk
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -156,7 +159,11 @@ class RunFolder:
                 f"{self.path}: holds a sweep, not one task; resume with its settings, or choose another {option('out')}"
             )
         checkpoint = read_checkpoint(self.path)
-        return None if checkpoint is None else []
+        if checkpoint is None:
+            return None
+        modes = [task.get("mode") for task in checkpoint.about.get("tasks", [])]
+        self.mode = "sampled" if "sampled" in modes else "full"
+        return []
 
     def checkpoint_of(self, key: str, tasks: Sequence[Task]) -> Checkpoint | None:
         """The checkpoint to resume the group ``key`` from; refuses one of other tasks."""
@@ -189,7 +196,7 @@ class RunFolder:
     def save_state(self, key: str, group: GroupRun, about: dict[str, Any]) -> Path:
         """Write the group's state as it is now."""
         about = {"tasks": [task.to_dict() for task in group.tasks], "epoch": group.epoch, **about}
-        about["graph"] = _summary(group.graph)
+        about |= {"graph": _summary(group.graph), **described(group.built)}
         with self.writing():
             return write_checkpoint(self.place(key), group.tensors(), about)
 

@@ -37,6 +37,7 @@ from weft.runtime.batches.sampled_source import source_for
 from weft.runtime.batches.shard_source import Sharding
 from weft.runtime.batches.sharded_sampled_source import ShardedSampling
 from weft.runtime.batches.source import MakeSource
+from weft.runtime.built_stacks import stacks_of
 from weft.runtime.checkpoint import Checkpoint
 from weft.runtime.group import GroupRun
 
@@ -129,13 +130,15 @@ class ShardedJob(Job):
 
     # ---- training ------------------------------------------------------------------------------------
 
-    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, measure: bool) -> GroupRun:
+    def _make_group(self, tasks: list[Task], graph: Graph, plan: Plan, checkpoint: Checkpoint | None) -> GroupRun:
         key = graph_key(tasks[0])
         if key not in self._shards:
             graph = self._in_order(graph)
             self._shards = {key: ShardGraph(graph, partition_of(graph, self._ranks.ranks).bounds, self._ranks)}
             self._tune(self._shards[key], tasks)
-        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=self._source_for(tasks[0]))
+        source = self._source_for(tasks[0])
+        former = () if checkpoint is None else stacks_of(checkpoint.about)
+        return GroupRun(tasks, self._shards[key], plan, self._device, make_source=source, former=former)
 
     def _source_for(self, task: Task) -> MakeSource:
         """The whole graph in every step, or parts of sampled batches."""

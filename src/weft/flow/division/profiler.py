@@ -1,8 +1,9 @@
 """Profiler: seconds of every phase of a batch, alone and beside others, in a few seconds.
 
 Each phase runs for some steps (20, or fewer where they take long) with nothing else at work, then what can run at the
-same time is run at the same time: all workers of the host beside each phase of the trainer and beside copies, copies
-beside training.
+same time is run at the same time: all workers of the host beside each phase of the trainer and beside copies, in one
+go, and copies beside training. Where the trainer can prepare all batches inside of captured steps, those are measured
+as a whole, too.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ TRANSFER = "transfer_pcie"
 class Profiled:
     """What to measure: both sides (None: not there), a training step on an item, and the hardware's name and clock.
 
-    ``beside``: the device prepares while it trains. ``captured``: samples a batch as the trainer does where it
-    prepares all of them; None if that is no different.
+    ``beside``: the device prepares while it trains. ``alone``: a whole step as the trainer does it where it prepares
+    all batches: sampling, reading and training in one; None if that is no different.
     """
 
     host: HostSide | None
@@ -43,7 +44,7 @@ class Profiled:
     trainer: str = "gpu"
     clock: DeviceClock | None = None
     beside: bool = False
-    captured: Callable[[], Any] | None = None
+    alone: Callable[[], Any] | None = None
 
 
 def profile(
@@ -75,17 +76,14 @@ class _Profiler:
         """Everything that there is to measure."""
         if self._what.host is not None:
             self._host_alone()
-            self._host_crowded()
         alone = self._device_phases()
         for key, work in alone.items():
             self._phases[key] = PhaseTime.of(self._segment_of(work))
-        if self._what.captured is not None:
-            sampled = PhaseTime.of(self._segment_of(self._what.captured))
-            self._captured[f"batching_{self._what.trainer}"] = sampled
+        if self._what.alone is not None:
+            self._captured = self._parts_of(PhaseTime.of(self._segment_of(self._what.alone)))
         if self._what.host is not None:
             self._beside_host(alone)
             self._beside_transfer(alone)
-            self._host_beside_transfer()
         if self._what.beside and self._what.device is not None:
             self._beside_preparation(alone)
         return PhaseTimes(self._phases, self._interference, self._crowding, self._bytes, self._captured)
@@ -126,15 +124,15 @@ class _Profiler:
             if step >= FEWEST and time.perf_counter() - begin > self._segment:
                 return
 
-    def _host_crowded(self) -> None:
-        """All workers at once: how much longer each takes per worker more."""
-        if self._workers < 2:
-            return
-        with self._busy_host() as seconds:
-            self._wait_for(seconds, (1 + FEWEST) * self._workers)
-        steady = seconds[self._workers :] or seconds  # the first of each worker may allocate its buffers
-        ratio = _mean(steady) / max(self._phases[HOST_BATCHING].mean, 1e-9)
-        self._crowding = max(ratio - 1.0, 0.0) / (self._workers - 1)
+    def _parts_of(self, whole: PhaseTime) -> dict[str, PhaseTime]:
+        """The phases of a step that has all of them: training as alone, then reading, and sampling is the rest."""
+        left, found = whole.mean, dict[str, PhaseTime]()
+        for phase in ("training", "transfer"):
+            key = f"{phase}_{self._what.trainer}"
+            taken = min(self._phases[key].mean, left) if key in self._phases else 0.0
+            found[key] = PhaseTime(taken, 0.0, whole.count)
+            left -= taken
+        return found | {f"batching_{self._what.trainer}": PhaseTime(max(left, 0.0), whole.std, whole.count)}
 
     def _wait_for(self, seconds: list[float], count: int) -> None:
         deadline = time.monotonic() + 2 * self._segment
@@ -172,51 +170,67 @@ class _Profiler:
     # ---- phases beside others ------------------------------------------------------------------------
 
     def _beside_host(self, alone: Mapping[str, Callable[[], Any]]) -> None:
-        """Each phase of the trainer while all workers of the host are at work, and theirs meanwhile."""
-        crowded = self._crowded
-        for key, work in alone.items():
-            with self._busy_host() as seconds:
-                self._wait_for(seconds, 1)
+        """All workers of the host at work, by themselves, beside each phase of the trainer and beside copies.
+
+        In one go: starting the workers, and waiting for their last batches, takes as long as a measurement.
+        """
+        item = self._host.prepare(self._next_seeds())
+        with self._busy_host() as seconds:
+            self._note_crowding(seconds)
+            for key, work in alone.items():
                 first = len(seconds)
-                found = self._segment_of(work, lambda s=seconds, n=first + self._workers: len(s) >= n)
+                found = self._segment_of(work, lambda n=first + self._workers: len(seconds) >= n)
                 meanwhile = seconds[first:]
-            self._note(key, HOST_BATCHING, _mean(found) / max(self._phases[key].mean, 1e-9))
-            if meanwhile:
-                self._note(HOST_BATCHING, key, _mean(meanwhile) / max(crowded, 1e-9))
+                self._note(key, HOST_BATCHING, _mean(found) / max(self._phases[key].mean, 1e-9))
+                self._note_host(key, meanwhile)
+            self._copies_meanwhile(item, seconds)
+        self._host.discard(item)
 
-    def _beside_transfer(self, alone: Mapping[str, Callable[[], Any]]) -> None:
-        """Training while the bus is busy, and copies meanwhile."""
-        key, host = f"training_{self._what.trainer}", self._host
-        item = host.prepare(self._next_seeds())
-        with _background([lambda: host.transfer(item)]) as seconds:
+    def _note_crowding(self, seconds: list[float]) -> None:
+        """How much longer each worker takes per worker more."""
+        if self._workers < 2:
             self._wait_for(seconds, 1)
-            first = len(seconds)
-            found = self._segment_of(alone[key], lambda: len(seconds) > first)
-            meanwhile = seconds[first:]
-        host.discard(item)
-        self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
-        if meanwhile:
-            self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
+            return
+        self._wait_for(seconds, (1 + FEWEST) * self._workers)
+        steady = seconds[self._workers :] or seconds  # the first of each worker may allocate its buffers
+        ratio = _mean(steady) / max(self._phases[HOST_BATCHING].mean, 1e-9)
+        self._crowding = max(ratio - 1.0, 0.0) / (self._workers - 1)
 
-    def _host_beside_transfer(self) -> None:
-        """All workers of the host while the bus is busy: copies read the memory that workers gather from and into."""
-        host, crowded = self._host, self._crowded
-        item = host.prepare(self._next_seeds())
-        with self._busy_host() as prepared, _background([lambda: host.transfer(item)]) as moved:
-            self._wait_for(prepared, self._workers)
+    def _copies_meanwhile(self, item: Any, prepared: list[float]) -> None:
+        """While the bus is busy, too: copies read the memory that workers gather from and into."""
+        with _background([lambda: self._host.transfer(item)]) as moved:
+            self._wait_for(moved, 1)
             first, before = len(prepared), len(moved)
             self._wait_for(prepared, first + FEWEST * self._workers)
             meanwhile, copies = prepared[first:], moved[before:]
-        host.discard(item)
-        if meanwhile:
-            self._note(HOST_BATCHING, TRANSFER, _mean(meanwhile) / max(crowded, 1e-9))
+        self._note_host(TRANSFER, meanwhile)
         if copies:
             self._note(TRANSFER, HOST_BATCHING, _mean(copies) / max(self._phases[TRANSFER].mean, 1e-9))
 
-    @property
-    def _crowded(self) -> float:
-        """Seconds of a batch with all workers at work."""
-        return self._phases[HOST_BATCHING].mean * (1.0 + self._crowding * (self._workers - 1))
+    def _note_host(self, beside: str, seconds: list[float]) -> None:
+        """Batches of all workers that were finished beside a phase."""
+        if seconds:
+            crowded = self._phases[HOST_BATCHING].mean * (1.0 + self._crowding * (self._workers - 1))
+            self._note(HOST_BATCHING, beside, _mean(seconds) / max(crowded, 1e-9))
+
+    def _beside_transfer(self, alone: Mapping[str, Callable[[], Any]]) -> None:
+        """Training while the bus is busy, reads of a device that prepares beside training, and copies meanwhile.
+
+        How much of the bus such reads leave to copies depends on where they read: all of it, or hardly any.
+        """
+        trainer, host = self._what.trainer, self._host
+        keys = [f"training_{trainer}"] + ([f"transfer_{trainer}"] if self._what.beside else [])
+        item = host.prepare(self._next_seeds())
+        with _background([lambda: host.transfer(item)]) as seconds:
+            self._wait_for(seconds, 1)
+            for key in (one for one in keys if one in alone):
+                first = len(seconds)
+                found = self._segment_of(alone[key], lambda n=first: len(seconds) > n)
+                meanwhile = seconds[first:]
+                self._note(key, TRANSFER, _mean(found) / max(self._phases[key].mean, 1e-9))
+                if meanwhile:
+                    self._note(TRANSFER, key, _mean(meanwhile) / max(self._phases[TRANSFER].mean, 1e-9))
+        host.discard(item)
 
     def _beside_preparation(self, alone: Mapping[str, Callable[[], Any]]) -> None:
         """Training while the device samples, and while it reads features, and both meanwhile."""

@@ -48,12 +48,21 @@ HOST_MEMORY = RankLink("host memory", 8e9, 1e-4, "assumed for CPU ranks of one h
 LINKS = {link.name: link for link in (NVLINK4, INFINIBAND, HOST_MEMORY)}
 
 
-def link_of(machine: Machine) -> RankLink:
-    """The link between ranks on ``machine``: a measured one if it has one, else by its kind."""
-    found = next((link for link in machine.links if link.kind == "nvlink"), None)
-    if found is not None:
-        return RankLink("nvlink", found.bytes_per_second, max(found.latency, 1e-5), found.source)
-    return NVLINK4 if machine.device == "cuda" else HOST_MEMORY
+HOST_GPUS = 8  # of one host; more ranks than that reach each other over the network
+
+
+def link_of(machine: Machine, ranks: int = 1) -> RankLink:
+    """The link between ``ranks`` on machines like ``machine``: a measured one if it has one, else by its kind.
+
+    Ranks beyond those of one host make all of them wait for the network between hosts.
+    """
+    if machine.device != "cuda":
+        return HOST_MEMORY
+    kind, otherwise = ("nvlink", NVLINK4) if ranks <= HOST_GPUS else ("network", INFINIBAND)
+    found = next((link for link in machine.links if link.kind == kind), None)
+    if found is None:
+        return otherwise
+    return RankLink(otherwise.name, found.bytes_per_second, max(found.latency, 1e-5), found.source)
 
 
 @dataclass(frozen=True)

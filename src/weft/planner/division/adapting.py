@@ -47,7 +47,9 @@ class Adapter:
     factors: dict[str, float] = field(default_factory=dict)  # of phases that have drifted
     _suspected: dict[str, int] = field(default_factory=dict)
     _unseen: dict[str, int] = field(default_factory=dict)
+    _patience: dict[str, int] = field(default_factory=dict)  # epochs after which a drift is forgotten
     _rest: int = 0
+    _simulated_for: tuple[object, Mapping[str, float]] | None = None
     _changed: tuple[float, str] | None = None  # seconds of the epoch before the last change, until its gain is told
 
     @property
@@ -56,22 +58,33 @@ class Adapter:
         return self.profiled.scaled(**self.factors)
 
     def observe(self, measured: Mapping[str, float], epochs: int = 1) -> Change | None:
-        """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays."""
-        expected = self._expected()
-        drifted = self._drifted(measured, expected)
-        self._forget(measured, epochs)
+        """A new division after ``epochs`` epochs with these mean seconds by phase; None if the present one stays.
+
+        Phases of a side that is not used, or not measured, are left out.
+        """
+        drifted = self._drifted(measured, self._expected() if measured else {})
+        forgotten = self._forget(measured, epochs)
         self._rest = max(self._rest - epochs, 0)
-        if not drifted:
+        if not drifted and not forgotten:
             return None
         for key, ratio in drifted.items():
             self.factors[key] = self.factors.get(key, 1.0) * ratio
             self._suspected.pop(key, None)
-        return self._divide(drifted)
+        why = [f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items()]
+        why += [f"{key} was slow {epochs} epochs ago and is tried again" for key, epochs in forgotten.items()]
+        return self._divide(", ".join(why))
 
-    def _expected(self) -> dict[str, float]:
-        """Mean seconds of every phase in the simulated epoch, interference included."""
+    def _expected(self) -> Mapping[str, float]:
+        """As now believed; simulated once, since a short epoch takes hardly longer than its simulation."""
+        about = (self.division, tuple(sorted(self.factors.items())))
+        if self._simulated_for is None or self._simulated_for[0] != about:
+            self._simulated_for = (about, self.expected(self.times))
+        return self._simulated_for[1]
+
+    def expected(self, times: PhaseTimes) -> dict[str, float]:
+        """Mean seconds of every phase in an epoch simulated with ``times``, interference included."""
         spent: dict[str, list[float]] = {}
-        for one in self._simulated(self.division).activities:
+        for one in simulate(self.division, times, self.batches, self.registry).activities:
             spent.setdefault(one.key, []).append(one.end - one.begin)
         return {key: sum(some) / len(some) for key, some in spent.items()}
 
@@ -92,21 +105,24 @@ class Adapter:
                 found[key] = ratio
         return found
 
-    def _forget(self, measured: Mapping[str, float], epochs: int) -> None:
+    def _forget(self, measured: Mapping[str, float], epochs: int) -> dict[str, int]:
+        """Forget drifts that nobody has measured for long; every time it takes twice as long, against flapping."""
+        forgotten = {}
         for key in list(self.factors):
             self._unseen[key] = 0 if key in measured else self._unseen.get(key, 0) + epochs
-            if self._unseen[key] >= FORGET:
+            patience = self._patience.get(key, FORGET)
+            if self._unseen[key] >= patience:
+                self._patience[key] = 2 * patience
+                forgotten[key] = self._unseen[key]
                 del self.factors[key], self._unseen[key]
+        return forgotten
 
-    def _divide(self, drifted: Mapping[str, float]) -> Change | None:
+    def _divide(self, why: str) -> Change | None:
         now = self._simulated(self.division)
-        found = partition(
-            self.times, self.registry, self.batches, self.limits, self.division.trainer, self.division.workers
-        )
+        found = partition(self.times, self.registry, self.batches, self.limits, self.division.trainer)
         if found.simulation.seconds > (1.0 - GAIN) * now.seconds or found.division == self.division:
             return None
         self.division, self._rest = found.division, REST
-        why = ", ".join(f"{key} takes {ratio:.2g} times as long as predicted" for key, ratio in drifted.items())
         return Change(found.division, why, now.seconds, found.simulation.seconds)
 
     # ---- what it gained ------------------------------------------------------------------------------

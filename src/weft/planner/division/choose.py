@@ -15,17 +15,18 @@ from weft.core.batches.buckets import MOST_BUCKETS
 from weft.core.division import Division, PhaseTimes, built_in
 from weft.core.graph_stats import GraphStats
 from weft.core.machine import Machine
-from weft.core.placement import Placement
 from weft.core.units import show_bytes, show_seconds
+from weft.planner.division.candidate import Candidate
 from weft.planner.division.loads import bound, loads
 from weft.planner.division.partitioner import Limits, Partition, best_share, partition
 from weft.planner.division.predicted_times import predicted_times
 from weft.planner.division.setup import Setup, batch_bytes, may_have_buckets, with_buckets
-from weft.planner.division.simulator import Simulation, simulate
+from weft.planner.division.simulator import simulate
 from weft.planner.sampling.transfers import with_batches
 from weft.planner.training_mode import steps_per_epoch
 
 SIMULATED = 3  # of the setups with the lowest bounds
+ALSO_SIMULATED = 1  # of those that need a setting: named, never taken, so they take no place from the others
 SEARCHED = 80  # batches of the epochs that divisions are compared by
 DEVICE_BUFFERS = (4, 2, 1)
 PINNED_SHARE = 0.25  # of the host's memory for prepared batches
@@ -33,52 +34,6 @@ RESERVED_CORES, MOST_WORKERS = 2, 14
 RUNNERS_UP = 6
 BUCKETS_GAIN = 0.1  # of an epoch that batches of several sizes must be predicted to save: nobody has measured them yet
 SPARE_SLOTS = 4  # prepared batches in host memory beyond one per worker
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A setup, the division of its batches (None: one side prepares them), and what that takes.
-
-    ``seconds`` of an epoch of all members; ``measured``: from measured phases.
-    """
-
-    setup: Setup
-    seconds: float
-    device_bytes: int
-    division: Division | None = None
-    host_bytes: int = 0
-    simulation: Simulation | None = None
-    times: PhaseTimes | None = None
-    measured: bool = False
-
-    @property
-    def seconds_per_task(self) -> float:
-        """Of an epoch."""
-        return self.seconds / max(self.setup.members, 1)
-
-    def words(self) -> str:
-        """In one line."""
-        setup, place = self.setup, self.setup.placement
-        parts = ["whole graph"] if not setup.task.sampled else [f"sampled, {_places(place)}"]
-        parts += [f"cache {show_bytes(place.cache_bytes)}"] if place.cache_bytes else []
-        parts += [] if self.division is None else [self.division.words()]
-        parts += [] if setup.captured or not setup.task.sampled else ["batches of their own sizes, steps not captured"]
-        parts += [setup.task.precision] + ([f"{setup.members} tasks"] if setup.members > 1 else [])
-        if setup.condition:
-            parts.append(f"needs {setup.condition}")
-        return "; ".join(parts)
-
-    def figures(self) -> str:
-        """Seconds and bytes in words."""
-        host = f", {show_bytes(self.host_bytes)} pinned" if self.host_bytes else ""
-        about = "about " if self.setup.rough else ""
-        return f"{about}{show_seconds(self.seconds_per_task)} per epoch and task, {show_bytes(self.device_bytes)}{host}"
-
-
-def _places(place: Placement) -> str:
-    if place.features == place.topology:
-        return f"features and edges: {place.features}"
-    return f"features: {place.features}, edges: {place.topology}"
 
 
 @dataclass(frozen=True)
@@ -103,16 +58,17 @@ def choose(
     budget: int,
     measured: Callable[[Setup], PhaseTimes | None] = lambda setup: None,
     prefer: Callable[[Candidate], bool] = lambda candidate: False,
+    search: Search | None = None,
 ) -> Choice:
     """The fastest of ``setups`` within ``budget`` bytes of the device; ``prefer``: taken whatever its seconds.
 
-    If nothing fits, the smallest is best and does not fit.
+    If nothing fits, the smallest is best and does not fit. ``search``: of an earlier call with the same arguments,
+    whose simulations are not repeated.
     """
-    search = _Search(stats, machine, budget, measured)
+    search = search or Search(stats, machine, budget, measured)
     plain = [search.undivided(one) for one in setups]
-    ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)[:SIMULATED]
-    ranked += [padded for one in ranked if (padded := search.in_buckets(one)) is not None]
-    found = plain + [one for setup in ranked for one in search.divided(setup)]
+    ranked = _to_simulate(setups, search)
+    found = plain + [one for place, setup in enumerate(ranked) for one in search.divided(setup, every=not place)]
     drawn = min((one for one in found if one.simulation is not None), key=lambda one: one.seconds, default=None)
     sure = [one for one in found if not one.setup.condition and not one.setup.rough]
     allowed = [one for one in sure if one.device_bytes <= budget]
@@ -128,6 +84,14 @@ def choose(
     asked = best.setup.task.sampled and any(may_have_buckets(one, stats) for one in ranked)
     why = (*_why(best, found, budget), *(_about_buckets(best, found, budget) if asked else ()))
     return Choice(best, _others(found, best), why, drawn, contender)
+
+
+def _to_simulate(setups: Sequence[Setup], search: Search) -> list[Setup]:
+    """Setups whose batches two sides can prepare, those with the lowest bounds, also with batches of several sizes."""
+    ranked = sorted((one for one in setups if search.divides(one)), key=search.bound)
+    free = [one for one in ranked if not one.condition][:SIMULATED]
+    padded = [one for one in map(search.in_buckets, free) if one is not None]
+    return free + padded + [one for one in ranked if one.condition][:ALSO_SIMULATED]
 
 
 def worth(one: Candidate) -> float:
@@ -178,13 +142,17 @@ def _shared(result: Partition) -> Division:
     return result.division if result.division.host_batches else next(tried, result.division)
 
 
-class _Search:
+class Search:
+    """What setups take on ``machine``, and the divisions that were simulated for them."""
+
     def __init__(
         self, stats: GraphStats, machine: Machine, budget: int, measured: Callable[[Setup], PhaseTimes | None]
     ) -> None:
         self._stats, self._machine, self._budget, self._measured = stats, machine, budget, measured
         self._times: dict[int, tuple[PhaseTimes, bool]] = {}  # by identity
         self._kept: list[Setup] = []  # of those, so that no other has it
+        self._sized: dict[int, Setup | None] = {}  # the same with batches of several sizes, by identity
+        self._divided: dict[tuple[int, int], Candidate | None] = {}  # by identity and workers
 
     @property
     def _workers(self) -> list[int]:
@@ -201,7 +169,8 @@ class _Search:
         cost = setup.training
         if self.divides(setup) and self.times(setup)[1]:
             registry, steps = built_in(setup.captured), steps_per_epoch(setup.task, self._stats)
-            alone = simulate(Division(0, 2, beside=setup.captured), self.times(setup)[0], steps, registry)
+            sides = Division(0, 2, beside=setup.captured)
+            alone = simulate(sides, self.times(setup)[0], steps, registry, most=SEARCHED)
             seconds = alone.seconds + cost.phases.get("evaluation", 0.0)
             return Candidate(setup, seconds, setup.device_bytes, measured=True)
         if setup.task.sampled:
@@ -244,9 +213,12 @@ class _Search:
         """The same with batches of the number of sizes that has the lowest bound; None if that is one."""
         if not may_have_buckets(setup, self._stats):
             return None
-        ways = [setup, *(with_buckets(setup, self._stats, count) for count in range(2, MOST_BUCKETS + 1))]
-        best = min(ways, key=self.bound)
-        return None if best is setup else best
+        if id(setup) not in self._sized:
+            self._kept.append(setup)
+            ways = [setup, *(with_buckets(setup, self._stats, count) for count in range(2, MOST_BUCKETS + 1))]
+            best = min(ways, key=self.bound)
+            self._sized[id(setup)] = None if best is setup else best
+        return self._sized[id(setup)]
 
     def _beyond_simulation(self, setup: Setup) -> float:
         """How many times as long the device alone is predicted to take as it is simulated: 1 if phases were measured.
@@ -257,14 +229,20 @@ class _Search:
             return 1.0
         steps, base = steps_per_epoch(setup.task, self._stats), setup.one_size
         alone = Division(0, 2, beside=True)
-        simulated = simulate(alone, self.times(base)[0], steps, built_in(setup.captured)).seconds
+        simulated = simulate(alone, self.times(base)[0], steps, built_in(setup.captured), most=SEARCHED).seconds
         evaluation = base.training.phases.get("evaluation", 0.0)
         return max(self.undivided(base).seconds - evaluation, 0.0) / max(simulated, 1e-12)
 
-    def divided(self, setup: Setup) -> list[Candidate]:
-        """The best division with all workers, and with fewer."""
-        found = [self._partitioned(setup, workers) for workers in self._workers]
+    def divided(self, setup: Setup, every: bool = True) -> list[Candidate]:
+        """The best division with all workers, and with fewer if ``every``."""
+        found = [self._once(setup, workers) for workers in self._workers[: None if every else 1]]
         return list({one.division: one for one in reversed(found) if one is not None}.values())[::-1]
+
+    def _once(self, setup: Setup, workers: int) -> Candidate | None:
+        if (id(setup), workers) not in self._divided:
+            self._kept.append(setup)
+            self._divided[id(setup), workers] = self._partitioned(setup, workers)
+        return self._divided[id(setup), workers]
 
     def _partitioned(self, setup: Setup, workers: int) -> Candidate | None:
         times, known = self.times(setup)
@@ -277,7 +255,7 @@ class _Search:
         limits = Limits(min(pinned, workers + SPARE_SLOTS), device, workers, buckets=setup.buckets)
         steps = steps_per_epoch(setup.task, self._stats)
         division = _shared(partition(times, registry, min(steps, SEARCHED), limits))
-        whole = simulate(division, times, steps, registry)
+        whole = simulate(division, times, steps, registry, most=SEARCHED)
         seconds = whole.seconds * (self._beyond_simulation(setup) if not division.host_batches else 1.0)
         more = setup.training.phases.get("evaluation", 0.0) + self._recordings(setup)
         held = setup.device_bytes + (division.device_buffer + 1) * size

@@ -8,10 +8,12 @@ for a ratio of 1 : x, with x = s / (1 - s), the three terms of the equation are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.core.division import PhaseTimes, Registry
-from weft.core.division.operators import HOST
+from weft.core.division import Operator, PhaseTimes, Registry
+from weft.core.division.operators import BUS, HOST
+
+READS = "pcie reads"  # of the bus, by the trainer itself, beside copies
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,31 @@ class Load:
         return self.host + share * (self.device - self.host)
 
 
+def device_operators(registry: Registry, trainer: str, times: PhaseTimes) -> tuple[Operator, ...]:
+    """The operators of ``trainer`` that prepare batches, none if it cannot.
+
+    They hold the bus, unless it was measured how copies and its own reads slow each other down: reads in random places
+    of much memory take longer than the bus needs for them, and then both run at the same time.
+    """
+    host, device = registry.host_route(), registry.device_route(trainer)
+    if device is None or host is None:
+        return device.operators if device else ()
+    copying, reading = host.keys[-1], device.keys[-1]
+    measured = all(other in times.interference.get(key, {}) for key, other in ((copying, reading), (reading, copying)))
+    if not measured:
+        return device.operators
+    return tuple(
+        replace(one, occupies=tuple(READS if name == BUS else name for name in one.occupies))
+        for one in device.operators
+    )
+
+
 def loads(times: PhaseTimes, registry: Registry, trainer: str, workers: int) -> dict[str, Load]:
     """The load of every resource; the host's is divided by its workers."""
-    host, device = registry.host_route(), registry.device_route(trainer)
-    training = registry.training(trainer)
+    host, training = registry.host_route(), registry.training(trainer)
     found: dict[str, list[float]] = {}
-    for side, route in enumerate((host, device)):
-        for operator in (*(route.operators if route else ()), training):
+    for side, operators in enumerate((host.operators if host else (), device_operators(registry, trainer, times))):
+        for operator in (*operators, training):
             for resource in operator.occupies:
                 seconds = times.of(operator.key, workers).mean
                 found.setdefault(resource, [0.0, 0.0])[side] += seconds / (workers if resource == HOST else 1)

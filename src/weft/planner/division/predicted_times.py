@@ -52,7 +52,8 @@ def predicted_times(
         "training_gpu": trained,
     }
     found = {key: PhaseTime(seconds) for key, seconds in phases.items()}
-    captured = {"batching_gpu": PhaseTime(sampled)}
+    captured = found | {"batching_gpu": PhaseTime(sampled)}
+    captured = {key: one for key, one in captured.items() if key.endswith("_gpu")}
     return PhaseTimes(found, INTERFERENCE, CROWDING, int(whole + edges * INDEX_BYTES), captured)
 
 

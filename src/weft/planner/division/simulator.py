@@ -2,20 +2,21 @@
 
 Every activity occupies resources exclusively (the host has one place per worker). While activities run at once they
 slow each other down by the measured interference; an event is the end of one. Where the trainer prepares all batches it
-does so in captured steps, whose phases have times of their own (of batches of one size: see
-:mod:`weft.core.batches.buckets`). Results are per batch, so that epochs of different
-lengths compare.
+does so in captured steps (of batches of one size: see :mod:`weft.core.batches.buckets`), whose phases have times of
+their own and follow one another. The bus is shared where it was measured how copies and the device's reads slow each
+other down. Results are per batch, so that epochs of different lengths compare.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.core.division import Division, DualBuffer, Operator, PhaseTimes, Registry
 from weft.core.division.operators import BUS, HOST
 from weft.core.errors import SpecError
+from weft.planner.division.loads import device_operators
 
 MOST_SIMULATED = 240  # batches; a longer epoch repeats its middle
 
@@ -81,12 +82,20 @@ class _Clock:
 
 
 def simulate(
-    division: Division, times: PhaseTimes, batches: int, registry: Registry, seed: int | None = None
+    division: Division,
+    times: PhaseTimes,
+    batches: int,
+    registry: Registry,
+    seed: int | None = None,
+    most: int = MOST_SIMULATED,
 ) -> Simulation:
-    """The epoch; with ``seed`` durations vary as they were measured to, else each is its mean."""
-    if batches <= MOST_SIMULATED:
+    """The epoch; with ``seed`` durations vary as they were measured to, else each is its mean.
+
+    ``most``: batches from which on a longer epoch repeats its middle.
+    """
+    if batches <= most:
         return _Run(division, times, batches, registry, seed).result()
-    shorter = MOST_SIMULATED // 2 // division.overlap * division.overlap or MOST_SIMULATED // 2
+    shorter = most // 2 // division.overlap * division.overlap or most // 2
     longer = shorter + max(shorter // division.overlap, 1) * division.overlap
     first, second = (_Run(division, times, count, registry, seed).result() for count in (shorter, longer))
     return _extended(first, second, batches)
@@ -121,13 +130,15 @@ class _Run:
         self._division, self._batches = division, batches
         self._times = times.for_one_side() if one_side else times
         self._random = None if seed is None else random.Random(seed)
-        self._schedule = DualBuffer(division, batches)
         self._training = registry.training(division.trainer)
+        in_turn = one_side and self._training.key in times.captured
+        self._beside = division.beside and not in_turn
+        self._schedule = DualBuffer(replace(division, beside=self._beside), batches)
         host, device = registry.host_route(), registry.device_route(division.trainer)
         if (division.host_batches and host is None) or (division.device_batches and device is None):
             raise SpecError(f"division {division.words()!r} needs operators that are not registered")
         self._host = host.operators if host else ()
-        self._device = device.operators if device else ()
+        self._device = device_operators(registry, division.trainer, times)
         self._clock, self._used = _Clock(), dict.fromkeys((HOST, BUS, division.trainer), 0)
         self._activities: list[Activity] = []
         self._device_busy = self._preparing = False
@@ -157,7 +168,7 @@ class _Run:
 
     def _dispatch(self) -> None:
         self._dispatch_device()
-        if self._division.beside:
+        if self._beside:
             self._dispatch_beside()
         self._dispatch_bus()
         while self._host and self._free(self._host[0]) and (batch := self._schedule.begin_on_host()) is not None:
@@ -212,13 +223,16 @@ class _Run:
         self._device_busy = False
 
     def _release_preparing(self) -> None:
-        if self._division.beside:
+        if self._beside:
             self._preparing = False
         else:
             self._device_busy = False
 
     def _free(self, operator: Operator) -> bool:
-        return all(self._used.get(name, 0) < self._places(name) for name in operator.occupies)
+        for name in operator.occupies:  # noqa: SIM110 - asked three times per event
+            if self._used.get(name, 0) >= self._places(name):
+                return False
+        return True
 
     def _places(self, resource: str) -> int:
         return self._division.workers if resource == HOST else 1

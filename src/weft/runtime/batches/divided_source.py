@@ -19,10 +19,8 @@ from weft.flow.division.hardware import Gpu, Hardware, Parts
 from weft.flow.division.padded_batches import PaddedItem
 from weft.flow.sampling.padded import PaddedAdjacency
 from weft.flow.sampling.seeds import SeedBatch, SeedOrder
-from weft.runtime.batches.device_batch import DeviceBatch
 from weft.runtime.batches.sampled_source import Sampled, Sampling
 from weft.runtime.batches.source import Batch, SourceRequest
-from weft.runtime.device.cuda_graph import Replay
 
 SPARE_SLOTS = 2  # beyond the division's, for a profile that runs before it
 
@@ -118,21 +116,11 @@ class DividedSampled(Sampled):
         """While a step is captured: no other thread prepares batches."""
         return self.divided.quiet()
 
-    def captured_sampling(self) -> Callable[[], None] | None:
-        """Samples a batch as the GPU does where it prepares all of them, captured; None if it cannot."""
+    def whole_step(self) -> Batch | None:
+        """A batch that the GPU samples, reads and trains on in one step; None if it never prepares all of them so."""
         if not self._captured or self._buckets > 1:
             return None
-        batch = self._device_batch(next(iter(self._order.epoch(0)))).static_copy()
-        assert isinstance(batch, DeviceBatch)
-        seeds, clock = batch.seeds, batch.clock
-        assert seeds is not None
-        assert clock is not None
-
-        def sample() -> None:
-            self._sampler.sample_padded(seeds, clock)
-
-        found = Replay(sample, self.counters(), record=True)
-        return found if found.recorded else None
+        return self._device_batch(next(iter(self._order.epoch(0))))
 
     def seeds(self) -> list[SeedBatch]:
         """The seeds of the first epoch's batches of full size: what a profile prepares."""

@@ -25,7 +25,7 @@ from weft.runtime.batches.source import Batch, Features, FullGraph, MakeSource, 
 from weft.runtime.user_modules.call_style import OF_EDGES, call_style, parameters_of
 
 if TYPE_CHECKING:
-    from weft.runtime.user_modules.converting import Conversion
+    from weft.runtime.built_stacks import Converted
 
 BUILT_IN_MODELS = GNN.__module__
 
@@ -149,7 +149,8 @@ class Inputs:
 
     ``make_source(request)`` makes the source of batches; the whole graph, unless given. ``device``: where it trains,
     the graph's unless given; ``place``: where features lie (:data:`weft.core.placement.PLACES`). ``converted``: what
-    was found of layers of PyG in modules that are built again, None for those that are not.
+    was decided of layers of PyG in modules that are built again, None for those that are not; ``agree``: whether
+    members that are built again were found to have the numbers in their stack that they have alone.
     """
 
     def __init__(
@@ -161,7 +162,8 @@ class Inputs:
     ) -> None:
         self.graph, self._make_source, self._place = graph, make_source, place
         self.device = graph.device if device is None else exact_device(device)
-        self.converted: Conversion | None = None
+        self.converted: Converted | None = None
+        self.agree = False
         self._sources: dict[tuple[Any, ...], Source] = {}
         self._features: dict[tuple[Any, ...], Features] = {}
         self._firsts: dict[tuple[Any, ...], Tensor | None] = {}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weft import ops
 from weft.core.compatibility import loop_parts
 from weft.core.task import Task
+from weft.runtime.loop.own_schedule import own_factors
 from weft.runtime.loop.param_groups import GroupRates, adam_groups_, sgd_groups_
 from weft.runtime.loop.plateau import RATE
 from weft.runtime.loop.torch_update import TorchUpdate
@@ -24,6 +25,7 @@ from weft.runtime.step.parameters import Layout
 from weft.runtime.step.schedules import learning_rates, rate_factors
 
 SPARE = 4  # rows beyond the last step, for the warm-up of a capture that begins there
+NUMBERS = 10  # of a row
 NOTHING: dict[str, Tensor] = {}
 
 
@@ -32,17 +34,27 @@ def hyper_table(task: Task, steps_per_epoch: int = 1) -> Tensor:
     beta1, beta2 = task.betas
     if task.optimizer == "sgd":
         beta1, beta2 = task.momentum, 0.0
-    rates = learning_rates(task, steps_per_epoch)
+    rates = array("d", learning_rates(task, steps_per_epoch))
     fixed = [beta1, beta2, task.eps, task.weight_decay, 1.0 if task.optimizer == "adamw" else 0.0]
-    counts = [max(count, 1) for count in update_counts(task, steps_per_epoch)]
-    corrections = ([1 - beta**t for t in counts] for beta in (beta1, beta2))
+    counts = torch.frombuffer(array("q", update_counts(task, steps_per_epoch)), dtype=torch.int64)
     # Column by column: a tensor of rows takes seconds for the steps of a long sampled run.
-    table = torch.empty(len(rates), 10, dtype=torch.float32)
+    table = torch.empty(len(rates), NUMBERS, dtype=torch.float32)
+    table[:, 0] = torch.frombuffer(rates, dtype=torch.float64)
     table[:, 1:6] = torch.tensor(fixed, dtype=torch.float64)
+    table[:, 6], table[:, 7] = (bias_corrections(beta, counts) for beta in (beta1, beta2))
     table[:, 8:] = torch.tensor([1 - beta1, 1 - beta2], dtype=torch.float64)
-    for column, numbers in zip((0, 6, 7), (rates, *corrections), strict=True):
-        table[:, column] = torch.tensor(array("d", numbers), dtype=torch.float64)
     return table
+
+
+def bias_corrections(beta: float, counts: Tensor) -> Tensor:
+    """``1 - beta^t`` for ``counts [S]`` of at least 1 each; no power is taken beyond the first t where it is 1."""
+    known = array("d")
+    for count in range(1, int(counts[-1]) + 1):
+        known.append(1 - beta**count)
+        if known[-1] == 1.0:
+            break
+    known = known or array("d", [1 - beta])
+    return torch.frombuffer(known, dtype=torch.float64)[counts.clamp(1, len(known)) - 1]
 
 
 def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mask: Tensor | None = None) -> None:
@@ -54,16 +66,21 @@ def sgd_(param: Tensor, grad: Tensor, velocity: Tensor, hyper: Tensor, decay_mas
     param.sub_(velocity * lr)
 
 
-def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int = 1) -> Tensor:
+def stacked_table(tasks: Sequence[Task], length: int, steps_per_epoch: int, device: torch.device) -> Tensor:
     """The tables of ``tasks`` side by side ``[T, length * steps_per_epoch + SPARE, 10]``; ``length`` counts epochs.
 
     A member whose epochs are over has a rate of 0 (and corrections of 1, to divide by): its weights stay.
     """
+    if device.type == "meta":  # a plan, which needs its size alone
+        for task in tasks:
+            if task.has_own("schedule"):
+                own_factors(task)  # it may be wrong
+        return torch.empty(len(tasks), length * steps_per_epoch + SPARE, NUMBERS, device=device)
     still = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     table = still.expand(len(tasks), length * steps_per_epoch + SPARE, still.numel()).clone()
     for row, task in zip(table, tasks, strict=True):
         row[: task.epochs * steps_per_epoch] = hyper_table(task, steps_per_epoch)
-    return table
+    return table.to(device)
 
 
 class Optimizer:
@@ -78,7 +95,7 @@ class Optimizer:
     ) -> None:
         self._sgd = tasks[0].optimizer == "sgd"
         self.moments = 1 if self._sgd else 2
-        self._table = stacked_table(tasks, length, steps_per_epoch).to(device)
+        self._table = stacked_table(tasks, length, steps_per_epoch, device)
         mask = layout.decay_mask() if any(task.weight_decay or task.param_groups for task in tasks) else None
         self._mask = None if mask is None else mask.to(device)
         self._around = Around(tasks, length, steps_per_epoch, device)

@@ -55,4 +55,6 @@ def learning_rates(task: Task, steps_per_epoch: int = 1) -> list[float]:
     factor = SCHEDULES[task.schedule]
     warmup, rest = task.warmup * steps_per_epoch, (task.epochs - task.warmup) * steps_per_epoch
     rising = [task.lr * (step + 1) / warmup for step in range(warmup)]
+    if factor is constant:
+        return rising + [task.lr] * rest
     return rising + [task.lr * factor(step / rest) for step in range(rest)]

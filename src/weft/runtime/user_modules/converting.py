@@ -17,6 +17,7 @@ from torch import nn
 
 from weft.nn.pyg.swap import Swaps, drawing, possible_swaps, swap
 from weft.nn.pyg.templates import TEMPLATES
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.threads import step_seconds
 from weft.runtime.user_modules.same_numbers import FLOOR, Measures, Numbers, Verdict, judge
 
@@ -41,6 +42,11 @@ class Conversion:
     sparse: bool = False
     drawing: bool = False
     gpu: bool = False
+
+    @property
+    def decided(self) -> Converted:
+        """What there is to do."""
+        return Converted(self.swaps.layers, self.sparse, self.note())
 
     def note(self) -> str:
         """One sentence for the user."""
@@ -197,14 +203,15 @@ def try_sparse(model: nn.Module, found: Conversion, dense: Trials, sparse: Trial
     return replace(found, after=after, sparse=True)
 
 
-def convert(model: nn.Module, swaps: Swaps) -> None:
+def convert(model: nn.Module, layers: Collection[str]) -> None:
     """Convert those layers of ``model`` in place."""
-    swap(model, swaps.layers, builds=False)
+    if layers:
+        swap(model, layers, builds=False)
 
 
 def _swapped(model: nn.Module, swaps: Swaps, trials: Trials) -> nn.Module:
     copied = trials.copy(model)
-    convert(copied, swaps)
+    convert(copied, swaps.layers)
     return copied
 
 

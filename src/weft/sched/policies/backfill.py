@@ -2,7 +2,8 @@
 
 Whenever a worker is free, tasks are considered in order of priority (raised by waiting), deadline, fair share and
 length. A task starts if it fits in memory, if sharing the device pays, and if it delays neither an inference task's
-answer nor the first task that waits for memory. Tasks that may be fused with it start in the same group.
+answer nor the first task that waits for memory. Tasks that may be fused with it start in the same group. A task that
+must start now for the queue to end early goes before shorter ones of its lane (``critical_tasks.py``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.sched.admission import SAFETY_THRESHOLD, refusals
+from weft.sched.admission import SAFETY_THRESHOLD, needed_bytes, refusals
 from weft.sched.interference import Interference
 from weft.sched.policies.candidate_order import CandidateOrder
+from weft.sched.policies.critical_tasks import critical_task
 from weft.sched.policies.device_plan import DevicePlan, Footprint
 from weft.sched.policies.group_draft import GroupDraft
 from weft.sched.policies.policy import Tasks
 from weft.sched.queue_state import Decision, GroupStart, MachineState, QueuedTask, RunningGroup
-from weft.sched.task_queue import TaskQueue
+from weft.sched.task_queue import TaskQueue, lane_key
 
 REST = "waits behind tasks that are considered first"
 NO_WORKER = "waits for a free worker"
@@ -69,22 +71,29 @@ class _Pass:
         if not any(plan.has_worker(inference=True) for plan in self.plans):
             self._make_way_for_first()
             return self._decision(NO_WORKER)
-        critical = self._critical_task()
+        critical = critical_task(self.queue, self.plans, self.refuse, self.policy.safety)
         for task in self.order:
+            if critical is not None and self._may_pass(critical[0], task):
+                self._consider_critical(*critical)
+                critical = None
             if not self._any_worker(task) and not self.queue.inference:
                 return self._decision(NO_WORKER)
-            if task.id not in self.refuse and task.id not in self.wait:
+            if task.id not in self.refuse and task.id not in self.wait and not self.order.is_taken(task.id):
                 self._consider(task, "is next")
-                self._consider_critical(critical)
-                critical = None
+                if critical is not None:
+                    self._consider_critical(*critical)
+                    critical = None
             if len(self.wait) >= self.policy.depth:
                 break
         return self._decision(REST)
 
-    def _consider_critical(self, task: QueuedTask | None) -> None:
-        """Consider the critical task once, after the task that is next by order."""
-        if task is not None and task.id not in self.wait and not self.order.is_taken(task.id):
-            why = "is the longest, and the rest of the queue only just fills the device beside it"
+    def _may_pass(self, critical: QueuedTask, first: QueuedTask) -> bool:
+        """Whether a critical task goes before the one whose turn it is: of its lane, and no wait for memory."""
+        needed = needed_bytes(first.bytes, self.policy.safety)
+        return lane_key(critical) == lane_key(first) and any(needed <= plan.free for plan in self.plans)
+
+    def _consider_critical(self, task: QueuedTask, why: str) -> None:
+        if task.id not in self.wait and not self.order.is_taken(task.id):
             self._consider(task, why, critical=True)
 
     def _decision(self, rest: str) -> Decision:
@@ -182,25 +191,6 @@ class _Pass:
         if task.latency_target is not None and one.kind == "training" and one.priority <= task.priority:
             return self.machine.now < task.must_end_by < one.ends + task.seconds
         return one.priority < task.priority and one.ends - self.machine.now > self.policy.preempt_seconds
-
-    def _critical_task(self) -> QueuedTask | None:
-        """The longest task, if it must start now for the queue to end early.
-
-        Alone it leaves a share of the device idle, ``(1 - utilisation) * seconds``. Once the rest of the queue is no
-        more than that, starting the task later makes the queue end later.
-        """
-        if not self.queue.longest_first:
-            return None
-        longest = self.queue[self.queue.longest_first[0]]
-        if longest.id in self.refuse or any(priority > longest.priority for _, priority, _ in self.queue.lanes):
-            return None
-        running = sum(min(plan.demand, 1.0) * self._busy_for(plan) for plan in self.plans)
-        rest = (self.queue.ready_work - longest.work + running) / len(self.plans)
-        idle = (1.0 - longest.utilisation) * longest.seconds
-        return longest if idle >= rest else None
-
-    def _busy_for(self, plan: DevicePlan) -> float:
-        return max((one.ends - self.machine.now for one in plan.occupants), default=0.0)
 
 
 def _fewest(candidates: Sequence[RunningGroup], plan: DevicePlan, group: Footprint) -> list[RunningGroup]:

@@ -56,6 +56,11 @@ class DevicePlan:
         """The demand of all groups on the device."""
         return sum(one.demand for one in self.occupants)
 
+    @property
+    def busy_seconds(self) -> float:
+        """Until the last of its groups is predicted to end."""
+        return max((one.ends - self.now for one in self.occupants), default=0.0)
+
     def has_worker(self, inference: bool) -> bool:
         """Whether a worker is free for a group of that kind."""
         if len(self.occupants) >= self.device.workers:

@@ -13,6 +13,7 @@ from weft.core.machine import Machine
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.planner.report.group_plan import group_plan
+from weft.sched.admission import needed_bytes
 from weft.sched.policies.device_plan import slowdown_limit
 from weft.sched.queue_state import GroupStart
 from weft.serve.queue.queue_groups import Group
@@ -96,7 +97,7 @@ class GroupStarts:
             if (origin := (task.plan or {}).get("from")) is not None
         ]
         limits = [task.spec["budget"] for task in claimed if task.spec.get("budget") is not None]
-        budget = min([group.bytes, *limits]) if len(claimed) == 1 else group.bytes
+        budget = min([_allowed(group, claimed), *limits]) if len(claimed) == 1 else group.bytes
         plan = None if cancelled or split else self._plan_of(members, group.bytes)
         worker.send(
             "run",
@@ -137,6 +138,11 @@ class GroupStarts:
             return group_plan(tasks, stats, alone, total_bytes, Machine.from_dict(known["machine"])).to_dict()
         except InputError:
             return None  # the worker says what is wrong
+
+
+def _allowed(group: Group, claimed: Sequence[QueueTask]) -> int:
+    """The bytes that a task alone may take: its prediction and the margin, even if ``mps`` sets less aside."""
+    return max(group.bytes, needed_bytes(int((claimed[0].plan or {}).get("bytes", 0))))
 
 
 def weights_file(state: SupervisorState, task: QueueTask) -> str:

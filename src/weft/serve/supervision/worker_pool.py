@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,6 +116,9 @@ class WorkerPool:
         failed = 0 if worker.ready else self._failed_starts.get(worker.name, 0) + 1
         self._failed_starts[worker.name] = failed
         worker.stop(0.1)
+        if failed and not self.room and self._mps is not None and self._mps.running:
+            print("weft: workers do not start under NVIDIA's MPS; going on without it", file=sys.stderr, flush=True)
+            self._mps.stop()
         if worker.lost:
             self._forget(worker)
             return

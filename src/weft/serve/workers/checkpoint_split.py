@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from weft.core.errors import SpecError
+from weft.runtime.built_stacks import stack_of_one
 from weft.runtime.checkpoint import FILE, Checkpoint, read_checkpoint, write_checkpoint
 
 SHARED = ("epoch", "step")
@@ -57,4 +58,4 @@ def _member(saved: Checkpoint, name: str) -> Checkpoint | None:
     tensors["present"] = saved.tensors["present"][index : index + 1].clone()
     about = json.loads(json.dumps(saved.about))
     about["tasks"], about["members"] = [about["tasks"][index]], [about["members"][index]]
-    return Checkpoint(tensors, {**about, "finished": False})
+    return Checkpoint(tensors, {**about, **stack_of_one(about, index), "finished": False})

@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from weft.core.lazy.names import leave_out_of_collections
 from weft.core.task import Task
 from weft.serve.workers.worker import end_with_parent, work_on
 
@@ -39,11 +40,17 @@ def warm_up() -> None:
         importlib.import_module(name)
     import torch
 
+    if torch.version.cuda is None:  # with it, a first backward pass starts a thread per device, which no fork survives
+        _train_one_epoch()
+    leave_out_of_collections()
+
+
+def _train_one_epoch() -> None:
+    import torch
+
     from weft.engine.run import run
     from weft.serve.workers.estimates import estimate_of
 
-    if torch.version.cuda is not None:  # its first backward pass starts a thread per device, which no fork survives
-        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with suppress(Exception):  # the first task will say what is wrong

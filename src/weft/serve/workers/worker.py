@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from weft.core.errors import DivergedError, OutOfMemoryError, SpecError, WeftError
 from weft.core.event import Event, finite
+from weft.core.lazy.names import leave_out_of_collections
 from weft.core.task import Task
 from weft.engine.base.control import Control
 from weft.serve.workers.processor_time import ProcessorTime
@@ -95,6 +96,7 @@ class Worker:
         self._channel.say("ready", pid=os.getpid(), device=self.device, room=room)
         if not self._warm:
             self._warm_up()
+            leave_out_of_collections()
         while (message := self._work.get()) is not None:
             self._carry_out(message)
 

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from weft.core.errors import SpecError
+from weft.core.wording import option
 from weft.runtime.batches.source import Batch, Source
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.forward import Forward, Loss
@@ -20,17 +23,52 @@ from weft.runtime.step.members.members import Members
 from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import EQUAL, NEAR, apart
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import Conversion, Trials, kept_over_batches, try_conversion, try_sparse
+from weft.runtime.user_modules.converting import (
+    Conversion,
+    Trials,
+    convertible,
+    kept_over_batches,
+    try_conversion,
+    try_sparse,
+)
 from weft.runtime.user_modules.same_numbers import OF_ALL, Measures, Numbers
 
 OFF = 0.01  # how far the weights of other points are from the first ones, relative to each and to their mean size
 
 
 def try_layers(members: Members, state: State, models: Sequence[nn.Module], loss: Loss) -> None:
-    """Convert the layers of PyG in all modules if that changes no number of the first member's step, and note it."""
-    if members.converts and members.source.reduce.ranks == 1:
+    """Convert the layers of PyG in all modules if that changes no number of the first member's step, and note it.
+
+    What is known, of a stack that was taken apart or of a run that is resumed, is not tried again.
+    """
+    if not members.converts or members.source.reduce.ranks > 1:
+        return
+    found = members.builder.inputs.converted
+    if found is None:
         found = _Steps(members, state, loss).tried(models)
-        members.notes.extend([] if found is None else [found])
+    else:
+        check_known(members, models[0], found)
+    members.convert(found, models)
+    members.notes.extend([] if found.note is None else [found.note])
+
+
+def check_known(members: Members, model: nn.Module, known: Converted) -> None:
+    """A :class:`SpecError` unless the layers that were converted before can be in ``model``, too."""
+    here = convertible(model, asked=members.task.convert is True)
+    for name, kind in known.layers.items():
+        if here.layers.get(name) != kind:
+            there = f"there is a {here.layers[name]} now" if name in here.layers else "there is none now"
+            raise _cannot_go_on(members, f"{kind} {name!r}" if name else kind, here.kept.get(name, there))
+    if known.sparse and not members.builder.sparse:
+        raise _cannot_go_on(members, "sparse features", f"those of graph {members.builder.graph.name!r} are dense now")
+
+
+def _cannot_go_on(members: Members, what: str, why: str) -> SpecError:
+    task = members.task
+    return SpecError(
+        f"task {task.label!r}: was trained with {what} of model {task.model_name} on Weft's operators, which cannot be "
+        f"done again: {why}; resume with what it was trained with, or choose another {option('out')} to start afresh"
+    )
 
 
 class _Steps:
@@ -41,23 +79,18 @@ class _Steps:
         self._device = members.builder.inputs.device
         self._asked = members.task.convert is True
 
-    def tried(self, models: Sequence[nn.Module]) -> str | None:
-        """Convert ``models`` and the members' own, or not; a note of it."""
+    def tried(self, models: Sequence[nn.Module]) -> Converted:
+        """What to convert in ``models`` and the members' own."""
         members = self._members
-        known = members.builder.inputs.converted
-        if known is not None:  # of a stack that was taken apart: tried once
-            members.convert(known, models)
-            return known.note()
         if self._device.type == "cuda" and not members.source.constant and not self._asked:
-            return kept_over_batches(models[0])
+            return Converted(note=kept_over_batches(models[0]))
         trials = self._trials_on(members.source)
         found = try_conversion(models[0], trials, self._asked)
         if not isinstance(found, Conversion):
-            return found
+            return Converted(note=found)
         if members.builder.sparse and takes_edges(members.model) and members.source.constant:
             found = try_sparse(models[0], found, trials, self._trials_on(members.source_of(dense=False)))
-        members.convert(found, models)
-        return found.note()
+        return found.decided
 
     def _trials_on(self, source: Source) -> Trials:
         batch, precision = source.example(), self._members.task.precision

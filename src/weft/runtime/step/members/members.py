@@ -17,6 +17,7 @@ from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.nn.pyg.swap import drawing
 from weft.runtime.batches.source import Source
+from weft.runtime.built_stacks import Converted
 from weft.runtime.device.precision import DTYPES
 from weft.runtime.step.buffers import take_buffers
 from weft.runtime.step.forward import Forward, LeafForward
@@ -29,7 +30,7 @@ from weft.runtime.step.members.trial import AloneStep, Trial
 from weft.runtime.step.members.zero_padding import Padding, widths_of
 from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.converting import Conversion, convert, convertible
+from weft.runtime.user_modules.converting import convert, convertible
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
 from weft.runtime.user_modules.python_state import restore_state, saved_state
 
@@ -40,9 +41,9 @@ class Members:
     What trying them shows (:class:`weft.runtime.step.members.trying.TryOut`): ``hidden_state``, why a captured step
     would not be what the module does; ``plain_output``, whether the model returns one tensor; ``without_gradient``,
     parameters that the loss does not depend on; ``writes``, whether it changes its own weights in a step; ``rebuilds``,
-    whether a copy would not follow its own weights, so that the module is built anew instead; ``conversion``, of its
-    layers of PyG; of stacks, ``alone``, a step and evaluation of one by itself, and ``alone_seconds``, the least that
-    those took on a CPU.
+    whether a copy would not follow its own weights, so that the module is built anew instead; ``converted``, which of
+    its layers of PyG are, None if none was tried; of stacks, ``alone``, a step and evaluation of one by itself, and
+    ``alone_seconds``, the least that those took on a CPU.
     """
 
     def __init__(self, tasks: Sequence[Task], inputs: Inputs, first_once: bool) -> None:
@@ -57,7 +58,7 @@ class Members:
         self.writes = False
         self.alone_seconds: float | None = None
         self.alone: AloneStep | None = None
-        self.conversion: Conversion | None = None
+        self.converted: Converted | None = None
         self._changing: tuple[str, ...] = ()
         check_edges(self.task, inputs.graph)
         if self.is_users:
@@ -145,15 +146,15 @@ class Members:
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
 
-    def convert(self, found: Conversion, others: Sequence[nn.Module] = ()) -> None:
+    def convert(self, found: Converted, others: Sequence[nn.Module] = ()) -> None:
         """Convert layers of PyG in the shared model and in ``others``; features stay sparse if they may."""
         if found.sparse:
             dense = self.source.example().x
             self.source = self.source_of(dense=False)
             self.builder.inputs.release(dense)
         for model in (self.model, *others):
-            convert(model, found.swaps)
-        self.conversion = found
+            convert(model, found.layers)
+        self.converted = found
 
     def python_state(self) -> dict[str, Tensor]:
         """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
@@ -194,7 +195,7 @@ class Members:
             return False
         but = " but masks of attention" if drawing(self.model, found.layers) else ""
         self.notes.append(f"{found.counted()} of PyG to be converted, if that changes no number{but}")
-        convert(self.model, found)
+        convert(self.model, found.layers)
         return True
 
     def _copies_to_try(self, models: list[nn.Module], widest: int) -> list[nn.Module]:

@@ -35,6 +35,7 @@ NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack add
 EQUAL = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: the same layer by other operators
 REPEATED = 1e-5  # of the largest: sums on a GPU may be added up in another order each time
 LEAST, TINY = 1e-3, 1e-30
+OTHERS = "it gives other numbers when it is called again"
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor
     if drawn:
         return "it draws from Python's or NumPy's generator"
     if any(not apart(again, first) <= REPEATED for first, again in twice):
-        return "it gives other numbers when it is called again"
+        return OTHERS
     return None
 
 

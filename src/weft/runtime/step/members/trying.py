@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from weft.runtime.step.members.slot import CannotStack
 from weft.runtime.step.members.stack_modes import set_reduce
 from weft.runtime.step.members.trial import (
     NEAR,
+    OTHERS,
     AloneStep,
     Trial,
     check_used_through_modules,
@@ -120,6 +122,8 @@ class TryOut:
             torch.cuda.empty_cache()  # what one member leaves lies where the blocks of all would
         with same_draws(self._device):
             together = self._together()
+        if self._members.builder.inputs.agree:  # which noise might let a second comparison deny
+            return
         seconds, same = [first.seconds], self._is_same(0, first, *together)
         del first
         for row in range(1, members):
@@ -158,6 +162,8 @@ class TryOut:
     def _learn(self, trial: Trial) -> None:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
         name, several = self._task.model_name, self._state.members > 1
+        if several and self._members.builder.inputs.agree and trial.hidden_state == OTHERS:
+            trial = replace(trial, hidden_state=None)
         if trial.hidden_state is not None and several:
             raise CannotStack(f"{name} cannot be one of several: {trial.hidden_state}")
         if trial.writes and several:
