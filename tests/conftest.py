@@ -9,6 +9,16 @@ import pytest
 from weft.engine.base.home import HOME_VARIABLE
 from weft.engine.probing.start import VARIABLE
 
+LONG_APART = 20  # a worker of pytest-xdist is first given fewer tests in a row
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests among the first, far enough apart for different workers."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if item not in long]
+    for place, item in enumerate(long):
+        items.insert(place * LONG_APART, item)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def home_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -31,6 +31,7 @@ from weft.ops.attention.gat_packed import take_apart
 from weft.ops.attention.gatv2 import attention_v2_torch
 from weft.ops.csr.adjacency import Adjacency, offset_dtype
 from weft.ops.csr.packed import pack_csr, unpack_csr
+from weft.ops.csr.self_loops import loop_weights
 from weft.ops.dense.bias_act_dropout import as_rate
 from weft.ops.launch.backend import use_triton
 from weft.ops.sharded.shard import ShardedCSR, ShardedLaunch, address_table
@@ -78,7 +79,7 @@ class ShardRows:
         if not keep:
             there = rows == columns
             if own is not None and weight is not None:
-                own = own.index_copy(0, rows[there] - self.low, weight[there])
+                own = loop_weights(rows[there] - self.low, weight[there], loops.numel())
                 weight = weight[~there]
             rows, columns = rows[~there], columns[~there]
         rows, columns = torch.cat([rows, loops]), torch.cat([columns, loops])

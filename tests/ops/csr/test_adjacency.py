@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.graphs_for_tests import GRAPHS, adjacencies, from_pairs, mixed
 from weft.ops import Adjacency
 from weft.ops.csr.adjacency import offset_dtype
+from weft.ops.csr.self_loops import loop_weights
 from weft.ops.csr.worklist import build_worklist
 
 
@@ -71,6 +72,23 @@ def test_self_loops(weighted, loops):
     assert looped.num_edges == int((expected != 0).sum())
     sorted_within_rows = looped.indices.diff()[looped.rows().diff() == 0] > 0
     assert sorted_within_rows.all()
+
+
+def test_of_several_loops_the_last_gives_its_weight():
+    """Every weight is written to a place of its own: on a GPU the last of several writes is any of them."""
+    rows, weight = torch.tensor([1, 1, 2, 4, 4, 4]), torch.arange(2.0, 8.0)
+    assert loop_weights(rows, weight, 6).tolist() == [1, 3, 4, 1, 7, 1]
+    none = torch.tensor([], dtype=torch.int64)
+    assert loop_weights(none, torch.tensor([]), 2).tolist() == [1, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_too_the_last_loop_gives_its_weight():
+    rows, weight = torch.arange(200_000) // 100, torch.rand(200_000)
+    expected = loop_weights(rows, weight, 2000)
+    assert torch.equal(expected, weight[99::100])
+    assert torch.equal(loop_weights(rows.cuda(), weight.cuda(), 2000).cpu(), expected)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

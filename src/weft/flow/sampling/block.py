@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.row_sums import row_sums
+from weft.ops.csr.self_loops import loop_weights
 from weft.ops.sampling.cpu import transpose_cpu
 
 
@@ -119,7 +120,7 @@ class BlockAdjacency(CountingSorted):
         own = None if weight is None else weight.new_ones(self.num_rows)
         if not bool(kept.all()):
             if own is not None:
-                own.index_copy_(0, rows[~kept].long(), weight[~kept])
+                own = loop_weights(rows[~kept], weight[~kept], self.num_rows)
             rows, cols, weight = rows[kept], cols[kept], None if weight is None else weight[kept]
         counts = torch.bincount(rows, minlength=self.num_rows) + 1
         indptr = torch.zeros(self.num_rows + 1, dtype=torch.int32, device=self.device)

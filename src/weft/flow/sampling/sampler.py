@@ -25,6 +25,7 @@ from weft.flow.sampling.hops import CpuHops, Fanout, Hop, HopSampler, TorchHops,
 from weft.graph.data.graph import Graph
 from weft.ops.csr.adjacency import Adjacency
 from weft.ops.csr.row_sums import row_sums
+from weft.ops.csr.self_loops import loop_weights
 from weft.ops.sampling.compact_triton import DeviceHop
 from weft.ops.sampling.cpu import CpuSampler
 from weft.ops.sampling.draws import make_clock
@@ -340,7 +341,7 @@ def _full_degrees(adj: Adjacency) -> tuple[Tensor, Tensor]:
         value = (of != adj.indices[begin:end]).float()
         if adj.weight is not None:
             weight, own = adj.weight[begin:end].float(), value == 0
-            loops.index_copy_(0, of[own], weight[own])
+            loops[first:last] = loop_weights(of[own] - first, weight[own], last - first)
             value *= weight
         total[first:last] = row_sums(value, adj.indptr[first : last + 1].long() - begin)
     scale = (total + loops).rsqrt()

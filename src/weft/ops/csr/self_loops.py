@@ -16,6 +16,18 @@ def has_loops(rows: Tensor, cols: Tensor) -> bool:
     return any(bool((r == c).any()) for r, c in zip(rows.split(CHUNK), cols.split(CHUNK), strict=True))
 
 
+def loop_weights(rows: Tensor, weight: Tensor, num_rows: int) -> Tensor:
+    """The weight of every row's loop ``[N]``: 1 if it has none, that of the last if it has several.
+
+    ``rows`` and ``weight``: of the loops that there are, by row. Only one of them is written, since on a GPU writes to
+    one place end in any order.
+    """
+    last = torch.ones_like(rows, dtype=torch.bool)
+    last[:-1] = rows[1:] != rows[:-1]
+    chosen = last.nonzero().squeeze(1)
+    return weight.new_ones(num_rows).index_copy(0, rows[chosen].long(), weight[chosen])
+
+
 def insert_loops(
     indptr: Tensor, rows: Tensor, cols: Tensor, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -44,7 +56,7 @@ def insert_loops(
 def replace_loops(
     rows: Tensor, cols: Tensor, weight: Tensor | None, num_rows: int, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same for a graph that has loops: an existing one keeps its weight, added ones weigh 1."""
+    """The same for a graph that has loops: an existing one (the last of several) keeps its weight, others weigh 1."""
     is_loop = rows == cols
     keep, there = (~is_loop).nonzero().squeeze(1), is_loop.nonzero().squeeze(1)
     loops = torch.arange(num_rows, dtype=cols.dtype, device=cols.device)
@@ -53,6 +65,5 @@ def replace_loops(
     indptr = torch.zeros(num_rows + 1, dtype=torch.int64, device=cols.device)
     torch.cumsum(torch.bincount(all_rows, minlength=num_rows), 0, out=indptr[1:])
     if weight is not None:
-        own = weight.new_ones(num_rows).index_copy(0, cols[there].long(), weight[there])
-        weight = torch.cat([weight[keep], own])[order]
+        weight = torch.cat([weight[keep], loop_weights(rows[there], weight[there], num_rows)])[order]
     return indptr, all_cols[order], weight
