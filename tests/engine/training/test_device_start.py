@@ -1,4 +1,4 @@
-"""The first run of a process on a GPU starts it in a thread; on a CPU nothing is started."""
+"""The first run of a process on a GPU starts it beside an import; on a CPU nothing is started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from weft.engine.training import device_start
-from weft.engine.training.device_start import DeviceStart
-from weft.runtime.device.first_operators import load_operators
+from weft.engine.training.device_start import start_device
 
 
 @pytest.fixture
@@ -24,40 +23,33 @@ def fresh(monkeypatch):
 
 
 def test_a_gpu_starts_beside_the_import(fresh, monkeypatch):
-    goes_on, called = threading.Event(), []
+    goes_on, called, ended = threading.Event(), [], threading.Event()
 
-    def load(device):
+    def synchronize(device):
         assert goes_on.wait(10)
         called.append(device)
+        ended.set()
 
-    monkeypatch.setattr(device_start, "load_operators", load)
-    start = DeviceStart(torch.device("cuda", 1))
-    assert fresh == ["triton"]
-    assert called == []
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    start_device(torch.device("cuda", 1))
+    assert (fresh, called) == (["triton"], [])
     goes_on.set()
-    start.wait()
+    assert ended.wait(10)
     assert called == [torch.device("cuda", 1)]
-    start.wait()
 
 
 def test_an_error_is_left_to_the_run(fresh, monkeypatch):
-    def load(device):
+    ended = threading.Event()
+
+    def synchronize(device):
+        ended.set()
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr(device_start, "load_operators", load)
-    DeviceStart(torch.device("cuda", 7)).wait()
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    start_device(torch.device("cuda", 7))
+    assert ended.wait(10)
 
 
 def test_a_cpu_starts_nothing(fresh):
-    DeviceStart(torch.device("cpu")).wait()
+    start_device(torch.device("cpu"))
     assert fresh == []
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_operators_leave_nothing_behind():
-    device = torch.device("cuda", 0)
-    load_operators(device)
-    before = torch.cuda.memory_allocated(device)
-    load_operators(device)
-    assert torch.cuda.memory_allocated(device) == before

@@ -37,7 +37,7 @@ from weft.engine.probing.machine_load import Look
 from weft.engine.results.result import Result
 from weft.engine.training.callbacks import callbacks_of
 from weft.engine.training.decisions import Driver, Standing
-from weft.engine.training.device_start import DeviceStart
+from weft.engine.training.device_start import start_device
 from weft.engine.training.event_source import EventSource
 from weft.engine.training.free_threads import FreeThreads
 from weft.engine.training.groups.group_queue import TRIED, GroupQueue
@@ -76,7 +76,7 @@ class Job:
         folder: RunFolder | None,
         options: JobOptions,
     ) -> None:
-        self._start = DeviceStart(device)
+        start_device(device)
         self._tasks = {task.label: task for task in tasks}
         self._device, self._events, self._folder, self._options = device, events, folder, options
         self._began = Look.here()  # what else the machine does meanwhile
@@ -228,11 +228,8 @@ class Job:
                     graph = self._graphs.placed(tasks[0], plan.places)
                     stack.enter_context(self._forms_of(graph))
                     watch_memory(self._device)
-                    if any(task.traits is None for task in tasks):
-                        self._start.wait()  # stacks of users' modules are captured for a trial
                     with gc_paused():  # it imports and loads kernels, which make many objects that stay
                         group = self._make_group(tasks, graph, plan, checkpoint)
-                    self._start.wait()
             except (InputError, OutOfMemoryError, ModelError) as error:
                 if checkpoint is not None and isinstance(error, InputError):
                     raise  # halves would begin anew, without what was trained

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from weft.core.program import MARKER_KEPT, Operator, Program
 from weft.planner.cost.caching_allocator import Allocator, Block
 
-WARMUPS = 3  # two to compile and settle, one that makes sure that nothing waits for the device
+WARMUPS = 2  # one to compile and build, one that makes sure that nothing waits for the device
 SETUP = "preparation"  # the phase of operators that run before the first step
 EVALUATION = "evaluation"
 EAGER = 2  # steps after which the allocator has all that it will request
@@ -92,7 +92,7 @@ def replay_allocations(
             before()
     else:
         run.play(preparation, default, side, between=before if replay else None)
-    for _ in range(WARMUPS - (preparation is not None)):
+    for _ in range((WARMUPS if replay else 1 + EAGER) - (preparation is not None)):
         run.play(program, side, side)
     if replay and recorded:
         run.trim()

@@ -20,7 +20,6 @@ from weft.runtime.device.gc_pause import gc_disabled
 from weft.runtime.device.streams import recording_stream
 
 COMPILING = 0.3  # a first run that takes longer has compiled something
-WARMUP = 2  # the first compiles and builds, the second settles the allocator, the third detects host syncs
 _ONE_AT_A_TIME = threading.RLock()  # all captures share a stream: another thread's work must not end up in one
 
 
@@ -130,9 +129,7 @@ class Replay:
             self._fn()
             if time.perf_counter() - begin > COMPILING:
                 gc.collect(0)
-            for _ in range(WARMUP - 1):
-                self._fn()
-            with _waiting_is_an_error():
+            with _waiting_is_an_error():  # a second time: whatever the first had to wait for is there by now
                 self._fn()
         torch.cuda.current_stream().wait_stream(side)
 
