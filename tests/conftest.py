@@ -12,6 +12,7 @@ from weft.engine.probing.start import VARIABLE
 LONG_APART = 20  # a worker of pytest-xdist is first given fewer tests in a row
 
 
+@pytest.hookimpl(trylast=True)  # what is not to run has been taken out by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests among the first, far enough apart for different workers."""
     long = [item for item in items if item.get_closest_marker("long")]

@@ -7,6 +7,7 @@ import torch
 
 import weft
 from weft.core.errors import InputError, SpecError
+from weft.dist import launch
 from weft.dist.launch import start_ranks
 from weft.dist.peer_memory import CudaIpc, SharedFiles, Symmetric, peer_memory_for
 from weft.dist.symmetric_memory import has_nvshmem, is_available
@@ -59,3 +60,24 @@ def test_a_run_is_refused_before_it_starts():
         weft.run(task, peers="nvshmem", ranks=2, device="cpu", progress=False)
     with pytest.raises(SpecError, match="must be one of"), start_ranks(2, CPU, print, peers="rdma"):
         pass
+
+
+class ClosedByAll:
+    """Memory that is given back once every rank has come to do so, as that of CUDA is."""
+
+    def __init__(self, ranks):
+        self._ranks = ranks
+
+    def close(self, together):
+        assert together
+        assert self._ranks.gather_objects(self._ranks.rank) == [0, 1, 2]
+
+
+def use_memory_that_all_close(ranks):
+    ranks.__dict__["memory"] = ClosedByAll(ranks)
+
+
+def test_ranks_give_memory_back_before_one_waits_for_the_others_to_end(monkeypatch):
+    monkeypatch.setattr(launch, "JOIN_SECONDS", 1.0)  # rank 0 gives up on the others after twelve of them
+    with start_ranks(3, CPU, use_memory_that_all_close, timeout=60) as here:
+        use_memory_that_all_close(here)

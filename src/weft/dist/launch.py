@@ -88,6 +88,7 @@ def start_ranks(
     try:
         with Ranks(addresses[0]) as ranks:
             yield ranks
+            ranks.give_back()  # the others wait for this rank to do so, and it must not wait for their ends before
             children.join()
     except (RankLostError, TrainingError) as error:
         raise children.explain(error) from None

@@ -81,11 +81,15 @@ class Ranks:
             raise SpecError(f"peers={address.peers!r}: ranks on several machines share no memory; leave it out")
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def give_back(self, together: bool = True) -> None:
+        """Give back what peers can read; ``together``: every rank does so when it ends, and they wait for each other."""
         memory: PeerMemory | None = self.__dict__.pop("memory", None)
         if memory is not None:
             with suppress(RankLostError):
-                memory.close(together=kind is None)
+                memory.close(together)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.give_back(together=kind is None)
         for name in ("barrier", "staging"):
             self.__dict__.pop(name, None)
         self._beside = None
