@@ -80,7 +80,7 @@ class Case:
     bounds: tuple[int, ...] | None = None
     first_layer: str = "per_step"
     plan: dict[str, Any] = field(default_factory=dict)
-    streamed: bool = False  # on a GPU: by tiles of remote rows
+    way: str = "pieces"  # of the sum on a GPU
 
     def group(self, graph: Graph, device: torch.device = CPU, **options: Any) -> GroupRun:
         join = "stacked" if len(self.tasks) > 1 else "solo"
@@ -98,7 +98,7 @@ def train_sharded(ranks: Ranks, case: Case, poison: bool = True) -> dict[str, An
     """The same over ``ranks``."""
     whole = GRAPHS[case.graph]()
     bounds = case.bounds or split_by_edges(whole.adj.indptr.tolist(), ranks.ranks).bounds
-    ranks.staging.poison, ranks.staging.launch = poison, ShardedLaunch(streamed=case.streamed)
+    ranks.staging.poison, ranks.staging.launch = poison, ShardedLaunch(way=case.way)
     graph = ShardGraph(whole, bounds, ranks)
     return _outcome(case.group(graph, ranks.device, make_source=Sharding(ranks)), case)
 

@@ -23,7 +23,7 @@ def tune(ranks: Ranks) -> tuple[list, ShardedLaunch, str, str]:
     whole = tiny_graph()
     adj = ShardGraph(whole, split_by_edges(whole.adj.indptr.tolist(), ranks.ranks).bounds, ranks).adj
     search = search_launch(adj, shape_of(adj, 8, ranks), ranks)
-    assert ranks.staging.launch == ShardedLaunch(), "a search leaves the launch as it was"
+    assert ranks.staging.launch == ShardedLaunch(way="fetched"), "a search leaves the launch as it was"
     assert not any(isinstance(key, tuple) for key in adj._derived), "nothing that was tried is kept"
     first = choose_launch(adj, TASKS, ranks, MACHINE)
     launch = ranks.staging.launch
@@ -43,8 +43,9 @@ def test_ranks_search_together_and_keep_what_they_found():
     assert "found before" in second
     kept = load_tuned(MACHINE).find(f"{MACHINE}, 2 ranks", shape)
     assert kept is not None
-    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb, kept.streamed)
-    assert sum(config.streamed for config, _ in trials) == 1, "tiles in place of pieces are tried once"
+    assert launch == ShardedLaunch(kept.ps, kept.dist, kept.wpb, kept.way)
+    assert [config.way for config, _ in trials[-2:]] == ["tiles", "fetched"], "the other ways are tried once"
+    assert {config.way for config, _ in trials[:-2]} == {"pieces"}
 
 
 def shape_of_tiny(ranks: Ranks):

@@ -43,6 +43,8 @@ def test_what_does_not_fit_is_not_tried():
 def test_the_space_is_checked(values):
     with pytest.raises(SpecError, match="from 1 to"):
         KernelConfig(**values)
+    with pytest.raises(SpecError, match="must be one of pieces, tiles, fetched"):
+        KernelConfig(way="else")
 
 
 def took(config: KernelConfig, best=(16, 2, 4)) -> float:

@@ -31,13 +31,13 @@ class Staging:
     """The slots of peer memory that exchanges take turns in.
 
     ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. Nobody may read it any
-    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the kernel that reads peers on a GPU, the
-    same for all matrices; a fixed one has the same bits in every run.
+    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the kernel that sums peers' rows on a GPU,
+    the same for all matrices; a fixed one has the same bits in every run.
     """
 
     def __init__(self, rank: int, ranks: int, memory: PeerMemory, barrier: Barrier, poison: bool = False) -> None:
         self.rank, self.ranks, self._memory, self._barrier = rank, ranks, memory, barrier
-        self.poison, self.launch = poison, ShardedLaunch()
+        self.poison, self.launch = poison, ShardedLaunch(way="fetched")
         self._count = 0
         self.exchanged_bytes = 0  # read from peers so far
 

@@ -21,7 +21,7 @@ class GatheredStaging(Staging):
 
     def __init__(self, rank: int, ranks: int, gather: GatherTensors) -> None:
         self.rank, self.ranks, self._gather_tensors = rank, ranks, gather
-        self.poison, self.launch, self.exchanged_bytes = False, ShardedLaunch(), 0
+        self.poison, self.launch, self.exchanged_bytes = False, ShardedLaunch(way="fetched"), 0
 
     def publish(self, rows: Tensor, most_rows: int) -> Callable[[int, int], Tensor]:
         """See :meth:`Staging.publish`; what is returned stays valid."""

@@ -261,19 +261,20 @@ class ShardedAdjacency(Adjacency):
     def aggregate(self, x: Tensor) -> Tensor:
         """``A x`` without a gradient: own rows are published, remote ones read.
 
-        On a GPU kernels read remote rows where they lie, while others sum local ones. On a CPU they are copied first.
+        On a GPU kernels may read remote rows where they lie, while others sum local ones; else they are copied first.
         """
         with torch.no_grad():
             block, exchange = self.block(), self.forward.exchange
             if not exchange.is_needed:
                 return ops.spmm(block, x)
             peers = exchange.peers(x)
-            if use_triton(x) and all(peer.device == x.device for peer in peers):
+            apart = self.launch.way != "fetched" and use_triton(x)
+            if apart and all(peer.device == x.device for peer in peers):
                 return self._aggregate_in_place(x, peers)
             return ops.spmm(block, torch.cat([x, exchange.take(peers)], -2))
 
     def _aggregate_in_place(self, x: Tensor, peers: Sequence[Tensor]) -> Tensor:
-        if self.launch.streamed:
+        if self.launch.way == "tiles":
             return streamed_spmm_triton(x, peers, self.derived(("tiles", 0), self._tiles), self.row_scale)
         table, counts = address_table(peers, x.device)
         csr = self.derived(("csr", self.launch.ps), self._csr)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from weft.core.errors import SpecError
+from weft.core.settings.sharded_ways import WAYS
 
 MOST = {"ps": 32, "dist": 16, "wpb": 16}
 WORD = 4  # bytes of an index, and of a number
@@ -32,15 +33,17 @@ MOST_TRIALS = 24
 class KernelConfig:
     """``ps``: neighbours of a piece. ``dist``: pairs of local and remote pieces per warp. ``wpb``: warps per block.
 
-    ``streamed``: not in pieces, but by tiles of remote rows.
+    ``way``: see :mod:`weft.core.settings.sharded_ways`; the other numbers are of ``"pieces"``.
     """
 
     ps: int = 1
     dist: int = 1
     wpb: int = 1
-    streamed: bool = False
+    way: str = "pieces"
 
     def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise SpecError(f"way={self.way!r} must be one of {', '.join(WAYS)}")
         for name, most in MOST.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -232,7 +235,7 @@ class TunedKernels:
 def _rows(data: Any) -> Iterable[tuple[str, tuple[KernelConfig, float]]]:
     for key, row in data.items() if isinstance(data, Mapping) else ():
         try:
-            config = KernelConfig(row["ps"], row["dist"], row["wpb"], row.get("streamed") is True)
+            config = KernelConfig(row["ps"], row["dist"], row["wpb"], row["way"])
             yield key, (config, float(row["seconds"]))
         except (AttributeError, KeyError, TypeError, ValueError, SpecError):
             continue

@@ -38,7 +38,8 @@ def choose_launch(adj: ShardedAdjacency, tasks: Sequence[Task], ranks: Ranks, ma
             _keep(machine, name, shape, search)
     ranks.staging.launch = launch_of(found)
     pieces = f"ps={found.ps}, dist={found.dist}, warps per block={found.wpb}"
-    return f"sharded kernel: {'by tiles of remote rows' if found.streamed else pieces} ({words})"
+    ways = {"pieces": pieces, "tiles": "by tiles of remote rows", "fetched": "remote rows first, then one sum"}
+    return f"sharded kernel: {ways[found.way]} ({words})"
 
 
 def _words(search: CrossIterationSearch) -> str:

@@ -14,6 +14,7 @@ from statistics import median
 
 import torch
 
+from weft.core.settings.sharded_ways import WAYS
 from weft.dist.ranks import Ranks
 from weft.dist.sharded_adjacency import ShardedAdjacency
 from weft.ops.sharded.shard import ShardedLaunch
@@ -24,7 +25,7 @@ WARM, TIMED = 2, 3  # aggregations with every launch: the first compile the kern
 
 def launch_of(config: KernelConfig) -> ShardedLaunch:
     """The kernel's launch for a configuration of the search."""
-    return ShardedLaunch(config.ps, config.dist, config.wpb, config.streamed)
+    return ShardedLaunch(config.ps, config.dist, config.wpb, config.way)
 
 
 def shape_of(adj: ShardedAdjacency, features: int, ranks: Ranks) -> KernelShape:
@@ -69,11 +70,11 @@ def time_aggregation(adj: ShardedAdjacency, features: int, ranks: Ranks) -> Call
 
 
 def search_launch(adj: ShardedAdjacency, shape: KernelShape, ranks: Ranks) -> CrossIterationSearch:
-    """The whole search on ``adj``, on all ranks together, and tiles in place of pieces; each of them finds the same."""
+    """The whole search on ``adj``, on all ranks together, then the other ways; each of them finds the same."""
     search = search_for(shape, multiprocessors(adj.device))
     took = time_aggregation(adj, shape.features, ranks)
     while not search.finished:
         search.tell(took(search.next()))
-    streamed = replace(search.best, streamed=True)
-    search.also(streamed, took(streamed))
+    for other in [replace(search.best, way=way) for way in WAYS if way != search.best.way]:
+        search.also(other, took(other))
     return search

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.core.errors import InputError
+from weft.core.settings.sharded_ways import WAYS
 from weft.ops.launch.backend import accumulate_dtype
 
 
@@ -24,16 +25,19 @@ class ShardedLaunch:
     """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own.
 
     ``ps = 0`` leaves rows whole, to compare with; only the schedules that stage all remote rows first can do that.
-    ``streamed``: not in pieces, but by tiles of remote rows (:mod:`weft.ops.sharded.streamed_spmm`); the others are
-    then of no matter.
+    ``way``: one of :mod:`weft.core.settings.sharded_ways`. Where it is not ``"pieces"`` the others are of no matter: ``"tiles"`` of remote rows
+    arrive while the plain SpMM sums what is there (:mod:`weft.ops.sharded.streamed_spmm`); ``"fetched"``: all remote
+    rows are copied before one plain SpMM, which sums in the order of the whole matrix.
     """
 
     ps: int = 16
     dist: int = 2
     warps: int = 4
-    streamed: bool = False
+    way: str = "pieces"
 
     def __post_init__(self) -> None:
+        if self.way not in WAYS:
+            raise InputError(f"sharded_spmm: way={self.way!r} must be one of {', '.join(WAYS)}")
         for name, least, most in (("ps", 0, 32), ("dist", 1, 16), ("warps", 1, 16)):
             value = getattr(self, name)
             if not least <= value <= most:
