@@ -31,8 +31,8 @@ class Staging:
     """The slots of peer memory that exchanges take turns in.
 
     ``poison``: after each barrier, the slot of the exchange before is overwritten with NaN. Nobody may read it any
-    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the kernel that sums peers' rows on a GPU,
-    the same for all matrices; a fixed one has the same bits in every run.
+    more, so a wait that is missing shows up as NaN; for tests. ``launch``: of the sums on a GPU, the same for all
+    matrices; a fixed one has the same bits in every run.
     """
 
     def __init__(self, rank: int, ranks: int, memory: PeerMemory, barrier: Barrier, poison: bool = False) -> None:

@@ -25,9 +25,8 @@ class ShardedLaunch:
     """``ps``: neighbours of a piece. ``dist``: pairs of pieces per warp. ``warps``: per program, each with its own.
 
     ``ps = 0`` leaves rows whole, to compare with; only the schedules that stage all remote rows first can do that.
-    ``way``: one of :mod:`weft.core.settings.sharded_ways`. Where it is not ``"pieces"`` the others are of no matter: ``"tiles"`` of remote rows
-    arrive while the plain SpMM sums what is there (:mod:`weft.ops.sharded.streamed_spmm`); ``"fetched"``: all remote
-    rows are copied before one plain SpMM, which sums in the order of the whole matrix.
+    ``way``: one of :mod:`weft.core.settings.sharded_ways`. Where it is not ``"pieces"`` the others are of no matter:
+    ``"tiles"`` are :mod:`weft.ops.sharded.streamed_spmm`, ``"fetched"`` sums in the order of the whole matrix.
     """
 
     ps: int = 16
