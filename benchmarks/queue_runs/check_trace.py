@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.queue_runs.interference_fit import SHARES, Fit, Pair, alone, fit
+from benchmarks.queue_runs.interference_fit import SHARES, Fit, Pair, alone, fit, side_by_side
 from benchmarks.queue_runs.queue_server import QueueRun
 from weft.sched.queue_state import DeviceState, QueuedTask
 
@@ -97,7 +97,8 @@ class Trace:
             each = [run.alone(task, self.cores) if self.on_cpu else run.alone_on_gpu(task) for run in runs]
             seconds = sum(one.seconds for one in each) / len(each)
             work = sum(one.work for one in each) / len(each)
-            found.append(replace(each[0], seconds=seconds, utilisation=work / seconds))
+            start = sum(one.start_seconds for one in each) / len(each)
+            found.append(replace(each[0], seconds=seconds, utilisation=work / seconds, start_seconds=start))
         return found
 
     def known(self, one: TraceRound) -> list[QueuedTask]:
@@ -109,9 +110,13 @@ class Trace:
         tasks = {task.id: task for task in self.known(one)}
         found = []
         for run in one.pairs:
-            first, second = run.tasks
+            first, second = (tasks[name] for name in run.tasks)
             ends = {name: took["end"] for name, took in run.tasks.items()}
-            found.append(Pair((tasks[first], tasks[second]), ends, self.others(run)))
+            if self.on_cpu:
+                found.append(Pair((first, second), ends, self.others(run)))
+            else:
+                trained = {name: took["trained_seconds"] for name, took in run.tasks.items()}
+                found.append(side_by_side((first, second), ends, trained))
         return found
 
     def fit(self) -> Fit:

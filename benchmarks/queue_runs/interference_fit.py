@@ -1,9 +1,13 @@
 """Fit the simulator's interference to pairs of tasks that were measured alone and side by side.
 
-A task alone takes ``seconds`` and trains for ``utilisation`` of them. The model predicts how long two of them take side
-by side, with two constants that are not known before: ``share``, the part of the device that a training keeps busy (the
-multiprocessors that its kernels fill; on a CPU it is measured, and so 1), and ``contention``. They are chosen so that
-predicted and measured times of the pairs are nearest in ratio.
+A task alone takes ``seconds`` and trains for ``utilisation`` of them, on a GPU after its ``start_seconds``. The model
+predicts how long two of them take side by side, with two constants that are not known before: ``share``, the part of
+the device that a training keeps busy (the multiprocessors that its kernels fill; on a CPU it is measured, and so 1),
+and ``contention``. They are chosen so that predicted and measured times of the pairs are nearest in ratio.
+
+On a GPU these are the times of the epochs, and each task of a pair starts for as long as it did in that very run. A
+start is work of the host: how long it takes varies by more than two trainings slow each other down, and a fit to whole
+tasks would take that for interference.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ SHARES = tuple(round(0.3 + 0.05 * place, 2) for place in range(15))
 
 @dataclass(frozen=True)
 class Pair:
-    """Two tasks as measured alone, and the seconds in which both ended side by side, others wanting ``background``."""
+    """Two tasks as measured alone, and the seconds in which both ended side by side, others wanting ``background``.
+
+    Their ``start_seconds`` are those of the run side by side; only what comes after them is compared.
+    """
 
     tasks: tuple[QueuedTask, QueuedTask]
     together: Mapping[str, float]
@@ -49,13 +56,29 @@ class Fit:
 def alone(task: QueuedTask, seconds: float, busy_seconds: float, gap_seconds: float = 0.0) -> QueuedTask:
     """``task`` as it was measured alone; ``gap_seconds`` pass before its worker has the next one."""
     whole = max(seconds + gap_seconds, 1e-6)
-    return replace(task, seconds=whole, utilisation=min(max(busy_seconds / whole, 0.0), 1.0), fusable=False)
+    busy = min(max(busy_seconds, 0.0), whole)
+    return replace(task, seconds=whole, utilisation=busy / whole, fusable=False, start_seconds=whole - busy)
+
+
+def replayed(task: QueuedTask, seconds: float) -> QueuedTask:
+    """``task`` as it was in a run beside others: it takes ``seconds``, whatever runs beside it in a simulation."""
+    return replace(task, seconds=seconds, utilisation=0.0, start_seconds=0.0)
+
+
+def side_by_side(
+    tasks: tuple[QueuedTask, QueuedTask], ends: Mapping[str, float], trained_seconds: Mapping[str, float]
+) -> Pair:
+    """Two tasks of a GPU as a pair: what they did alone, each begun when it had started in the run side by side."""
+    begun = {task.id: max(ends[task.id] - trained_seconds[task.id], 0.0) for task in tasks}
+    first, second = (alone(task, begun[task.id] + task.work, task.work) for task in tasks)
+    return Pair((first, second), ends)
 
 
 def fit(pairs: Sequence[Pair], shares: Sequence[float] = SHARES) -> Fit:
     """The share and the contention that explain ``pairs`` best; the model's defaults if there are none."""
-    if not pairs:
-        return Fit(Interference().contention, math.nan, 0)
+    default = Fit(Interference().contention, math.nan, 0)
+    if not any(_logs(pair, default) for pair in pairs):
+        return default
     steps = [round(place * STEP, 3) for place in range(int(MOST / STEP) + 1)]
     tried = [Fit(contention, math.nan, len(pairs), share) for share in shares for contention in steps]
     best = min(tried, key=lambda one: sum(log * log for pair in pairs for log in _logs(pair, one)))
@@ -71,7 +94,12 @@ def calibrated(tasks: Sequence[QueuedTask], fitted: Fit) -> list[QueuedTask]:
 def _logs(pair: Pair, fitted: Fit) -> list[float]:
     simulated = together(calibrated(pair.tasks, fitted), fitted.contention, pair.background)
     predicted = {run.id: run.end for run in simulated.tasks}
-    return [math.log(predicted[name] / seconds) for name, seconds in pair.together.items() if seconds > 0]
+    begun = {task.id: task.start_seconds for task in pair.tasks}
+    return [
+        math.log((predicted[name] - begun[name]) / (seconds - begun[name]))
+        for name, seconds in pair.together.items()
+        if min(seconds, predicted[name]) > begun[name]
+    ]
 
 
 def together(tasks: Sequence[QueuedTask], contention: float, background: float = 0.0) -> Simulation:

@@ -12,7 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.queue_runs.check_trace import TraceRun
-from benchmarks.queue_runs.interference_fit import SHARES, Fit, Pair, alone, calibrated, conditions, fit
+from benchmarks.queue_runs.interference_fit import (
+    SHARES,
+    Fit,
+    Pair,
+    alone,
+    calibrated,
+    conditions,
+    fit,
+    replayed,
+    side_by_side,
+)
 from weft.sched.policies import POLICIES, find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
 from weft.sched.simulation import Metrics
@@ -38,11 +48,18 @@ def add_simulations(cells: Sequence[Cell], queues: Iterable[str] | None = None) 
 def fit_of(found: Mapping[str, Cell], base: Cell) -> Fit:
     """The constants of the interference of a queue's tasks; the defaults without pairs."""
     tasks = {task.id: task for task in measured_alone(base)}
-    pairs = [
-        Pair((tasks[one["tasks"][0]], tasks[one["tasks"][1]]), one["ends"], one["background"])
-        for one in found.get(PAIRS, {}).get("pairs", ())
-    ]
-    return fit(pairs, (1.0,) if _on_cpu(base) else SHARES)
+    on_cpu = _on_cpu(base)
+    pairs = [_pair(one, tasks, on_cpu) for one in found.get(PAIRS, {}).get("pairs", ())]
+    return fit(pairs, (1.0,) if on_cpu else SHARES)
+
+
+def _pair(one: Cell, tasks: Mapping[str, QueuedTask], on_cpu: bool) -> Pair:
+    first, second = (tasks[name] for name in one["tasks"])
+    if on_cpu:
+        return Pair((first, second), one["ends"], one["background"])
+    if "trained" not in one:  # a file that was begun before pairs had it: they start as they do alone
+        return Pair((first, second), one["ends"])
+    return side_by_side((first, second), one["ends"], one["trained"])
 
 
 def _on_cpu(base: Cell) -> bool:
@@ -75,13 +92,14 @@ def simulated(mode: str, cell: Cell, base: Cell, fitted: Fit) -> dict[str, float
     about = conditions(fitted.contention, others)
     metrics = _metrics(mode, told, device, about, calibrated(measured_alone(base), fitted))
     gap = gap_of(base)
-    again = [replace(task, seconds=cell["took"][task.id]["seconds"] + gap, utilisation=0.0) for task in told]
-    replayed = _metrics(mode, told, device, conditions(0.0), again)
+    again = _metrics(
+        mode, told, device, conditions(0.0), [replayed(t, cell["took"][t.id]["seconds"] + gap) for t in told]
+    )
     return {
         "simulated_makespan": metrics.makespan,
         "simulated_mean_jct": metrics.mean_jct,
         "simulator_error": metrics.makespan / cell["makespan"] - 1,
-        "replayed_error": replayed.makespan / cell["makespan"] - 1,
+        "replayed_error": again.makespan / cell["makespan"] - 1,
     }
 
 

@@ -14,7 +14,8 @@ tell it. Three errors of the makespan tell apart where a difference comes from:
 - ``simulated``: every task takes what it took alone (means of both runs one at a time; the second alone predicts the
   first), less the time that it waited for a core, and tasks interfere as fitted to the pairs of all rounds. What others
   wanted of the processor during the run is known to the simulator. On a GPU a task keeps the device busy in its epochs,
-  by a share that is fitted to the pairs as well. Nothing else of the run goes into its prediction.
+  after a start that asks nothing of it, by a share that is fitted to the epochs of the pairs as well. Nothing else of
+  the run goes into its prediction.
 - ``predicted``: every task takes what the server predicts, with interference as assumed by default, beside the same
   others.
 
@@ -36,7 +37,7 @@ from typing import Any
 
 from benchmarks.harness.recorder import print_table
 from benchmarks.queue_runs.check_trace import Trace, TraceRound, TraceRun
-from benchmarks.queue_runs.interference_fit import Fit, calibrated
+from benchmarks.queue_runs.interference_fit import Fit, calibrated, replayed
 from benchmarks.queue_runs.queue_server import QueueServer
 from weft.sched.policies import find_policy
 from weft.sched.queue_state import DeviceState, QueuedTask
@@ -121,7 +122,7 @@ def makespan(kind: str, name: str, trace: Trace, place: int, fitted: Fit) -> flo
     conditions = Conditions(fitted.interference, background=trace.others(run))
     if kind == "replayed":
         gap = one.after.gap()
-        took = [replace(task, seconds=run.tasks[task.id]["seconds"] + gap, utilisation=0.0) for task in told]
+        took = [replayed(task, run.tasks[task.id]["seconds"] + gap) for task in told]
         return simulated(name, told, trace.device, Conditions(), took)
     if kind == "simulated":
         known = trace.alone([one.after]) if name == ONE else trace.known(one)

@@ -191,7 +191,8 @@ def measured_pairs(base: Mapping[str, Any], tasks: Mapping[str, Settings], serve
         run = server.run("mps", {name: tasks[name] for name in two})
         if len(run.details) == 2 and not run.out_of_memory:
             ends = {one.id: one.end for one in run.outcome.tasks}
-            pairs.append({"tasks": list(two), "ends": ends, "background": run.background})
+            trained = {one: about["trained_seconds"] for one, about in run.details.items()}
+            pairs.append({"tasks": list(two), "ends": ends, "trained": trained, "background": run.background})
     return {"pairs": pairs}
 
 

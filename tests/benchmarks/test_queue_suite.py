@@ -41,7 +41,9 @@ def test_a_queue_in_several_modes(tmp_path, monkeypatch, capsys):
         assert cells[mode]["simulated_makespan"] > 0
     assert abs(cells["pipeswitch"]["replayed_error"]) < 0.05  # it is made of the same seconds
     assert len(pairs) == 1
-    assert set(pairs[0]["ends"]) == set(pairs[0]["tasks"]) <= set(cells["pipeswitch"]["took"])
+    assert (
+        set(pairs[0]["trained"]) == set(pairs[0]["ends"]) == set(pairs[0]["tasks"]) <= set(cells["pipeswitch"]["took"])
+    )
     assert cells["pyg"]["start_seconds"] > 0
     assert "| gcn   | backfill" in capsys.readouterr().out
     charts = [tmp_path / f"queues-gcn-{kind}.svg" for kind in ("cdf", "gantt")]
@@ -73,6 +75,24 @@ def test_the_simulator_goes_by_what_the_file_has():
     assert "simulated_makespan" not in cells[2]
 
 
+def test_on_a_gpu_the_epochs_of_pairs_tell_the_interference():
+    predicted = [QueuedTask(name, 1, 9.0).to_dict() for name in "ab"]
+    device = DeviceState("cuda:0", 100, workers=2).to_dict()
+    base = cell("pipeswitch", 10.0, (5.0, 5.0), predicted=predicted, device=device)
+    for took in base["took"].values():
+        took["trained_seconds"] = 4.0
+    slow_start = {"tasks": ["a", "b"], "ends": {"a": 5.0, "b": 20.0}, "background": 0.9}
+    found = []
+    for trained in ({"trained": {"a": 4.0, "b": 4.0}}, {}):
+        pairs = {"queue": "gcn", "mode": "pairs", "status": "ok", "pairs": [slow_start | trained]}
+        cells = [base, cell("mps", 5.0, (5.0, 5.0)), pairs]
+        add_simulations(cells)
+        assert cells[1]["replayed_error"] == pytest.approx(0.0)
+        found.append(cells[1]["simulated_makespan"])
+    assert found[0] == pytest.approx(5.0)  # no epoch took longer than alone
+    assert found[1] > 8.0  # a file of before that has ends alone
+
+
 def test_contention_is_found_again():
     tasks = [alone(QueuedTask(name, 1, 1), seconds, busy) for name, seconds, busy in
              (("a", 10.0, 9.0), ("b", 8.0, 7.5), ("c", 4.0, 1.0), ("d", 4.0, 1.2))]  # fmt: skip
@@ -89,6 +109,7 @@ def test_contention_is_found_again():
 def test_a_task_alone_counts_its_start_as_idle():
     task = alone(QueuedTask("a", 1, 5.0, join_key="k"), seconds=4.0, busy_seconds=2.0, gap_seconds=1.0)
     assert (task.seconds, task.utilisation, task.joinable) == (5.0, 0.4, False)
+    assert (task.start_seconds, task.demand) == (3.0, 1.0)
 
 
 def test_peak_bytes_of_groups_that_overlap():

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.queue_runs import simulator_check
 from benchmarks.queue_runs.check_trace import Trace, TraceRound, TraceRun
-from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, calibrated, fit, together
+from benchmarks.queue_runs.interference_fit import Fit, Pair, alone, calibrated, fit, side_by_side, together
 from benchmarks.queue_runs.outside_load import background
 from weft.cli.main import main
 from weft.core.errors import SpecError
@@ -73,11 +73,37 @@ def test_the_simulator_is_within_a_tenth_of_what_was_recorded(recorded, name):
     assert len(one["measured"]) == len(trace.rounds) == 3
 
 
+def test_the_simulator_is_near_what_was_recorded_on_a_gpu():
+    """Two rounds of ten trainings on an H200; in one pair a start took twice as long as alone, and no epoch did."""
+    trace = Trace.read(Path(__file__).with_name("recorded_trace_gpu.json"))
+    found = simulator_check.check(trace)
+    assert all(abs(one["error"]["simulated"]) < 0.05 for one in found["policies"].values())
+    assert all(abs(error) < 0.03 for one in found["policies"].values() for error in one["errors"]["replayed"])
+    assert found["fit"]["error"] < 0.03
+    alike = simulator_check.check(replace(trace, told=[trace.known(one) for one in trace.rounds]))
+    assert "backfill" in alike["policies"]  # a server may have been told starts
+
+
+def test_a_slow_start_of_a_pair_is_not_taken_for_interference():
+    known = [alone(QueuedTask(name, 1, 1), 3.0, 2.0) for name in "ab"]
+    both = known[0], known[1]
+    usual = side_by_side(both, {"a": 3.5, "b": 3.5}, {"a": 2.5, "b": 2.5})
+    late = side_by_side(both, {"a": 3.0, "b": 8.0}, {"a": 2.0, "b": 2.0})  # b started when a had ended
+    found = fit([usual, late])
+    assert found.error < 0.02
+    assert fit([late]).error < 0.02
+    longest = together(calibrated(known, found), found.contention).metrics().makespan
+    assert longest == pytest.approx(3.5, rel=0.02)
+    untrained = side_by_side(both, {"a": 3.0, "b": 3.0}, {"a": 0.0, "b": 0.0})
+    assert (fit([untrained]).pairs, fit([untrained]).contention) == (0, Interference().contention)
+
+
 def run_as(simulated, known, background=0.9):
     """A simulated run as if it had been measured on a GPU, beside others that keep the host busy."""
     tasks = {
         one.id: {"start": one.start, "end": one.end, "seconds": one.end - one.start,
-                 "trained_seconds": known[one.id].work, "cpu_seconds": 0.01, "waited_seconds": 0.0}
+                 "trained_seconds": one.end - one.start - known[one.id].start_seconds,
+                 "cpu_seconds": 0.01, "waited_seconds": 0.0}
         for one in simulated.tasks
     }  # fmt: skip
     return TraceRun(simulated.makespan, background, tasks)
@@ -101,6 +127,7 @@ def test_on_a_gpu_tasks_keep_it_busy_in_their_epochs():
     assert all(abs(one["error"]["simulated"]) < 0.05 for one in found["policies"].values())
     assert simulator_check.goal(found)[-1] == "pass"
     assert found["queue"]["background"] == 0.0  # what others want of the host is no part of the GPU
+    assert found["fit"]["error"] < 0.01
     busy = {task["id"]: task["utilisation"] for task in found["queue"]["actual"]}
     assert busy["b"] > 2 * busy["c"] > 0.1
 

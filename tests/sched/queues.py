@@ -27,11 +27,13 @@ def queues(draw, most=14):
         size = draw(st.integers(0, 28 * GIB))
         kind = draw(st.sampled_from(["training", "training", "training", "inference"]))
         earlier = [one.id for one in tasks]
+        seconds = draw(st.floats(0.0, 1000.0))
         tasks.append(
             QueuedTask(
                 id=f"t{number}",
                 bytes=size,
-                seconds=draw(st.floats(0.0, 1000.0)),
+                seconds=seconds,
+                start_seconds=seconds * draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
                 graph=draw(st.sampled_from(["cora", "pubmed"])),
                 join_key=draw(st.sampled_from(["", "a", "b"])) if kind == "training" else "",
                 fusable=draw(st.booleans()),

@@ -52,6 +52,21 @@ def test_two_that_leave_room_do_not_slow_each_other_down():
     assert ends(simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)) == {"b": 2.0, "a": 4.0}
 
 
+def test_a_start_asks_nothing_of_the_device():
+    # a trains alone from 1 to 2, b starts meanwhile; then both at half speed until a has done its 3 s at t = 6.
+    tasks = [
+        task("a", 1, 4.0, utilisation=0.75, start_seconds=1.0),
+        task("b", 1, 6.0, utilisation=2 / 3, start_seconds=2.0),
+    ]
+    run = simulate(find_policy("base"), tasks, [device()], NO_CONTENTION)
+    assert ends(run) == {"a": 6.0, "b": 8.0}
+    assert run.busy_seconds == pytest.approx(7.0)
+    assert run.decisions == 1  # a policy has nothing to decide when a task has started
+    contended = Conditions(Interference(contention=1.0))
+    tasks = [task("a", 1, 4.0), task("b", 1, 3.0, utilisation=0.0, start_seconds=3.0)]
+    assert ends(simulate(find_policy("base"), tasks, [device()], contended)) == {"b": 3.0, "a": 4.0}
+
+
 def test_others_slow_the_queue_down():
     # One that takes half of the device beside others that want all of it: 1.5 times as much as there is.
     conditions = Conditions(Interference(contention=0.0), background=1.0)
@@ -76,6 +91,17 @@ def test_a_task_that_was_preempted_has_the_rest_of_its_actual_seconds_left():
     one = [device(workers=1)]
     run = simulate(find_policy("backfill"), tasks, one, NO_CONTENTION, actual=[task("long", 4, 30.0)])
     assert ends(run) == {"urgent": 3.0, "long": 31.0}
+
+
+def test_a_task_that_was_preempted_starts_again():
+    long = task("long", 4, 20.0, utilisation=0.9, start_seconds=2.0)
+    tasks = [long, task("urgent", 4, 1.0, arrival=5.0, priority=5)]
+    run = simulate(find_policy("backfill"), tasks, [device(workers=1)], NO_CONTENTION)
+    assert ends(run) == {"urgent": 6.0, "long": 23.0}  # 3 of its 18 s of training were done
+    assert run.busy_seconds == pytest.approx(18.0 + 1.0)
+    early = [long, task("urgent", 4, 1.0, arrival=1.0, priority=5)]
+    run = simulate(find_policy("backfill"), early, [device(workers=1)], NO_CONTENTION)
+    assert ends(run) == {"urgent": 2.0, "long": 22.0}
 
 
 def test_too_much_memory_makes_the_device_page():

@@ -26,7 +26,12 @@ class Interference:
     paging: float = 9.87
 
     def slowdown(self, own: float, others: float) -> float:
-        """How many times longer than alone at full speed a group takes beside others of that total demand."""
+        """How many times longer than alone at full speed a group takes beside others of that total demand.
+
+        A group that asks nothing of the device, one that is being built on the host, loses nothing there.
+        """
+        if own == 0.0:
+            return 1.0
         return max(1.0, own + others) * (1.0 + self.contention * min(others, 1.0))
 
     def demand(self, members: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""A running group in the simulator: its progress, and when its next member ends."""
+"""A running group in the simulator: its progress, what it asks of the device now, and when that changes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROUNDING = 1e-9
 class LiveGroup:
     """Members advance together at ``rate`` (seconds of their own per second); each ends after its own seconds.
 
+    A member asks nothing of the device before its ``start_seconds`` have passed.
     ``as_planned``: policies are told the end and the utilisation that were predicted, not those that are to be.
     """
 
@@ -34,18 +35,26 @@ class LiveGroup:
         self.left.sort(key=lambda task: -task.seconds)
         self._update_demand()
 
+    @property
+    def _fused(self) -> float:
+        return self.model.fused_work if len(self.plan.members) > 1 else 1.0
+
     def _update_demand(self) -> None:
-        fused = self.model.fused_work if len(self.plan.members) > 1 else 1.0
-        self.demand = math.fsum(task.utilisation for task in self.left) * fused
+        self.demand = math.fsum(task.demand for task in self.left if not self._starting(task)) * self._fused
+
+    def _starting(self, task: QueuedTask) -> bool:
+        return task.start_seconds > 0 and task.start_seconds - self.progress > ROUNDING * max(1.0, task.start_seconds)
 
     @property
-    def seconds_to_next_end(self) -> float:
-        """Until the shortest remaining member ends, at the present rate."""
-        return max(self.left[-1].seconds - self.progress, 0.0) / self.rate
+    def seconds_to_next_change(self) -> float:
+        """Until a member ends or has started, at the present rate."""
+        marks = [task.start_seconds for task in self.left if self._starting(task)]
+        return max(min([self.left[-1].seconds, *marks]) - self.progress, 0.0) / self.rate
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.progress += seconds * self.rate
+        self._update_demand()
 
     def ended(self) -> list[QueuedTask]:
         """The members that end now, removed."""
@@ -55,6 +64,10 @@ class LiveGroup:
         if done:
             self._update_demand()
         return done
+
+    @property
+    def _mean_demand(self) -> float:
+        return math.fsum(task.utilisation for task in self.left) * self._fused
 
     def state(self, now: float) -> RunningGroup:
         """What a policy sees of it."""
@@ -67,7 +80,7 @@ class LiveGroup:
             device=self.plan.device,
             members=tuple(task.id for task in self.left),
             bytes=self.plan.bytes,
-            utilisation=self.plan.utilisation if self.as_planned else self.demand,
+            utilisation=self.plan.utilisation if self.as_planned else self._mean_demand,
             started=self.start,
             ends=ends,
             graph=first.graph,

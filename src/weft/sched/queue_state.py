@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from weft.core.errors import SpecError
@@ -22,7 +22,8 @@ class QueuedTask:
 
     ``bytes`` and ``seconds`` are predicted for the task alone on the device; ``shared_bytes`` is the part of ``bytes``
     that tasks in one fused group have once (graph, features); ``utilisation`` is the share of the device that the task
-    keeps busy when alone. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
+    keeps busy when alone, as a mean over ``seconds``; it keeps it busy after ``start_seconds`` of them, in which it is
+    built on the host. Tasks with the same non-empty ``join_key`` may be fused into one group if ``fusable``.
     ``deadline`` is a time; ``latency_target`` of an inference task is in seconds from its arrival. ``after`` names
     tasks that must be done before. ``attempts`` counts the starts that failed; only a first attempt is fused.
     """
@@ -43,6 +44,7 @@ class QueuedTask:
     kind: str = "training"
     latency_target: float | None = None
     attempts: int = 0
+    start_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -51,6 +53,19 @@ class QueuedTask:
     def work(self) -> float:
         """Seconds of a fully used device."""
         return self.seconds * self.utilisation
+
+    @property
+    def demand(self) -> float:
+        """The share of the device that it keeps busy once it has started."""
+        after = self.seconds - self.start_seconds
+        return min(self.work / after, 1.0) if after > 0 else self.utilisation
+
+    def rest(self, progress: float) -> QueuedTask:
+        """What is left of it after ``progress`` seconds: it starts again, and goes on where it was."""
+        left = max(self.seconds - max(progress - self.start_seconds, 0.0), self.start_seconds)
+        if not self.start_seconds:
+            return replace(self, seconds=left)
+        return replace(self, seconds=left, utilisation=self.demand * (left - self.start_seconds) / left)
 
     @property
     def joinable(self) -> bool:
@@ -278,6 +293,10 @@ def _check(task: QueuedTask) -> None:
         raise SpecError(f"task {task.id!r}: shared_bytes={task.shared_bytes} must be from 0 to bytes={task.bytes}")
     if not 0 <= task.seconds < math.inf:
         raise SpecError(f"task {task.id!r}: seconds={task.seconds} must be a number of at least 0")
+    if not 0 <= task.start_seconds <= task.seconds:
+        raise SpecError(
+            f"task {task.id!r}: start_seconds={task.start_seconds} must be from 0 to seconds={task.seconds}"
+        )
     if not 0 <= task.utilisation <= 1:
         raise SpecError(f"task {task.id!r}: utilisation={task.utilisation} must be from 0 to 1")
     if not math.isfinite(task.arrival):

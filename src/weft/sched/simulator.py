@@ -1,8 +1,9 @@
 """A discrete-event simulator: runs a policy over a queue in continuous time, without a device.
 
 Between two events every group advances at a constant rate, given by the interference model from the demands of the
-groups on its device. Events are arrivals and ends of tasks; after each the policy decides. A group holds its worker
-and its bytes until its last member ends. Equal input gives an equal result.
+groups on its device. Events are arrivals and ends of tasks, after each of which the policy decides, and the moments at
+which a task has started and begins to ask something of the device. A group holds its worker and its bytes until its
+last member ends. Equal input gives an equal result.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ class _Run:
 
     def until_done(self, name: str) -> Simulation:
         while self.arrivals or self.queue or any(self.live.values()):
+            before = len(self.arrivals), len(self.runs)
             self._advance(self._seconds_to_next_event())
             self._arrive()
             self._end()
-            if self.queue:
+            if self.queue and before != (len(self.arrivals), len(self.runs)):
                 self._decide()
             self._update_rates()
         budget = max(device.task_bytes for device in self.devices.values())
@@ -98,7 +100,7 @@ class _Run:
         seconds = max(self.arrivals[-1].arrival - self.now, 0.0) if self.arrivals else math.inf
         for groups in self.live.values():
             for group in groups:
-                seconds = min(seconds, group.seconds_to_next_end)
+                seconds = min(seconds, group.seconds_to_next_change)
         if seconds == math.inf:
             stuck = next(iter(self.queue)).id
             raise WeftError(
@@ -180,13 +182,11 @@ class _Run:
             self._decide()
 
     def _put_back(self, task: QueuedTask, progress: float) -> None:
-        """Queue what is left of a task; what is predicted of it shrinks by as many seconds."""
-        left = max(task.seconds - progress, 0.0)
+        """Queue what is left of a task; what is predicted of it shrinks by the same progress."""
         if task.id in self.actual:
-            self.actual[task.id] = replace(task, seconds=left)
-            told = self.predicted[task.id]
-            task, left = told, max(told.seconds - progress, 0.0)
-        self.predicted[task.id] = replace(task, seconds=left)
+            self.actual[task.id] = task.rest(progress)
+            task = self.predicted[task.id]
+        self.predicted[task.id] = task.rest(progress)
         self.queue.put_back(self.predicted[task.id])
 
     def _start(self, start: GroupStart) -> None:
