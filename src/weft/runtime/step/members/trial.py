@@ -25,11 +25,11 @@ from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.backward import backward
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import given_tensors
+from weft.runtime.step.members.kept_elsewhere import closure_state, differing, frozen_state, outside_state
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed, keeping_others, kept_tensors
 from weft.runtime.user_modules.input_writes import InputWrites
-from weft.runtime.user_modules.outside_state import closure_state, differing, frozen_state, outside_state
 from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
