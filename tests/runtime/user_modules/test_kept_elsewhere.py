@@ -55,6 +55,19 @@ class TeacherByData(Teacher):
             mine.data = 0.9 * mine.data + 0.1 * theirs.data
 
 
+class TeacherFromStart(Teacher):
+    """A copy at first: its first step moves nothing."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        nn.init.zeros_(self.last.bias)
+        self.teacher.load_state_dict(self.last.state_dict())
+
+    def follow(self):
+        for mine, theirs in zip(self.teacher.parameters(), self.last.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+
+
 class Recurrent(Base):
     def __init__(self, i, o):
         super().__init__(i, o)
@@ -129,7 +142,16 @@ class CountsForNobody(Base):
         return super().forward(x, adj)
 
 
-EXACT = [KeptInEvaluation, Teacher, TeacherByData, Recurrent, CountsInClosure, HiddenTeacher, CountsForNobody]
+EXACT = [
+    KeptInEvaluation,
+    Teacher,
+    TeacherByData,
+    TeacherFromStart,
+    Recurrent,
+    CountsInClosure,
+    HiddenTeacher,
+    CountsForNobody,
+]
 
 
 @pytest.mark.parametrize("model", EXACT)
@@ -142,7 +164,7 @@ def test_alone_and_side_by_side_is_a_plain_loop(model):
         assert together[seed].history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
 
 
-@pytest.mark.parametrize("model", [KeptInEvaluation, Teacher, TeacherByData, Recurrent])
+@pytest.mark.parametrize("model", [KeptInEvaluation, Teacher, TeacherByData, TeacherFromStart, Recurrent])
 def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
     (task,) = tasks_of(model, [0])
     whole = run(task)

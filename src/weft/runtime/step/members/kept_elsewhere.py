@@ -11,6 +11,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,23 @@ def frozen_state(model: nn.Module) -> dict[str, Any]:
     norms = {id(one.weight) for one in model.modules() if getattr(one, "max_norm", None) is not None}  # they stay so
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and id(p) not in norms}
     return {name: (p._version, _Numbers(p.detach().clone())) for name, p in frozen.items()}
+
+
+@contextmanager
+def shifted_frozen(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Give parameters that do not train other numbers for a while; gives their state.
+
+    A teacher that begins as a copy of what it follows does not move in a first step.
+    """
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    before = [p.detach().clone() for p in frozen]
+    for p in frozen:
+        p.data = p.data * 1.5 + 0.01
+    try:
+        yield frozen_state(model)
+    finally:
+        for p, value in zip(frozen, before, strict=True):
+            p.data = value
 
 
 class _Numbers:

@@ -25,7 +25,13 @@ from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.backward import backward
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import given_tensors
-from weft.runtime.step.members.kept_elsewhere import closure_state, differing, frozen_state, outside_state
+from weft.runtime.step.members.kept_elsewhere import (
+    closure_state,
+    differing,
+    frozen_state,
+    outside_state,
+    shifted_frozen,
+)
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed, keeping_others, kept_tensors
@@ -135,7 +141,12 @@ def try_alone(
     if other:
         _check_outside(model, differing(outside, outside_state(model)) + of_functions * of_object)
     keeping = keeping_others(kept, kept_tensors(model)) if other else []
-    own = [*changed(untouched, model), *differing(frozen, frozen_state(model)), *of_functions]
+    frozen_changed = differing(frozen, frozen_state(model))
+    if writes.seen:
+        with same_draws(state.flat.device), shifted_frozen(model) as shifted:
+            train()
+            frozen_changed += differing(shifted, frozen_state(model))
+    own = [*changed(untouched, model), *frozen_changed, *of_functions]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *keeping]))
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
