@@ -182,6 +182,8 @@ REFUSED = {
     "plateau's settings": ({"schedule": "plateau", "plateau": {"factor": 2}}, "factor=2 must be above 0 and below 1"),
     "two clips": ({"clip_norm": 1.0, "clip_value": 1.0}, "two ways to clip"),
     "no factor": ({"schedule": lambda epoch: -1}, r"schedule <lambda>\(0\) is -1; expected a factor"),
+    "a schedule of nothing": ({"schedule": lambda: 1.0}, r"schedule <lambda> raised TypeError: <lambda>\(\) takes 0"),
+    "a schedule that fails": ({"schedule": lambda epoch: 1 / epoch}, r"schedule <lambda> raised Zero.*test_open_loop"),
     "a plateau of torch": (
         {"schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)},
         "gave ReduceLROnPlateau, not a scheduler that needs the epoch alone",

@@ -18,12 +18,19 @@ from weft.core.compatibility import function_name
 from weft.core.errors import SpecError
 from weft.core.task import Task
 from weft.runtime.loop.functions import function_of
+from weft.runtime.user_modules.importing import in_words
 
 
 def own_factors(task: Task) -> list[float]:
     """The factor of ``lr`` for every epoch, counted from 0."""
     schedule = function_of(task, "schedule")
-    found = _stepped(task, schedule) if _makes_scheduler(schedule) else map(schedule, range(task.epochs))
+    try:
+        found = _stepped(task, schedule) if _makes_scheduler(schedule) else [schedule(e) for e in range(task.epochs)]
+    except SpecError:
+        raise
+    except Exception as error:
+        words = in_words(error, __file__)
+        raise SpecError(f"task {task.label!r}: schedule {_name(task)} raised {words}") from error
     return [_checked(task, epoch, value) for epoch, value in enumerate(found)]
 
 

@@ -1,7 +1,7 @@
 """What a user's module keeps in Python between calls, as tensors of a checkpoint: numbers as JSON, tensors as they are.
 
 Buffers are part of the training state anyway. This is for modules that count in an attribute, keep a tensor of the last
-call, or draw from Python's or NumPy's generator. Nothing is pickled.
+call, change a frozen parameter, or draw from Python's or NumPy's generator. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def saved_state(model: nn.Module, changing: tuple[str, ...]) -> dict[str, Tensor
             numbers[name] = value
         elif name in changing:
             lost.append(name)
+    frozen = {name: p for name, p in model.named_parameters() if name in changing}  # which it changes itself
+    tensors |= {TENSOR + name: value.detach().cpu().clone() for name, value in frozen.items()}
     kind, keys, *rest = np.random.get_state()
     drawn = {"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]}
     text = json.dumps({"attributes": numbers, "lost": lost, "generators": drawn})
@@ -64,7 +66,9 @@ def _assign(model: nn.Module, name: str, value: Any) -> None:
     path, _, key = name.rpartition(".")
     module = model.get_submodule(path)
     old = vars(module).get(key)
-    if isinstance(old, Tensor) or isinstance(value, Tensor):
+    if key in module._parameters:
+        module._parameters[key].data.copy_(value)
+    elif isinstance(old, Tensor) or isinstance(value, Tensor):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         vars(module)[key] = value.to(device)
     elif type(old) is dict and isinstance(value, dict):

@@ -25,9 +25,16 @@ from weft.runtime.loop.outputs import as_one, of_member
 from weft.runtime.step.backward import backward
 from weft.runtime.step.forward import Forward, LeafForward, Loss
 from weft.runtime.step.inputs import given_tensors
+from weft.runtime.step.members.kept_elsewhere import (
+    closure_state,
+    differing,
+    frozen_state,
+    outside_state,
+    shifted_frozen,
+)
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.attributes import changed
+from weft.runtime.user_modules.attributes import changed, keeping_others, kept_tensors
 from weft.runtime.user_modules.input_writes import InputWrites
 from weft.runtime.user_modules.weight_writes import WeightWrites
 
@@ -92,14 +99,18 @@ def _evaluated(forward: Forward, state: State, batch: Batch) -> tuple[Tensor, fl
     return as_one(of_member(found, 0)), seconds
 
 
-def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module) -> Trial:
+def try_alone(
+    forward: Forward, state: State, batch: Batch, loss: Loss, untouched: nn.Module, of_object: bool = False
+) -> Trial:
     """Two training calls and one in evaluation mode of ``forward``, whose model is a copy of ``untouched``.
 
-    ``state``: of this member alone, attached to ``forward``; it is used up.
+    A third training call follows if the one in evaluation mode kept tensors, which training might read. ``state``: of
+    this member alone, attached to ``forward``; it is used up. ``of_object``: the model is a copy of a user's object.
     """
-    before = state.snapshot()
-    slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(forward.model)
-    inputs = InputWrites(given_tensors(forward.model, batch))
+    model, before = forward.model, state.snapshot()
+    outside, closures, frozen = outside_state(model), closure_state(model), frozen_state(model)
+    slopes, writes = torch.ones(1, device=state.flat.device), WeightWrites(model)
+    inputs = InputWrites(given_tensors(model, batch))
 
     def train() -> tuple[Tensor, Tensor]:
         state.restore(before)
@@ -109,19 +120,35 @@ def try_alone(forward: Forward, state: State, batch: Batch, loss: Loss, untouche
         forward.around = _Both(writes, inputs)
         first, grad = train()
         forward.around, drawn = nullcontext(), moved()
-    _check_inputs(forward.model, inputs.changed())
-    attributes = tuple(changed(untouched, forward.model))
+    _check_inputs(model, inputs.changed())
+    kept = kept_tensors(model)
     with same_draws(state.flat.device):
         begin = step_seconds()
         second, again = train()
         seconds = step_seconds() - begin
     state.restore(before)
-    forward.around = _Both(writes, inputs)
+    forward.around, kept_in_training = _Both(writes, inputs), kept_tensors(model)
     logits, more = _evaluated(forward, state, batch)
     forward.around = nullcontext()
-    _check_inputs(forward.model, inputs.changed())
+    _check_inputs(model, inputs.changed())
+    twice = [(first, second), (grad, again)]
+    if keeping_others(kept_in_training, kept_tensors(model)):
+        with same_draws(state.flat.device):
+            third, once_more = train()
+        twice += [(first, third), (grad, once_more)]
+    other = _differ(twice)
+    of_functions = differing(closures, closure_state(model))
+    if other:
+        _check_outside(model, differing(outside, outside_state(model)) + of_functions * of_object)
+    keeping = keeping_others(kept, kept_tensors(model)) if other else []
+    frozen_changed = differing(frozen, frozen_state(model))
+    if writes.seen:
+        with same_draws(state.flat.device), shifted_frozen(model) as shifted:
+            train()
+            frozen_changed += differing(shifted, frozen_state(model))
+    own = [*changed(untouched, model), *frozen_changed, *of_functions]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
-    hidden = _hidden(attributes, drawn, [(first, second), (grad, again)])
+    hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *keeping]))
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
 
 
@@ -149,14 +176,24 @@ def _check_inputs(model: nn.Module, changed: Sequence[str]) -> None:
         )
 
 
-def _hidden(attributes: Sequence[str], drawn: bool, twice: Sequence[tuple[Tensor, Tensor]]) -> str | None:
+def _check_outside(model: nn.Module, changed: Sequence[str]) -> None:
+    if changed:
+        raise SpecError(
+            f"model {type(model).__name__} changes {changed[0]} when it is called, and gives other numbers when it is "
+            "called again; that is shared by all copies of it, so their calls would change it too: keep it in self"
+        )
+
+
+def _differ(twice: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    return any(not apart(again, first) <= REPEATED for first, again in twice)
+
+
+def _hidden(attributes: Sequence[str], drawn: bool, other_numbers: bool) -> str | None:
     if attributes:
         return f"it changes {attributes[0]!r} from call to call, which is no buffer"
     if drawn:
         return "it draws from Python's or NumPy's generator"
-    if any(not apart(again, first) <= REPEATED for first, again in twice):
-        return OTHERS
-    return None
+    return OTHERS if other_numbers else None
 
 
 def check_used_through_modules(forward: Forward, state: State, batch: Batch, loss: Loss) -> None:

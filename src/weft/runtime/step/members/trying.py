@@ -157,7 +157,7 @@ class TryOut:
             check_used_through_modules(forward, own, batch, loss)
         if untouched is None:
             return try_again(forward, own, batch, loss)
-        return try_alone(forward, own, batch, loss, untouched)
+        return try_alone(forward, own, batch, loss, untouched, isinstance(self._task.model, nn.Module))
 
     def _learn(self, trial: Trial) -> None:
         """What the first trial tells of the module; :class:`CannotStack` if several cannot be trained in one step."""
@@ -169,6 +169,11 @@ class TryOut:
         if trial.writes and several:
             raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
         self._members.learn(trial)
+        if trial.attributes and trial.hidden_state is not None:
+            self._members.builder.note_once(
+                f"{name} keeps {trial.attributes[0]!r} between calls, which is no buffer: its best weights are given "
+                "back with what it keeps at the end of training"
+            )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:
         """Losses, gradients and logits of all members; :class:`CannotStack` if a module fails for all at once."""

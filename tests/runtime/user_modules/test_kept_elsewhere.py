@@ -1,0 +1,215 @@
+"""What users' modules keep in other places than buffers and attributes, or in evaluation mode: exact, or said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import weft
+from tests.runtime.user_modules.odd_modules import Base
+from tests.runtime.user_modules.test_exact import plain, preempted_after, run, seed_all, tasks_of
+
+SEEN = [0]
+GENERATOR = np.random.default_rng(0)
+
+
+class KeptInEvaluation(Base):
+    """Adds what the last evaluation gave."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.before = 0.0
+
+    def forward(self, x, adj):
+        out = super().forward(x, adj)
+        if self.training:
+            return out + 0.3 * self.before
+        self.before = out.detach()
+        return out
+
+
+class Teacher(Base):
+    """A frozen copy of the last layer follows it, as in methods that learn from an average of themselves."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.teacher = nn.Linear(self.last.in_features, o).requires_grad_(False)
+
+    def follow(self):
+        with torch.no_grad():
+            for mine, theirs in zip(self.teacher.parameters(), self.last.parameters(), strict=True):
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+
+    def forward(self, x, adj):
+        if self.training:
+            self.follow()
+        h = self.hidden(x, adj)
+        return self.last(h) + self.teacher(h)
+
+
+class TeacherByData(Teacher):
+    def follow(self):
+        for mine, theirs in zip(self.teacher.parameters(), self.last.parameters(), strict=True):
+            mine.data = 0.9 * mine.data + 0.1 * theirs.data
+
+
+class TeacherFromStart(Teacher):
+    """A copy at first: its first step moves nothing."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        nn.init.zeros_(self.last.bias)
+        self.teacher.load_state_dict(self.last.state_dict())
+
+    def follow(self):
+        for mine, theirs in zip(self.teacher.parameters(), self.last.parameters(), strict=True):
+            mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+
+
+class Recurrent(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.cells = nn.GRU(self.last.in_features, self.last.in_features, batch_first=True)
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        return self.last(self.cells(torch.stack([h, h.tanh()], 1))[0][:, -1])
+
+
+class CountsInClosure(Base):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        calls = 0
+
+        def count():
+            nonlocal calls
+            calls += 1
+            return calls
+
+        self.count = count
+
+    def forward(self, x, adj):
+        return super().forward(x, adj) * (1 + 0.1 * (self.count() if self.training else 0))
+
+
+class HiddenTeacher(Base):
+    """In a list, so that it is no submodule."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.teachers = [nn.Linear(self.last.in_features, o).requires_grad_(False)]
+
+    def forward(self, x, adj):
+        h = self.hidden(x, adj)
+        if self.training:
+            with torch.no_grad():
+                self.teachers[0].weight.mul_(0.9).add_(self.last.weight, alpha=0.1)
+        return self.last(h) + self.teachers[0](h)
+
+
+class CountsInClass(Base):
+    calls = 0
+
+    def forward(self, x, adj):
+        type(self).calls += self.training
+        return super().forward(x, adj) * (1 + 0.1 * self.calls)
+
+
+class CountsGlobally(Base):
+    def forward(self, x, adj):
+        SEEN[0] += self.training
+        return super().forward(x, adj) * (1 + 0.1 * SEEN[0])
+
+
+class DrawsGlobally(Base):
+    def forward(self, x, adj):
+        return super().forward(x, adj) * (drawn() if self.training else 1.0)
+
+
+def drawn():
+    return float(GENERATOR.random()) + 0.5
+
+
+class CountsForNobody(Base):
+    """A class that only counts its calls, which changes no number."""
+
+    calls = 0
+
+    def forward(self, x, adj):
+        type(self).calls += 1
+        return super().forward(x, adj)
+
+
+EXACT = [
+    KeptInEvaluation,
+    Teacher,
+    TeacherByData,
+    TeacherFromStart,
+    Recurrent,
+    CountsInClosure,
+    HiddenTeacher,
+    CountsForNobody,
+]
+
+
+@pytest.mark.parametrize("model", EXACT)
+def test_alone_and_side_by_side_is_a_plain_loop(model):
+    tasks = tasks_of(model, range(2))
+    together = run(tasks)
+    for seed, task in enumerate(tasks):
+        losses, _ = plain(model, seed)
+        assert run(task).history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
+        assert together[seed].history["loss"] == pytest.approx(losses, rel=2e-4, abs=2e-5)
+
+
+@pytest.mark.parametrize("model", [KeptInEvaluation, Teacher, TeacherByData, TeacherFromStart, Recurrent])
+def test_resumed_is_uninterrupted(model, tmp_path, monkeypatch):
+    (task,) = tasks_of(model, [0])
+    whole = run(task)
+    preempted_after(6, task, tmp_path / "out", monkeypatch)
+    resumed = run(task, out=tmp_path / "out", resume=True)
+    assert resumed.history["loss"] == whole.history["loss"]
+    assert resumed.history["val_loss"] == whole.history["val_loss"]
+
+
+@pytest.mark.parametrize(("model", "name"), [(CountsInClosure, "count"), (HiddenTeacher, "teachers")])
+def test_what_no_checkpoint_holds_is_refused_when_resumed(model, name, tmp_path, monkeypatch):
+    (task,) = tasks_of(model, [0])
+    preempted_after(6, task, tmp_path / "out", monkeypatch)
+    with pytest.raises(weft.SpecError, match=f"keeps '{name}' between calls"):
+        run(task, out=tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(CountsInClass, r"CountsInClass\.calls"), (CountsGlobally, "SEEN"), (DrawsGlobally, "GENERATOR")],
+)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_what_all_models_share_is_refused(model, name, seeds):
+    with pytest.raises(weft.SpecError, match=f"changes {name} when it is called, and gives other numbers"):
+        run(tasks_of(model, range(seeds)))
+
+
+def test_variables_of_functions_are_shared_by_copies_of_an_object():
+    seed_all(0)
+    with pytest.raises(weft.SpecError, match="changes count when it is called"):
+        run(weft.Task(graph=tasks_of(Base, [0])[0].graph, model=CountsInClosure(6, 3), epochs=2))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [(Teacher, r"teacher\.weight"), (KeptInEvaluation, "before"), (HiddenTeacher, "teachers")]
+)
+def test_a_note_says_with_what_the_best_weights_are_given_back(model, name):
+    notes = []
+    run(tasks_of(model, [0], epochs=2), on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
+    note = f"keeps '{name}' between calls, which is no buffer: its best weights are given back".replace("\\", "")
+    assert any(note in one for one in notes), notes
+
+
+@pytest.mark.parametrize("model", [Recurrent, CountsForNobody])
+def test_who_keeps_nothing_hears_nothing(model):
+    notes = []
+    run(tasks_of(model, [0], epochs=2), on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)
+    assert not any("between calls" in one for one in notes), notes
