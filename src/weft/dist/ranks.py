@@ -82,7 +82,7 @@ class Ranks:
         return self
 
     def give_back(self, together: bool = True) -> None:
-        """Give back what peers can read; ``together``: every rank does so when it ends, and they wait for each other."""
+        """Give back what peers can read; ``together``: all ranks do so when they end, and wait for each other."""
         memory: PeerMemory | None = self.__dict__.pop("memory", None)
         if memory is not None:
             with suppress(RankLostError):
