@@ -214,18 +214,19 @@ def test_the_table_can_be_drawn_while_a_line_is_printed(monkeypatch):
     assert drawn == [True, True]
 
 
+@pytest.mark.parametrize(("done", "end"), [(1943, "216 s left"), (15743, "64 task·epochs/s")])
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_line_below_the_table_is_one_line(width):
+def test_the_line_below_the_table_is_one_line(width, done, end):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40, color_system=None)
     table = LiveTable(console)
     graph = {"name": "made", "nodes": 10, "edges": 20}
     start = {"tasks": 16, "epochs": 15743, "graph": graph, "metric": "accuracy", "device": "CPU"}
     table(Event("start", "sweep", start))
     member = {"task": "a", "epoch": 5, "epochs": 10}
-    data = {"done": 1943, "total": 15743, "epochs_per_second": 64.0, "members": [member]}
+    data = {"done": done, "total": 15743, "epochs_per_second": 64.0, "members": [member]}
     table(Event("progress", "sweep", data))
     console.print(table._render())
     last = console.file.getvalue().splitlines()[-1]
-    assert last.rstrip().endswith("216 s left")
-    assert "1,943 of 15,743 task·epochs  64 task·epochs/s" in last
+    assert last.rstrip().endswith(end)
+    assert f"{done:,} of 15,743 task·epochs  64 task·epochs/s" in last
     assert len(last) <= width

@@ -189,7 +189,7 @@ class LiveTable:
         rate = self._whole.get("epochs_per_second", 0.0)
         left = f"{(total - done) / rate:,.0f} s left" if rate and done < total else ""
         words = [f"{done / total:.0%}", f"{done:,} of {total:,} task·epochs"]
-        words += [f"{rate:,.0f} task·epochs/s" if rate else "", left]
+        words += [some for some in (f"{rate:,.0f} task·epochs/s" if rate else "", left) if some]
         room = self._console.width - sum(map(len, words)) - GAP * len(words)  # the bar is short before words wrap
         bar = Table.grid(padding=(0, GAP))
         bar.add_row(
