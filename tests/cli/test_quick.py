@@ -62,7 +62,14 @@ def test_a_mistake_in_an_override_is_raised(command, options, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("corra", r"there is no graph 'corra'.*did you mean 'cora'\?"), ("shape:corra", "there is no shape 'corra'")],
+    [
+        ("corra", r"there is no graph 'corra'.*did you mean 'cora'\?"),
+        ("shape:corra", "there is no shape 'corra'"),
+        ("planetoid:corra", r"planetoid:corra is not one of cora.*did you mean 'cora'\?"),
+        ("ogb:ogbn-arxive", "is not one of ogbn-arxiv"),
+        ("graphs/mine", "graphs/mine does not exist; check the path"),
+        ("mine.npz", "mine.npz does not exist; check the path"),
+    ],
 )
 def test_a_graph_that_nobody_knows_is_said_before_torch_is_loaded(name, said, tmp_path):
     (tmp_path / "bad.toml").write_text(SPEC.replace("demo", name))
@@ -77,8 +84,20 @@ def test_names_that_may_be_there_are_not_refused(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.npz").touch()
     (tmp_path / "folder").mkdir()
-    for name in ("demo", "mine", "folder", "Cora", "a/path", "file.npz", "pyg:Reddit", "shape:CORA?scale=0.1"):
+    (tmp_path / "folder" / "file.npz").touch()
+    for name in ("demo", "mine", "folder", "Cora", "./folder", "folder/file.npz", "pyg:Amazon/Photo", "edges.csv"):
         check_name(name)
+    for name in ("shape:CORA?scale=0.1", "planetoid:Cora", "ogb:ogbn-papers100m", "planted:relations?nodes=50"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("override", ["seed=0", "seed=[1, 2]", 'model.name=["gcn", "mine.py:Net"]'])
+def test_a_file_of_a_model_that_is_not_there_is_said_before_torch_is_loaded(override, tmp_path):
+    (tmp_path / "own.toml").write_text(SPEC.replace("gcn", "mine.py:Net"))
+    with pytest.raises(SpecError, match=r"model='mine.py:Net': no such file: mine.py"):
+        answer_at_once(["run", "own.toml", "--set", override])
+    (tmp_path / "mine.py").touch()
+    assert not answer_at_once(["run", "own.toml", "--set", override])
 
 
 def test_a_spec_is_read_again_after_it_has_changed(tmp_path):

@@ -1,4 +1,4 @@
-"""Read the spec of a command once, and find a misspelt graph before torch is loaded."""
+"""Read the spec of a command once, and find a misspelt graph or file before torch is loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from weft.core.errors import SpecError
 from weft.core.settings.search_space import Choice
 from weft.core.settings.spec_file import read_spec
 from weft.core.sweep import Sweep
@@ -23,10 +24,17 @@ def spec_of(path: Path, overrides: Sequence[str] = ()) -> Task | Sweep:
 @lru_cache(maxsize=1)  # the answer before parsing and the command ask for the same file
 def _read(path: Path, overrides: tuple[str, ...], stamp: object) -> Task | Sweep:
     work = read_spec(path, overrides)
-    graphs = work.settings["graph"] if isinstance(work, Sweep) else work.graph
-    if isinstance(graphs, Choice):
-        graphs = graphs.values
-    for graph in graphs if isinstance(graphs, (list, tuple)) else [graphs]:
-        if isinstance(graph, str):
-            check_name(graph)
+    for graph in _words(work, "graph"):
+        check_name(graph)
+    for model in _words(work, "model"):
+        file = model.rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).is_file():
+            raise SpecError(f"model={model!r}: no such file: {file}")
     return work
+
+
+def _words(work: Task | Sweep, setting: str) -> list[str]:
+    """What a task, or any task of a sweep, has for ``setting``, where that is a word."""
+    found = work.settings.get(setting) if isinstance(work, Sweep) else getattr(work, setting)
+    values = found.values if isinstance(found, Choice) else found
+    return [value for value in (values if isinstance(values, (list, tuple)) else [values]) if isinstance(value, str)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
@@ -193,3 +194,39 @@ def test_the_end_of_a_member_has_its_last_values():
     ends = [event.data for event in events if event.kind == "end"]
     assert [end["last"]["epoch"] for end in ends] == [end["metrics"]["epochs_run"] for end in ends]
     assert all("loss" in end["last"] for end in ends)
+
+
+def test_the_table_can_be_drawn_while_a_line_is_printed(monkeypatch):
+    """Rich's printing waits for its thread that draws: if that waited for the event, neither would ever go on."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40, color_system=None)
+    table, drawn = LiveTable(console), []
+
+    def draw_beside(*_, **__):
+        drawing = threading.Thread(target=table._render, daemon=True)
+        drawing.start()
+        drawing.join(5.0)
+        drawn.append(not drawing.is_alive())
+
+    monkeypatch.setattr(console, "print", draw_beside)
+    graph = {"name": "made", "nodes": 10, "edges": 20}
+    table(Event("start", "sweep", {"tasks": 2, "epochs": 9, "graph": graph, "metric": "accuracy", "device": "CPU"}))
+    table(Event("note", "sweep", {"message": "hello"}))
+    assert drawn == [True, True]
+
+
+@pytest.mark.parametrize(("done", "end"), [(1943, "216 s left"), (15743, "64 task·epochs/s")])
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_line_below_the_table_is_one_line(width, done, end):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40, color_system=None)
+    table = LiveTable(console)
+    graph = {"name": "made", "nodes": 10, "edges": 20}
+    start = {"tasks": 16, "epochs": 15743, "graph": graph, "metric": "accuracy", "device": "CPU"}
+    table(Event("start", "sweep", start))
+    member = {"task": "a", "epoch": 5, "epochs": 10}
+    data = {"done": done, "total": 15743, "epochs_per_second": 64.0, "members": [member]}
+    table(Event("progress", "sweep", data))
+    console.print(table._render())
+    last = console.file.getvalue().splitlines()[-1]
+    assert last.rstrip().endswith(end)
+    assert f"{done:,} of 15,743 task·epochs  64 task·epochs/s" in last
+    assert len(last) <= width

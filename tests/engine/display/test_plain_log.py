@@ -89,6 +89,8 @@ def test_a_notebook_shows_the_last_lines_and_a_bar(of_a_task, of_a_sweep):
         shown(event)
     assert '<progress value="1.000"' in shown.html()
     assert "one: finished" in shown.html()
+    assert "epoch 4/4 loss" in shown.html(), "the last epoch, not the last that was drawn"
+    assert "<progress" not in NotebookDisplay().html()
     sweep = NotebookDisplay()
     for event in of_a_sweep:
         sweep(event)

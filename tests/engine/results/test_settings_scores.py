@@ -11,6 +11,7 @@ import weft
 from weft.core.errors import SpecError
 from weft.core.plan import Plan
 from weft.core.sweep import Sweep
+from weft.engine.report.ranking import standings
 from weft.engine.results.result import Result
 from weft.engine.results.sweep_result import SweepResult
 from weft.engine.training.member_progress import short
@@ -41,6 +42,12 @@ def test_the_best_settings_are_those_with_the_best_mean_not_the_luckiest_run():
     table = result.settings_table()
     assert [one.name for one in table] == ["hidden=16", "hidden=8"]
     assert table[1].to_dict()["val_accuracy_mean"] == pytest.approx(0.7)
+
+
+def test_settings_that_differ_in_nothing_but_seeds_are_called_by_the_model():
+    best = made([0.8, 0.78], model="gat", seed=[0, 1]).best_settings()
+    assert str(best) == "gat (val accuracy 0.790 ± 0.014, test 0.690 ± 0.014 over 2 seeds)"
+    assert [one.name for one in standings(made([0.8, 0.78], model="gat", seed=[0, 1]))] == ["gat"]
 
 
 def test_pruned_runs_count_apart_unless_all_were():

@@ -25,6 +25,7 @@ COLOURS = {"running": "cyan", "finished": "green", "stopped": "green"} | dict.fr
     ("pruned", "cancelled", "preempted"), "dim"
 )
 GAP, LEAST_NAME = 2, 8  # characters between columns; of a name, however narrow the terminal
+LEAST_BAR, MOST_BAR = 4, 28
 HEADINGS = ("", "task", "epoch", "loss", "val", "best", "at", "status")
 
 
@@ -37,6 +38,7 @@ class LiveTable:
         self._whole: dict[str, Any] = {}
         self._metric, self._count, self._graphs = "", 0, ("",)
         self._preparing = "preparing"
+        self._lines: list[str] = []
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
 
     def __enter__(self) -> LiveTable:
@@ -49,25 +51,32 @@ class LiveTable:
     def __call__(self, event: Event) -> None:
         """Take in one event."""
         with self._lock:
-            if event.kind == "start":
-                self._start(event)
-            elif event.kind == "group":
-                self._group(event.data)
-            elif event.kind == "progress":
-                self._whole |= {key: value for key, value in event.data.items() if key != "members"}
-                for member in event.data["members"]:
-                    self._members.setdefault(member["task"], {}).update(member)
-            elif event.kind == "end":
-                self._end(event)
-            elif event.kind == "preparing":
-                self._preparing = event.data["message"]
-            elif event.kind == "note":
-                self._say(f"[yellow]note[/] {escape(event.data['message'])}")
-            elif event.kind in STEERED:
-                self._say(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}")
+            self._take(event)
+            lines, self._lines = self._lines, []
+        # Without the lock: printing waits for the thread that draws, which waits for the lock.
+        for line in lines:
+            self._console.print(line, highlight=False)
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "start":
+            self._start(event)
+        elif event.kind == "group":
+            self._group(event.data)
+        elif event.kind == "progress":
+            self._whole |= {key: value for key, value in event.data.items() if key != "members"}
+            for member in event.data["members"]:
+                self._members.setdefault(member["task"], {}).update(member)
+        elif event.kind == "end":
+            self._end(event)
+        elif event.kind == "preparing":
+            self._preparing = event.data["message"]
+        elif event.kind == "note":
+            self._say(f"[yellow]note[/] {escape(event.data['message'])}")
+        elif event.kind in STEERED:
+            self._say(f"[yellow]{event.kind}[/] after epoch {event.data['epoch']}")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False)
+        self._lines.append(line)
 
     def _start(self, event: Event) -> None:
         data, graph = event.data, event.data["graph"]
@@ -179,13 +188,14 @@ class LiveTable:
         done, total = self._whole.get("done", 0), max(self._whole.get("total", 1), 1)
         rate = self._whole.get("epochs_per_second", 0.0)
         left = f"{(total - done) / rate:,.0f} s left" if rate and done < total else ""
-        bar = Table.grid(padding=(0, 2))
+        words = [f"{done / total:.0%}", f"{done:,} of {total:,} task·epochs"]
+        words += [some for some in (f"{rate:,.0f} task·epochs/s" if rate else "", left) if some]
+        room = self._console.width - sum(map(len, words)) - GAP * len(words)  # the bar is short before words wrap
+        bar = Table.grid(padding=(0, GAP))
         bar.add_row(
-            ProgressBar(total=total, completed=done, width=28),
-            f"{done / total:.0%}",
-            f"[dim]{done:,} of {total:,} task·epochs[/]",
-            f"[dim]{rate:,.0f} task·epochs/s[/]" if rate else "",
-            f"[dim]{left}[/]",
+            ProgressBar(total=total, completed=done, width=max(LEAST_BAR, min(MOST_BAR, room))),
+            words[0],
+            *(f"[dim]{some}[/]" for some in words[1:]),
         )
         return bar
 

@@ -24,7 +24,7 @@ class NotebookDisplay(PlainLog):
     """The last lines of a plain log and a progress bar, in one output."""
 
     def __init__(self) -> None:
-        super().__init__(every=EVERY_SECONDS)
+        super().__init__(every=0.0)  # the newest epoch is known when it is drawn, which is rarer
         self._lines: list[str] = []
         self._now, self._share, self._drawn = "", 0.0, 0.0
         self._handle: Any = None
@@ -57,6 +57,7 @@ class NotebookDisplay(PlainLog):
         """What is shown now."""
         lines = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
         bar = f'<progress value="{self._share:.3f}" max="1" style="width:20em"></progress> {escape(self._now)}'
+        bar = bar if self._now else ""  # nothing yet, or an error before anything
         return f'<div style="font-family:monospace">{lines}<div>{bar}</div></div>'
 
     def _draw(self, force: bool) -> None:

@@ -123,7 +123,8 @@ def _standing(
     if not known:
         return None
     task = result.tasks[known[0][0]].task
-    name = labels.name({key: setting_of(task, key) for key in keys}, keys) or task.label
+    name = labels.name({key: setting_of(task, key) for key in keys}, keys)
+    name = name or (task.label if len(members) == 1 else task.model_name)
     tests = [score_of(result.tasks[i], "test_" + metric.partition("_")[2]) for i, _ in known]
     test, test_error = _mean([value for value in tests if value is not None])
     score, error = _mean([value for _, value in known])

@@ -139,7 +139,7 @@ def _winner_words(result: SweepResult) -> str:
 
 def _figures(result: SweepResult, first: Standing) -> str:
     split, _, metric = result.metric.partition("_")
-    seeds = f", mean of {len(first.members)} {repeats(result)}" if first.error is not None else ""
+    seeds = f", mean of {len(first.members)} {repeats(result)} ± its standard error" if first.error is not None else ""
     shown = [_figure(first.score, first.error, f"{SPLITS.get(split, split)} {metric}{seeds}")]
     if first.test is not None and split != "test":
         shown.append(_figure(first.test, first.test_error, f"test {metric}, not used to choose"))

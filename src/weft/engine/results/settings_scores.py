@@ -87,7 +87,7 @@ def _score(members: Sequence[Result], metric: str, keys: Sequence[str], labels: 
     described = {key: setting_of(task, key) for key in keys}
     test = "test_" + metric.partition("_")[2]
     return SettingsScore(
-        labels.name(described, keys) or task.label,
+        labels.name(described, keys) or (task.label if len(members) == 1 else task.model_name),
         {key.removeprefix(ARGS): value for key, value in described.items()},
         tuple(member.name for member in counted),
         metric,

@@ -20,7 +20,7 @@ import torch
 from weft.core.errors import GraphError
 from weft.core.suggest import nearest_names
 from weft.graph import readers
-from weft.graph.catalog.listing import OGB_ARCHIVES, PLANETOID
+from weft.graph.catalog.listing import OGB_ARCHIVES, PLANETOID, check_published
 from weft.graph.data.graph import Graph
 from weft.graph.data.sparse_features import SparseFeatures
 
@@ -33,9 +33,7 @@ SPARSE_BELOW = 0.15  # features filled less than this are kept sparse
 
 def planetoid(name: str, folder: Path) -> Graph:
     """Cora, CiteSeer or PubMed with the public split; their features are kept sparse."""
-    if name.lower() not in PLANETOID:
-        raise GraphError(f"planetoid:{name} is not one of {', '.join(PLANETOID)}{nearest_names(name, PLANETOID)}")
-    name = name.lower()
+    name = check_published("planetoid", name)
     datasets = _pyg_datasets(f"planetoid:{name}")
     dataset = _fetch(
         f"planetoid:{name}",
@@ -68,9 +66,7 @@ def ogb(name: str, folder: Path) -> Graph:
 
     ogbn-products and ogbn-proteins come with both directions of every edge, the others as published.
     """
-    chosen = next((known for known in OGB_ARCHIVES if known.lower() == name.lower()), None)
-    if chosen is None:
-        raise GraphError(f"ogb:{name} is not one of {', '.join(OGB_ARCHIVES)}{nearest_names(name, OGB_ARCHIVES)}")
+    chosen = check_published("ogb", name)
     place = folder / "ogb" / chosen
     if not (place / "raw").is_dir():
         _fetch_archive(f"ogb:{chosen}", f"{OGB_HOST}/{OGB_ARCHIVES[chosen]}.zip", place)

@@ -24,6 +24,7 @@ OGB_ARCHIVES: Mapping[str, str] = MappingProxyType(
         "ogbn-papers100M": "papers100M-bin",
     }
 )
+COLLECTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType({"planetoid": PLANETOID, "ogb": OGB_ARCHIVES})
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,28 @@ def prefixed() -> Iterator[tuple[str, str]]:
 
 
 def check_name(name: str) -> None:
-    """Raise :class:`GraphError` for a bare word that names no graph or shape; paths are not looked at."""
+    """Raise :class:`GraphError` for what names no graph: a word, a shape, a dataset of a collection or a path."""
     kind, _, rest = name.partition(":")
     if kind == "shape":
         shapes.find(rest.partition("?")[0])
+    elif kind in COLLECTIONS:
+        check_published(kind, rest)
+    elif ":" not in name and ("/" in name or name.startswith(("~", ".")) or name.endswith(".npz")):
+        if not Path(name).expanduser().exists():
+            raise GraphError(f"{Path(name).expanduser()} does not exist; check the path")
     elif name != "demo" and not any(mark in name for mark in "/\\:.~") and not Path(name).exists():
         folders = data_folders()
         if not found_in(folders, name) and name.lower() not in PLANETOID:
             raise GraphError(unknown_name(name, folders))
+
+
+def check_published(kind: str, name: str) -> str:
+    """``name`` as the collection spells it."""
+    known = COLLECTIONS[kind]
+    for spelt in known:
+        if spelt.lower() == name.lower():
+            return spelt
+    raise GraphError(f"{kind}:{name} is not one of {', '.join(known)}{nearest_names(name, known)}")
 
 
 def found_in(folders: list[Path], name: str) -> Path | None:
