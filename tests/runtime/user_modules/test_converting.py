@@ -382,6 +382,27 @@ def test_edges_whose_memory_is_reached_are_left_to_pyg(model):
     assert any("called with other edges than the graph's" in note for note in notes)
 
 
+class ReachesItsWeights(Touches):
+    """The memory of a parameter is not that of the edges."""
+
+    def touch(self, edge_index):
+        self.first.lin.weight.data.clamp_(-1.0, 1.0)
+
+
+def test_a_module_that_reaches_its_weights_trains_with_converted_layers(monkeypatch):
+    from weft.nn.pyg.swapped_layers import WeftGCNConv
+
+    calls = []
+    covered = WeftGCNConv.covered
+    note = lambda layer, *given, **more: calls.append(covered(layer, *given, **more)) or calls[-1]  # noqa: E731
+    monkeypatch.setattr(WeftGCNConv, "covered", note)
+    (mine, notes), (plain, _) = run(ReachesItsWeights), run(ReachesItsWeights, convert=False)
+    assert any(words.startswith("converted: 2 GCNConv") for words in notes)
+    assert calls
+    assert all(adj is not None for adj in calls), "trials of the module do not take its edges from the layers"
+    assert mine[0].history["loss"] == pytest.approx(plain[0].history["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize("model", [Turns, TurnsByNumpy, TurnsCounted])
 @pytest.mark.parametrize("convert", [None, False])
 def test_a_module_that_changes_what_it_is_given_is_refused(model, convert):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from torch import Tensor
+from torch._C import DisableTorchFunction
 from torch.overrides import TorchFunctionMode
 
 from weft.nn.pyg.edges import is_bypass
@@ -52,7 +53,8 @@ def one_memory(one: Tensor, other: Tensor) -> bool:
     if one is other:
         return True
     try:
-        return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+        with DisableTorchFunction():  # others watch who reaches a tensor's memory, and this is not the module
+            return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
     except (NotImplementedError, RuntimeError):  # sparse ones, and those inside of torch's transforms
         return False
 
