@@ -23,7 +23,8 @@ def test_every_side_of_a_sweep_is_timed():
     assert found["turn_over_sweep"] == pytest.approx(found["turn_ms"] / found["sweep_ms"], rel=0.02)
     cells = [{"graph": "tiny", "module": "a", "status": "ok", **found}]
     assert never_slower.worst(cells)["turn_over_sweep"] == found["turn_over_sweep"]
-    assert never_slower.table(cells) == [["a", found["turn_over_sweep"], found["loop_over_sweep"]]]
+    ratios = [found["turn_over_sweep"], found["loop_over_sweep"]]
+    assert never_slower.table(cells, ["missing", "tiny"]) == [["a", None, None, *ratios]]
 
 
 def test_memory_is_summed_up():

@@ -119,9 +119,8 @@ def measure(module: str, graph: Graph, x: Tensor, args: Namespace) -> dict[str, 
     }
 
 
-def table(cells: list[dict[str, Any]]) -> list[list[Any]]:
+def table(cells: list[dict[str, Any]], graphs: Sequence[str]) -> list[list[Any]]:
     """A row per module: how many times as fast the sweep is, per graph, against tasks in turn and against the loop."""
-    graphs = list(dict.fromkeys(cell["graph"] for cell in cells))
     rows = []
     for module in dict.fromkeys(cell["module"] for cell in cells):
         found = [find(cells, module=module, graph=graph) or {} for graph in graphs]
@@ -159,7 +158,8 @@ def main() -> None:
         for module in args.modules:
             recorder.cell({"graph": name, "module": module}, lambda m=module, g=graph, x=x: measure(m, g, x, args))
     recorder.save(summary=worst(recorder.cells))
-    print_table(["module", *(f"{name} {side}" for name in args.graphs for side in SIDES[1:])], table(recorder.cells))
+    header = ["module", *(f"{name} {side}" for name in args.graphs for side in SIDES[1:])]
+    print_table(header, table(recorder.cells, args.graphs))
     print(worst(recorder.cells))
 
 
