@@ -15,6 +15,9 @@ from weft.runtime.device.torch_rng import OwnGenerator, generator_states, restor
 from weft.runtime.group_members import Member, MemberUpdate, poll_members
 from weft.runtime.step.members.copies import model_of
 from weft.runtime.step.stack import Stack
+from weft.runtime.user_modules.python_state import restore_attributes
+
+BEST = "best."  # before names in a checkpoint: of what a module kept with its best weights
 
 
 class GroupState:
@@ -99,6 +102,7 @@ class GroupState:
             own = self._own_random.get(id(member.stack))
             saved |= {} if own is None else {f"{member.index}.random": own.state}
             kept = member.stack.members.python_state() | member.stack.loop_state()
+            kept |= {BEST + name: value for name, value in member.stack.best_kept.items()}
             saved |= {f"{member.index}.{name}": value for name, value in kept.items()}
         return saved | generator_states(self.device)
 
@@ -128,8 +132,10 @@ class GroupState:
             return
         for name, tensor in member.stack.state.tensors().items():
             tensor[member.row].copy_(own[name])
-        member.stack.members.restore_python_state(_of_member(saved, member.index))
-        member.stack.restore_loop_state(_of_member(saved, member.index))
+        kept = _of_member(saved, member.index)
+        member.stack.members.restore_python_state(kept)
+        member.stack.restore_loop_state(kept)
+        member.stack.best_kept = {n.removeprefix(BEST): kept[n] for n in kept if n.startswith(BEST)}
         random = self._own_random.get(id(member.stack))
         if random is not None and f"{member.index}.random" in saved:
             random.state = saved[f"{member.index}.random"].clone()
@@ -138,7 +144,13 @@ class GroupState:
         """The model of a member with its best weights, at its true size, in evaluation mode."""
         member = self.members[index]
         flat, buffers = member.best()
-        return model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
+        model = model_of(member.stack.members, member.slot, flat, buffers, member.stack.state)
+        restore_attributes(model, member.stack.best_kept)
+        return model
+
+    def best_kept(self, index: int) -> dict[str, Tensor]:
+        """What a member's module kept in Python when its best weights were evaluated."""
+        return self.members[index].stack.best_kept
 
     def made_dense(self, index: int) -> bool:
         """Whether the graph's sparse features are dense in what a member's model is given."""

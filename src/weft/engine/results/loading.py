@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from weft.core.errors import InputError, SpecError
 from weft.core.graph_stats import GraphStats
@@ -21,11 +21,12 @@ from weft.core.sweep import Sweep
 from weft.core.task import OWN_FUNCTIONS, Task
 from weft.engine.results.model_code import check_same_code
 from weft.engine.results.predicting import OBJECT, own_graph
-from weft.engine.results.result import RESULT, WEIGHTS, Result
+from weft.engine.results.result import KEPT, RESULT, WEIGHTS, Result
 from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.runtime.device.torch_rng import same_draws
 from weft.runtime.inference.trained_inputs import treat_inputs
 from weft.runtime.user_modules.build import build_model
+from weft.runtime.user_modules.python_state import restore_attributes
 from weft.runtime.user_modules.settings import check_tasks
 
 OF_MEMBERS = ("tasks", "metric", "best")  # what a summary says of a graph's members, beside its size
@@ -37,7 +38,7 @@ def load_result(folder: str | os.PathLike[str], *, model: Any = None, graph: Any
     A model is built as it was for its training: by name, or out of the ``"file.py:Net"`` that the task had. ``model``:
     the class, the function or the module of a task that was given an object; if there were several, a dict from their
     names. ``graph``: in the same way the graph, which is needed to predict on it only. What a module of your own keeps
-    outside of its parameters and buffers is as its constructor leaves it.
+    outside of its parameters and buffers, numbers, texts and tensors, is as it was with its best weights.
     """
     place = Path(folder)
     data = _read(place / RESULT)
@@ -74,6 +75,7 @@ class LoadedResult(Result):
             data.get("dense_features", False),
             data.get("model_code"),
         )
+        result.kept = _loaded(place / KEPT) if (place / KEPT).is_file() else {}
         result._place = place if (place / WEIGHTS).is_file() else None
         result._checked = given["model"] is None
         return result
@@ -98,15 +100,20 @@ class LoadedResult(Result):
         with same_draws(torch.device("cpu")):
             model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
         _fill(model, task, place / WEIGHTS)
+        restore_attributes(model, self.kept)
         return treat_inputs(model, task, dense=self.dense_features).eval()
+
+
+def _loaded(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise SpecError(f"{file}: cannot be read ({error})") from None
 
 
 def _fill(model: nn.Module, task: Task, file: Path) -> None:
     """Load the weights; refuse those of another model."""
-    try:
-        weights = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise SpecError(f"{file}: cannot be read ({error})") from None
+    weights = _loaded(file)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from weft.engine.results.predicting import classes_of, predicted_logits, probabi
 from weft.runtime.checkpoint import save_atomically
 
 IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
-RESULT, WEIGHTS = "result.json", "model.safetensors"
+RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
 STATUSES = (  # stopped: early, out of patience
     *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
 )
@@ -40,7 +40,7 @@ class Result:
     It takes a graph's own features, ``model(graph.x, graph.adj)``, and treats them as the training did.
     ``status``: one of :data:`STATUSES`. ``message``: what went wrong, where something did. ``trained_on``: a summary of
     the graph. ``dense_features``: whether sparse features were made dense for the model. ``model_code``: a
-    digest of the file that the model was imported from.
+    digest of the file that the model was imported from. ``kept``: what the module keeps in Python beside its weights.
     """
 
     task: Task
@@ -54,6 +54,7 @@ class Result:
     trained_on: GraphStats | None = None
     dense_features: bool = False
     model_code: str | None = None
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         name = self.metrics.get("metric")
@@ -134,6 +135,9 @@ class Result:
         folder.mkdir(parents=True, exist_ok=True)
         if self.model is not None:
             save_atomically(folder / WEIGHTS, _own_tensors(self.model), {"format": "pt"})
+            (folder / KEPT).unlink(missing_ok=True)
+            if self.kept:
+                save_atomically(folder / KEPT, self.kept, {"format": "pt"})
         write_json(folder / RESULT, self.to_dict())
         return folder
 

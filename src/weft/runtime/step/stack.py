@@ -71,6 +71,7 @@ class Stack:
         numbers = (len(self.columns), self._length, initial_extras(tasks, flat))
         self._own_optimizer: OwnOptimizer | None = None
         self.eager: str | None = eager_reason(tasks[0])  # why its step is never captured
+        self.best_kept: dict[str, Tensor] = {}  # what the module kept when its best weights were evaluated
         self._wire(State.new(flat, buffers, moments, seeds, epochs, *numbers))
         TryOut(self.members, self.state, self._loss_of)()
         if any(self.members.without_gradient):
@@ -228,12 +229,16 @@ class Stack:
 
     def evaluate(self, losses: Tensor, steps: int = 1) -> None:
         """End an epoch with ``losses [T]``: evaluate the weights, record the outcome, count ``steps``."""
+        kept = self.members.kept()
         with torch.no_grad():
             logits = self.source.logits(lambda batch: self.infer(self.state.evaluated, batch), self.members.layers)
             rows = torch.cat([losses[:, None], self._evaluated(logits)], 1)
             if self._plateau is not None:
                 self._plateau(self.state.extras, rows, self.state.epoch)
+            at = int(self.state.first_epoch) if kept else 0
             self._book(self.state, rows, steps)
+            if kept and int(self.state.best_epoch[0]) == at:  # such a module is alone, and its step is not captured
+                self.best_kept = kept
 
     def _evaluated(self, logits: Any) -> Tensor:
         if not self._splits.parts:

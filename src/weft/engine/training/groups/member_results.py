@@ -65,7 +65,8 @@ class MemberResults:
     def _result(self, group: GroupRun, index: int, track: MemberProgress, plan: Plan) -> Result:
         model, message = self._best_model(group, index, track)
         here, stats = environment(self._device), self._graphs.true_stats(track.task)
-        ended = (here, track.status, message, stats, group.made_dense(index), self._codes[track.name])
+        about_model = (group.made_dense(index), self._codes[track.name], group.best_kept(index))
+        ended = (here, track.status, message, stats, *about_model)
         return Result(track.task, plan, track.metrics(), track.history(), model, *ended)
 
     def _best_model(self, group: GroupRun, index: int, track: MemberProgress) -> tuple[nn.Module | None, str]:

@@ -32,7 +32,7 @@ from weft.runtime.step.parameters import Layout, first_layer_prefix, layout_of
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.converting import convert, convertible
 from weft.runtime.user_modules.edge_use import check_edges, unread_edges
-from weft.runtime.user_modules.python_state import restore_state, saved_state
+from weft.runtime.user_modules.python_state import kept_attributes, restore_state, saved_state
 
 
 class Members:
@@ -60,6 +60,7 @@ class Members:
         self.alone: AloneStep | None = None
         self.converted: Converted | None = None
         self._changing: tuple[str, ...] = ()
+        self._kept: tuple[str, ...] = ()
         check_edges(self.task, inputs.graph)
         if self.is_users:
             check_users_modules(self.task, models, inputs.graph)  # before one of them is set up to run for all
@@ -142,6 +143,7 @@ class Members:
     def learn(self, trial: Trial) -> None:
         """Keep what a trial of the first member tells of the module."""
         self.hidden_state, self._changing = trial.hidden_state, trial.attributes
+        self._kept = (*trial.attributes, *trial.rewritten) if trial.hidden_state is not None else ()
         self.without_gradient, self.writes = trial.without_gradient, trial.writes
         if trial.without_gradient:
             self.layout = self.layout.without_decay(trial.without_gradient)
@@ -159,6 +161,10 @@ class Members:
     def python_state(self) -> dict[str, Tensor]:
         """What the module keeps in Python between calls, for a checkpoint; empty if it keeps nothing."""
         return {} if self.hidden_state is None else saved_state(self.model, self._changing)
+
+    def kept(self) -> dict[str, Tensor]:
+        """What the module keeps in Python now, for its evaluation to be repeated; empty if it keeps nothing."""
+        return kept_attributes(self.model, self._kept) if self._kept else {}
 
     def restore_python_state(self, saved: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`python_state`."""

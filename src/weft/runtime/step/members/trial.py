@@ -52,7 +52,7 @@ class Trial:
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
     its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in
-    evaluation mode.
+    evaluation mode; ``rewritten``: attributes with a tensor that every call makes anew.
     """
 
     loss: Tensor
@@ -63,6 +63,7 @@ class Trial:
     without_gradient: tuple[str, ...]
     writes: bool = False
     seconds: float = 0.0
+    rewritten: tuple[str, ...] = ()
 
 
 class AloneStep:
@@ -140,7 +141,7 @@ def try_alone(
     of_functions = differing(closures, closure_state(model))
     if other:
         _check_outside(model, differing(outside, outside_state(model)) + of_functions * of_object)
-    keeping = keeping_others(kept, kept_tensors(model)) if other else []
+    rewritten = tuple(keeping_others(kept, kept_tensors(model)))
     frozen_changed = differing(frozen, frozen_state(model))
     if writes.seen:
         with same_draws(state.flat.device), shifted_frozen(model) as shifted:
@@ -148,8 +149,8 @@ def try_alone(
             frozen_changed += differing(shifted, frozen_state(model))
     own = [*changed(untouched, model), *frozen_changed, *of_functions]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
-    hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *keeping]))
-    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more)
+    hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *(rewritten if other else ())]))
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more, rewritten)
 
 
 class _Both(AbstractContextManager[None]):

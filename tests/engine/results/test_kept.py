@@ -1,0 +1,123 @@
+"""What a user's module keeps in Python comes back as it was when its best weights were evaluated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import weft
+from tests.runtime.user_modules.odd_modules import Base
+from tests.runtime.user_modules.test_exact import preempted_after
+from tests.runtime.user_modules.test_kept_elsewhere import Teacher
+
+GRAPH = "demo"
+
+
+class RunningMean(Base):
+    """Divides by a mean that it counts in an attribute, in training alone."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.mean, self.calls = 1.0, []
+
+    def forward(self, x, adj):
+        out = super().forward(x, adj)
+        if self.training:
+            self.mean = 0.5 * self.mean + 3.0 * float(out.detach().abs().mean())
+            self.calls.append(len(self.calls))
+        return out / self.mean
+
+
+class LastOutput(Base):
+    """Adds what its last training step gave, and counts evaluations."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.before, self.evaluated = None, 0
+
+    def forward(self, x, adj):
+        out = super().forward(x, adj)
+        if self.training:
+            self.before = out.detach().mean(0)
+            return out
+        self.evaluated += 1
+        return out if self.before is None else out + self.before * self.evaluated
+
+
+class Opaque(Base):
+    """Keeps an object that no file can hold."""
+
+    class Counter:
+        count = 0
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.own = self.Counter()
+
+    def forward(self, x, adj):
+        self.own.count += 1
+        return super().forward(x, adj) * (1.0 + 0.01 * self.own.count)
+
+
+MODELS = [RunningMean, LastOutput, Teacher]
+
+
+def task_of(model) -> weft.Task:
+    return weft.Task(graph=GRAPH, model=model, epochs=12, lr=0.3, name="one")
+
+
+def val_loss(result) -> float:
+    graph = weft.load(GRAPH)
+    return float(F.cross_entropy(result.predict_logits(nodes="val"), graph.y[graph.val]))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prediction_is_the_evaluation_of_the_best_epoch(model, tmp_path):
+    result = weft.run(task_of(model), device="cpu", progress=False, out=tmp_path / "run")
+    assert result.metrics["best_epoch"] < 12, "else the end of training is the best epoch"
+    again = weft.load_result(tmp_path / "run", model=model)
+    logits = again.predict_logits(nodes="val")
+    assert val_loss(result) == pytest.approx(result.metrics["val_loss"], rel=1e-5)
+    fresh = weft.load_result(tmp_path / "run", model=model)
+    assert torch.equal(fresh.predict_logits(nodes="val"), logits)
+    assert val_loss(weft.load_result(tmp_path / "run", model=model)) == pytest.approx(
+        result.metrics["val_loss"], rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_it_is_in_checkpoints(model, tmp_path, monkeypatch):
+    whole = weft.run(task_of(model), device="cpu", progress=False)
+    preempted_after(whole.metrics["best_epoch"], task_of(model), tmp_path / "run", monkeypatch)
+    resumed = weft.run(task_of(model), device="cpu", progress=False, out=tmp_path / "run", resume=True)
+    assert resumed.metrics["best_epoch"] == whole.metrics["best_epoch"]
+    assert torch.equal(resumed.predict_logits(nodes="val"), whole.predict_logits(nodes="val"))
+
+
+def test_a_run_without_it_leaves_no_file_of_an_earlier_one(tmp_path):
+    weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
+    assert (tmp_path / "run" / "kept.safetensors").is_file()
+    weft.run(task_of("gcn"), device="cpu", progress=False, out=tmp_path / "run", overwrite=True)
+    assert not (tmp_path / "run" / "kept.safetensors").exists()
+
+
+@pytest.mark.parametrize(("model", "told"), [(Opaque, True), (RunningMean, False)])
+def test_other_objects_are_said(model, told):
+    notes = []
+    on_event = lambda event: notes.append(event.data["message"]) if event.kind == "note" else None  # noqa: E731
+    weft.run(task_of(model), device="cpu", progress=False, on_event=on_event)
+    assert any("given back with what it keeps at the end of training" in note for note in notes) == told
+
+
+def test_modules_that_keep_nothing_have_nothing():
+    class Plain(nn.Module):
+        def __init__(self, i, o):
+            super().__init__()
+            self.last = nn.Linear(i, o)
+
+        def forward(self, x, adj):
+            return self.last(x)
+
+    assert weft.run(task_of(Plain), device="cpu", progress=False).kept == {}
