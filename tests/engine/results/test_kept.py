@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import save
 from torch.nn import functional as F
 
 import weft
 from tests.runtime.user_modules.odd_modules import Base
 from tests.runtime.user_modules.test_exact import preempted_after
 from tests.runtime.user_modules.test_kept_elsewhere import Teacher
+from weft.core.errors import SpecError
 
 GRAPH = "demo"
 
@@ -112,12 +113,15 @@ def test_other_objects_are_said(model, told):
 
 
 def test_modules_that_keep_nothing_have_nothing():
-    class Plain(nn.Module):
-        def __init__(self, i, o):
-            super().__init__()
-            self.last = nn.Linear(i, o)
+    assert weft.run(task_of(Base), device="cpu", progress=False).kept == {}
 
-        def forward(self, x, adj):
-            return self.last(x)
 
-    assert weft.run(task_of(Plain), device="cpu", progress=False).kept == {}
+OF_ANOTHER = {"python": torch.tensor(list(b'{"attributes": {"gone.mean": 1.0}}'), dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("content", [b"torn", save(OF_ANOTHER)])
+def test_what_cannot_be_given_back_is_one_sentence(content, tmp_path):
+    weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
+    (tmp_path / "run" / "kept.safetensors").write_bytes(content)
+    with pytest.raises(SpecError, match=r"kept\.safetensors: (cannot be read|does not fit)"):
+        _ = weft.load_result(tmp_path / "run", model=RunningMean).model

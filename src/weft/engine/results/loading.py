@@ -100,7 +100,7 @@ class LoadedResult(Result):
         with same_draws(torch.device("cpu")):
             model = build_model(task, trained.num_features, trained.num_classes, trained.num_relations)
         _fill(model, task, place / WEIGHTS)
-        restore_attributes(model, self.kept)
+        _give_back(model, task, self.kept, place / KEPT)
         return treat_inputs(model, task, dense=self.dense_features).eval()
 
 
@@ -120,6 +120,14 @@ def _fill(model: nn.Module, task: Task, file: Path) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = lines[1] if len(lines) > 1 else lines[0]
         raise SpecError(f"{file}: holds the weights of another {task.model_name} than there is now: {what}") from None
+
+
+def _give_back(model: nn.Module, task: Task, kept: Mapping[str, Tensor], file: Path) -> None:
+    """What the module kept beside its weights; refuse that of another model."""
+    try:
+        restore_attributes(model, kept)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise SpecError(f"{file}: does not fit the {task.model_name} that there is now: {error}") from None
 
 
 def _read(file: Path) -> dict[str, Any]:
