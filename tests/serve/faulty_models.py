@@ -39,6 +39,18 @@ class CountsFrozen(Plain):
         return y
 
 
+class Counts(Plain):
+    """Counts its steps in an attribute, and depends on how many there were."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.steps = 0
+
+    def go_wrong(self, y):
+        self.steps += self.training
+        return y / (1 + self.steps)
+
+
 class Raises(Plain):
     def go_wrong(self, y):
         print("about to raise")

@@ -30,7 +30,7 @@ def server(tmp_path_factory):
     (folder / "secret.npz").write_bytes(b"secret")
     (folder / "graphs" / "out.npz").symlink_to(folder / "secret.npz")
     options = ["--token", str(folder / "tokens"), "--graphs", str(folder / "graphs"), "--quota", "50"]
-    options += ["--allow-model", f"{FAULTY}:Plain", "--checkpoint-seconds", "0.2"]
+    options += ["--allow-model", f"{FAULTY}:Plain", "--allow-model", f"{FAULTY}:Counts", "--checkpoint-seconds", "0.2"]
     process = ServeProcess(folder, *options).start()
     yield process
     assert process.stop() == 0
@@ -103,6 +103,16 @@ def test_results_and_weights_can_be_fetched(anna, tmp_path):
     assert found["status"] == "finished"
     assert found["metrics"]["val_accuracy"] == anna.show(task["id"])["score"]
     assert load_file(place / "model.safetensors")
+
+
+def test_what_a_module_keeps_is_fetched_with_its_weights(anna, tmp_path):
+    [task] = anna.wait(anna.submit(weft.Task(graph="ours", model=f"{FAULTY}:Counts", epochs=3)), 60)
+    assert task["state"] == "done", task["error"]
+    place = anna.fetch(task["id"], tmp_path)
+    assert sorted(path.name for path in place.iterdir()) == ["kept.safetensors", "model.safetensors", "result.json"]
+    assert (
+        weft.load_result(place).model.steps == json.loads((place / "result.json").read_text())["metrics"]["best_epoch"]
+    )
 
 
 def test_events_go_on_where_they_were_cut_off(server, anna):

@@ -158,13 +158,15 @@ class Client:
         """Download the files of a task that is done into ``folder/TASK``; returns that folder.
 
         They are ``result.json``, and ``model.safetensors`` of a training or ``predictions.safetensors`` of an inference
-        task: its ``nodes`` [R] and their ``logits`` [R, C].
+        task: its ``nodes`` [R] and their ``logits`` [R, C]. ``kept.safetensors``: what a user's module keeps beside its
+        weights, if it does.
         """
         place = Path(folder) / _safe_name(task)
         place.mkdir(parents=True, exist_ok=True)
         inferred = self.show(task)["kind"] == "inference"
         other = ("predictions.safetensors", "predictions") if inferred else ("model.safetensors", "weights")
-        for name, kind in (("result.json", "result"), other):
+        kept = [("kept.safetensors", "kept")] if "kept" in self.result(task) else []
+        for name, kind in (("result.json", "result"), other, *kept):
             partial = place / f".{name}.partial"
             with self._open("GET", f"/api/tasks/{_quoted(task)}/{kind}") as answer, open(partial, "wb") as file:
                 while chunk := answer.read(1 << 20):

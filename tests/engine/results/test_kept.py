@@ -97,6 +97,13 @@ def test_it_is_in_checkpoints(model, tmp_path, monkeypatch):
     assert torch.equal(resumed.predict_logits(nodes="val"), whole.predict_logits(nodes="val"))
 
 
+def test_weights_without_what_belongs_to_them_are_refused(tmp_path):
+    weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
+    (tmp_path / "run" / "kept.safetensors").unlink()
+    with pytest.raises(SpecError, match=r"kept\.safetensors: cannot be read"):
+        weft.load_result(tmp_path / "run", model=RunningMean)
+
+
 def test_a_run_without_it_leaves_no_file_of_an_earlier_one(tmp_path):
     weft.run(task_of(RunningMean), device="cpu", progress=False, out=tmp_path / "run")
     assert (tmp_path / "run" / "kept.safetensors").is_file()

@@ -75,7 +75,7 @@ class LoadedResult(Result):
             data.get("dense_features", False),
             data.get("model_code"),
         )
-        result.kept = _loaded(place / KEPT) if (place / KEPT).is_file() else {}
+        result.kept = _loaded(place / KEPT) if "kept" in data else {}
         result._place = place if (place / WEIGHTS).is_file() else None
         result._checked = given["model"] is None
         return result

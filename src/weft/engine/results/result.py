@@ -23,7 +23,7 @@ from weft.engine.results.predicting import classes_of, predicted_logits, probabi
 from weft.runtime.checkpoint import save_atomically
 
 IO_ERROR = "Error while serializing: I/O error: "  # before what the system says, as safetensors words it
-RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
+RESULT_FILES = RESULT, WEIGHTS, KEPT = "result.json", "model.safetensors", "kept.safetensors"
 STATUSES = (  # stopped: early, out of patience
     *("finished", "stopped", "diverged", "pruned", "cancelled", "preempted", "failed"),
 )
@@ -123,10 +123,11 @@ class Result:
             **({} if self.trained_on is None else {"graph": self.trained_on.to_dict()}),
             **({"dense_features": True} if self.dense_features else {}),
             **({} if self.model_code is None else {"model_code": self.model_code}),
+            **({"kept": KEPT} if self.kept else {}),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``result.json`` and ``model.safetensors`` into ``folder``, each in one piece."""
+        """Write the files of the result into ``folder`` (:data:`RESULT_FILES`), each in one piece."""
         with write_errors(folder):
             return self.write(Path(folder))
 

@@ -4,6 +4,7 @@ events.jsonl              the journal, one Event a line
 checkpoint.safetensors    the state to resume from
 result.json               settings, environment, metrics, history
 model.safetensors         the best weights
+kept.safetensors          what a user's module keeps in Python beside them, if it does
 report.html               the same for the eye
 
 Of a sweep: sweep.json (settings, members, groups), groups/KEY/checkpoint.safetensors, tasks/NAME/{result.json,
@@ -31,7 +32,7 @@ from weft.core.sweep import Sweep
 from weft.core.task import Task
 from weft.core.version import __version__
 from weft.core.wording import option, switch
-from weft.engine.results.result import Result, write_reason
+from weft.engine.results.result import RESULT_FILES, Result, write_reason
 from weft.engine.results.sweep_result import SweepResult, folder_names
 from weft.engine.training.extending import former_members, lengthened
 from weft.engine.training.folder_lock import FolderLock
@@ -41,8 +42,8 @@ from weft.runtime.checkpoint import FILE, Checkpoint, check_same_task, read_chec
 from weft.runtime.group import GroupRun
 
 REPORT, SWEEP, JOURNAL = "report.html", "sweep.json", "events.jsonl"
-FILES = (JOURNAL, FILE, "result.json", "model.safetensors", REPORT, SWEEP)
-INSIDE = (f"groups/*/{FILE}", "tasks/*/result.json", "tasks/*/model.safetensors")
+FILES = (JOURNAL, FILE, *RESULT_FILES, REPORT, SWEEP)
+INSIDE = (f"groups/*/{FILE}", *(f"tasks/*/{name}" for name in RESULT_FILES))
 
 MOST_UNWRITTEN = 10_000  # lines of a journal that are kept while the disk is full
 

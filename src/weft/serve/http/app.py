@@ -268,6 +268,11 @@ def _add_reading(app: FastAPI, service: QueueService, answers: Counter[int]) -> 
         path = await _in(service.reads, service.file, task, "model.safetensors")
         return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.safetensors")
 
+    @app.get("/api/tasks/{task}/kept", summary="What a module keeps beside its weights, as safetensors")
+    async def kept(task: str) -> Response:
+        path = await _in(service.reads, service.file, task, "kept.safetensors")
+        return FileResponse(path, media_type="application/octet-stream", filename=f"{task}.kept.safetensors")
+
     @app.get("/api/tasks/{task}/predictions", summary="Nodes and logits of an inference task, as safetensors")
     async def predictions(task: str) -> Response:
         path = await _in(service.reads, service.file, task, "predictions.safetensors")
