@@ -81,7 +81,7 @@ def test_sharded_is_single(ranks):
     alone = [train_alone(one, DEVICE) for one in chosen]
     with start_ranks(ranks, DEVICE, cases.work, (chosen,), timeout=240) as here:
         found = cases.train_all(here, chosen)
-        every = here.gather_objects([one["weights"] for one in found])
+        every = here.gather_objects([(one["rows"], one["weights"]) for one in found])  # as cases.work does
         assert ranks == 1 or here.staging.exchanged_bytes > 0
         assert isinstance(here.memory, CudaIpc)
     wrong = [
@@ -90,7 +90,7 @@ def test_sharded_is_single(ranks):
         for words in differences(one.name, found[place], alone[place])
     ]  # fmt: skip
     for place, one in enumerate(chosen):
-        if not all(torch.equal(weights[place], found[place]["weights"]) for weights in every):
+        if not all(torch.equal(theirs[place][1], found[place]["weights"]) for theirs in every):
             wrong.append(f"{one.name}: ranks hold different weights")
     assert not wrong, "\n".join(wrong)
 

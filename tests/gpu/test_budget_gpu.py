@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
 import weft
+from tests.gpu.conftest import held_by_others
 from weft.core.errors import DoesNotFitError
 from weft.engine.base.machines import load_calibration, machine_with
 
@@ -17,13 +16,6 @@ pytestmark = [
 ]
 
 SWEEP = weft.Sweep("shape:ogbn-arxiv?scale=0.3", model="gcn", layers=3, seed=range(8), epochs=30)
-
-
-def held_by_others() -> int:
-    """Bytes that tests before this one have left with the process."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
 
 
 def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
@@ -36,7 +28,7 @@ def test_a_run_keeps_to_its_budget_and_the_wall_goes_again():
     assert {member.status for member in result} == {"finished"}
     assert torch.cuda.get_per_process_memory_fraction(device) == pytest.approx(before)
     for plan in result.plan:
-        assert plan.cost["total_bytes"] <= budget
+        assert plan.cost.get("total_bytes", budget + 1) <= budget, plan.why
         assert plan.measured["reserved_bytes"] <= 1 << 30
         assert plan.measured["peak_bytes"] - others == pytest.approx(plan.cost["peak_bytes"], rel=0.1)
         assert plan.measured["epoch_seconds"] > 0

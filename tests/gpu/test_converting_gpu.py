@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("torch_geometric")
 import weft
 from tests.runtime.user_modules import test_converting as cases
+from tests.runtime.user_modules.test_input_writes import Touches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,5 +59,5 @@ def test_attention_with_dropout_has_the_masks_of_a_cpu(model, seeds):
 
 
 def test_edges_whose_memory_is_reached_are_left_to_pyg():
-    one, other = pair(cases.Touches, cases.small(), (0,))
+    one, other = pair(Touches, cases.small(), (0,))
     assert one[0].history["loss"] == pytest.approx(other[0].history["loss"], rel=2e-3)

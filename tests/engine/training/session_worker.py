@@ -17,11 +17,11 @@ from weft.runtime.checkpoint import read_checkpoint
 MEMBERS = [{"name": "a", "epochs": 20}, {"name": "b", "lr": 0.03}, {"name": "c", "seed": 1}]
 
 
-def make_session(folder: Path | None = None, **options) -> Session:
-    """Three members, one of them with fewer epochs, saved into ``folder``."""
+def make_session(folder: Path | None = None, told=lambda event: None, **options) -> Session:
+    """Three members, one of them with fewer epochs, saved into ``folder``; ``told``: is given the events."""
     graph = tiny_graph()
     tasks = tasks_of(graph, [{"epochs": 60, **member} for member in MEMBERS], dropout=0.5, norm="batch")
-    group, events = start(tasks, graph), SweepEvents(Sweep.from_tasks(tasks), lambda event: None)
+    group, events = start(tasks, graph), SweepEvents(Sweep.from_tasks(tasks), told)
     save = None
     if folder is not None:
         folder.mkdir(exist_ok=True)

@@ -146,3 +146,15 @@ def test_decisions_that_do_not_fit_are_refused_and_change_nothing(decision, mess
     with pytest.raises(SpecError, match="'a' cannot be stopped, it has ended already"):
         session.apply(Decision(0, stop=(Stop("a", "pruned"),)))
     assert [update.member for update in session.advance()] == ["b", "c"]
+
+
+def test_every_note_is_told_once_wherever_a_group_puts_it():
+    events = []
+    session = make_session(told=events.append)
+    session.group.stacks[0].notes.append("of a stack")
+    driver = Driver(outline_of(session.group), DriverOptions(period=8))
+    for note in ("of the group", "later, of the group"):
+        session.group._notes.append(note)  # these stand before those of its stacks
+        session.apply(driver.decide(session.advance(), Requests()))
+    told = [event.data["message"] for event in events if event.kind == "note"]
+    assert told == ["of the group", "of a stack", "later, of the group"]

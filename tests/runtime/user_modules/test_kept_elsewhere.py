@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.runtime.user_modules.odd_modules import Base
+from tests.runtime.user_modules.odd_modules import Base, ReadsKeptActivation
 from tests.runtime.user_modules.test_exact import plain, preempted_after, run, seed_all, tasks_of
 
 SEEN = [0]
@@ -206,7 +206,7 @@ def test_a_note_says_what_does_not_come_back_with_the_best_weights():
     assert any(note in one for one in notes), notes
 
 
-@pytest.mark.parametrize("model", [Recurrent, CountsForNobody, Teacher, KeptInEvaluation])
+@pytest.mark.parametrize("model", [Recurrent, CountsForNobody, Teacher, KeptInEvaluation, ReadsKeptActivation])
 def test_who_keeps_nothing_hears_nothing(model):
     notes = []
     run(tasks_of(model, [0], epochs=2), on_event=lambda e: notes.append(e.data["message"]) if e.kind == "note" else 0)

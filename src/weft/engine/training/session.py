@@ -56,7 +56,8 @@ class Session:
         self._next: int | None = None  # epochs to train, once that is decided
         self._trained: tuple[int, float] = (0, 0.0)  # by the last advance: epochs of all members together, seconds
         self._running = list(self.tracks)  # before the last advance
-        self._told_notes, self._told_threads = 0, False
+        self._told_notes: set[str] = set()
+        self._told_threads = False
         self._not_saved = ""  # why the last checkpoint on the way was not written
         self._whole_epochs, self._whole_seconds = 0, 0.0  # with every member in the step, set-up left out
 
@@ -236,9 +237,10 @@ class Session:
     # ---- emitting and saving -------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        for note in self.group.notes[self._told_notes :]:
-            self._events.note(note)
-        self._told_notes = len(self.group.notes)
+        for note in self.group.notes:
+            if note not in self._told_notes:
+                self._events.note(note)
+        self._told_notes.update(self.group.notes)
         if self._trained[0]:
             self._events.progress(self._running, self.group.epoch, *self._trained, self.group.reads())
         for track in self._running:

@@ -36,6 +36,7 @@ from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.attributes import changed, keeping_others, kept_tensors
 from weft.runtime.user_modules.input_writes import InputWrites
+from weft.runtime.user_modules.python_state import cannot_keep
 from weft.runtime.user_modules.weight_writes import WeightWrites
 
 NEAR = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}  # of the largest: a stack adds up in another order
@@ -52,7 +53,8 @@ class Trial:
     ``hidden_state``: why a second call differs from the first, or None; ``attributes``: what a call changes in Python;
     ``without_gradient``: names of parameters that the loss does not depend on; ``writes``: whether a call, or a hook in
     its backward pass, writes to the module's own weights; ``seconds``: of the last training call and the one in
-    evaluation mode; ``rewritten``: attributes with a tensor that every call makes anew.
+    evaluation mode; ``rewritten``: attributes with a tensor that every call makes anew; ``lost``: those of
+    ``attributes`` that cannot be written down.
     """
 
     loss: Tensor
@@ -64,6 +66,7 @@ class Trial:
     writes: bool = False
     seconds: float = 0.0
     rewritten: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
 
 
 class AloneStep:
@@ -150,7 +153,8 @@ def try_alone(
     own = [*changed(untouched, model), *frozen_changed, *of_functions]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
     hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *(rewritten if other else ())]))
-    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more, rewritten)
+    lost = tuple(cannot_keep(model, attributes))
+    return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more, rewritten, lost)
 
 
 class _Both(AbstractContextManager[None]):

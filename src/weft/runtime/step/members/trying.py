@@ -41,7 +41,6 @@ from weft.runtime.step.members.trial import (
 from weft.runtime.step.state import State
 from weft.runtime.user_modules.copying import copy_module
 from weft.runtime.user_modules.error_place import model_errors
-from weft.runtime.user_modules.python_state import cannot_keep
 
 LossOf = Callable[[Sequence[int]], Loss]  # the loss of some members, by their rows
 
@@ -170,11 +169,10 @@ class TryOut:
         if trial.writes and several:
             raise CannotStack(f"{name} cannot be one of several: it changes its own weights when called")
         self._members.learn(trial)
-        lost = cannot_keep(self._members.model, trial.attributes) if trial.hidden_state is not None else []
-        if lost:
+        if trial.hidden_state is not None and trial.lost:
             self._members.builder.note_once(
-                f"{name} keeps {lost[0]!r} between calls, which is no buffer: its best weights are given back with "
-                "what it keeps at the end of training"
+                f"{name} keeps {trial.lost[0]!r} between calls, which is no buffer: its best weights are given back "
+                "with what it keeps at the end of training"
             )
 
     def _together(self) -> tuple[Tensor, Tensor, Any]:
