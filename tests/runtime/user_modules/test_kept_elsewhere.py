@@ -142,7 +142,38 @@ class CountsForNobody(Base):
         return super().forward(x, adj)
 
 
+class KeepsForOthers(Base):
+    """What it keeps is for its author to look at; no call reads it."""
+
+    def forward(self, x, adj):
+        out = super().forward(x, adj)
+        self.given, self.seen = x, [out.detach(), x[:2]]
+        return out
+
+
+class ReadsGradient(Base):
+    """Scaled in evaluation by the gradient of the last step, which is in ``.grad`` after a plain loop's."""
+
+    def forward(self, x, adj):
+        out, grad = super().forward(x, adj), self.last.weight.grad
+        return out if self.training or grad is None else out * (1 + grad.norm())
+
+
+class GradientInHook(Base):
+    """A hook that is called with the weight may read its ``.grad``."""
+
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.last.weight.register_post_accumulate_grad_hook(self.halve)
+
+    @staticmethod
+    def halve(weight):
+        weight.grad.mul_(0.5)
+
+
 EXACT = [
+    KeepsForOthers,
+    GradientInHook,
     KeptInEvaluation,
     Teacher,
     TeacherByData,
@@ -190,6 +221,19 @@ def test_what_no_checkpoint_holds_is_refused_when_resumed(model, name, tmp_path,
 def test_what_all_models_share_is_refused(model, name, seeds):
     with pytest.raises(weft.SpecError, match=f"changes {name} when it is called, and gives other numbers"):
         run(tasks_of(model, range(seeds)))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_gradients_read_in_evaluation_are_refused(seeds):
+    with pytest.raises(weft.SpecError, match=r"ReadsGradient reads the \.grad of its weights in evaluation"):
+        run(tasks_of(ReadsGradient, range(seeds)))
+
+
+def test_what_only_its_author_reads_is_stacked_and_leaves_the_graph_alone():
+    tasks = tasks_of(KeepsForOthers, range(3))
+    before = tasks[0].graph.x.clone()
+    assert [plan.join for plan in run(tasks).plan] == ["stacked"]
+    assert tasks[0].graph.x.equal(before)
 
 
 def test_variables_of_functions_are_shared_by_copies_of_an_object():

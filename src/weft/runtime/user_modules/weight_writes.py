@@ -16,17 +16,19 @@ from weft.nn.pyg.edges import is_bypass
 from weft.runtime.user_modules.input_writes import one_memory, same_numbers
 
 DATA = (Tensor.data.__get__, Tensor.data.__set__)
+GRADIENT = Tensor.grad.__get__
 
 
 class WeightWrites(TorchFunctionMode):
     """Around a call or a backward pass, :attr:`seen` becomes true if it writes to a weight or touches its ``.data``.
 
     Memory that is reached otherwise, as by NumPy, may only be read: it is copied first, and compared.
+    :attr:`reads_gradient`: whether it looks at the ``.grad`` of a weight.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.seen = False
+        self.seen = self.reads_gradient = False
         self._tables = [module._parameters for module in model.modules()]
         self._before: list[tuple[Tensor, int]] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
@@ -50,4 +52,6 @@ class WeightWrites(TorchFunctionMode):
             reached = [tensor for tensor, _ in self._before if one_memory(args[0], tensor)]
             self.seen = self.seen or (func in DATA and bool(reached))
             self._copies += [(tensor.detach(), tensor.detach().clone()) for tensor in reached]
+        elif func == GRADIENT:
+            self.reads_gradient = self.reads_gradient or any(args[0] is tensor for tensor, _ in self._before)
         return func(*args, **(kwargs or {}))

@@ -34,7 +34,7 @@ from weft.runtime.step.members.kept_elsewhere import (
 )
 from weft.runtime.step.parameters import Layout
 from weft.runtime.step.state import State
-from weft.runtime.user_modules.attributes import changed, keeping_others, kept_tensors
+from weft.runtime.user_modules.attributes import Kept, changed, keeping_others, kept_tensors
 from weft.runtime.user_modules.input_writes import InputWrites
 from weft.runtime.user_modules.python_state import cannot_keep
 from weft.runtime.user_modules.weight_writes import WeightWrites
@@ -132,9 +132,11 @@ def try_alone(
         seconds = step_seconds() - begin
     state.restore(before)
     forward.around, kept_in_training = _Both(writes, inputs), kept_tensors(model)
+    writes.reads_gradient = False  # a hook in the backward pass may
     logits, more = _evaluated(forward, state, batch)
     forward.around = nullcontext()
     _check_inputs(model, inputs.changed())
+    _check_gradients(model, writes.reads_gradient)
     twice = [(first, second), (grad, again)]
     if keeping_others(kept_in_training, kept_tensors(model)):
         with same_draws(state.flat.device):
@@ -145,6 +147,7 @@ def try_alone(
     if other:
         _check_outside(model, differing(outside, outside_state(model)) + of_functions * of_object)
     rewritten = tuple(keeping_others(kept, kept_tensors(model)))
+    reads = bool(rewritten) and not other and _reads(forward, state, batch, logits, kept)
     frozen_changed = differing(frozen, frozen_state(model))
     if writes.seen:
         with same_draws(state.flat.device), shifted_frozen(model) as shifted:
@@ -152,7 +155,10 @@ def try_alone(
             frozen_changed += differing(shifted, frozen_state(model))
     own = [*changed(untouched, model), *frozen_changed, *of_functions]
     without = (forward.without_gradient or ()) if isinstance(forward, LeafForward) else ()
-    hidden, attributes = _hidden(own, drawn, other), tuple(dict.fromkeys([*own, *(rewritten if other else ())]))
+    attributes = tuple(dict.fromkeys([*own, *(rewritten if other or reads else ())]))
+    hidden = _hidden(own, drawn, other)
+    if hidden is None and reads:
+        hidden = f"its evaluation reads {rewritten[0]!r}, which is no buffer"
     lost = tuple(cannot_keep(model, attributes))
     return Trial(first, grad[0], logits, hidden, attributes, without, writes.seen, seconds + more, rewritten, lost)
 
@@ -172,12 +178,32 @@ class _Both(AbstractContextManager[None]):
         self._outer.__exit__(*error)
 
 
+def _reads(forward: Forward, state: State, batch: Batch, logits: Tensor, before: Kept) -> bool:
+    """Whether an evaluation that gave ``logits`` reads tensors that calls have left in attributes since ``before``.
+
+    The weights of the best epoch are then given back with what was kept in that epoch, not at the end.
+    """
+    old = {id(tensor) for _, tensor, _ in before} | {id(one) for one in given_tensors(forward.model, batch).values()}
+    for _, tensor, _ in kept_tensors(forward.model):
+        if id(tensor) not in old and tensor.is_floating_point():
+            tensor.data = tensor.data * 1.5 + 1.0  # other memory: it may be a view of something else
+    return not apart(_evaluated(forward, state, batch)[0], logits) <= REPEATED
+
+
 def _check_inputs(model: nn.Module, changed: Sequence[str]) -> None:
     if changed:
         name = changed[0]
         raise SpecError(
             f"model {type(model).__name__} changes {name} in place, which every call is given again; let it change a "
             f"copy: {name} = {name}.clone()"
+        )
+
+
+def _check_gradients(model: nn.Module, read: bool) -> None:
+    if read:
+        raise SpecError(
+            f"model {type(model).__name__} reads the .grad of its weights in evaluation, where Weft has none: keep "
+            "what it needs of them in a buffer, by a hook on the weight"
         )
 
 
