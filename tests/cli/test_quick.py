@@ -119,3 +119,29 @@ def test_notes_fold_and_nothing_else(columns, monkeypatch, capsys):
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("    ") for line in lines)
     assert any(line.startswith("shape:ogbn-papers100M") and "1,615,685,872" in line for line in lines)
+
+
+@pytest.mark.parametrize("one_word", [False, True])
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--budget", "3XB", "budget='3XB' is not an amount of memory"),
+        ("--budget", "0", "budget='0' must be at least one byte"),
+        ("--cache", "much", "cache='much' is not an amount of memory"),
+        ("--device", "gpu", "device 'gpu' is unknown; use auto, cpu, cuda or cuda:N"),
+        ("--device", "cuda:one", "device 'cuda:one' is unknown"),
+    ],
+)
+def test_a_mistake_in_an_option_is_raised(option, value, words, one_word, tmp_path):
+    (tmp_path / "good.toml").write_text(SPEC)
+    given = [f"{option}={value}"] if one_word else [option, value]
+    with pytest.raises(SpecError, match=words):
+        answer_at_once(["run", "good.toml", *given])
+    told = CliRunner().invoke(app, ["run", "good.toml", *given])
+    assert words in str(told.exception)
+
+
+@pytest.mark.parametrize("given", [["--device", "auto"], ["--device=cuda:3"], ["--budget", "2GiB"], ["--budget"]])
+def test_options_without_a_mistake_are_left_to_the_parser(given, tmp_path):
+    (tmp_path / "good.toml").write_text(SPEC)
+    assert not answer_at_once(["run", "good.toml", *given])

@@ -24,7 +24,8 @@ def answer_at_once(words: Sequence[str]) -> bool:
         print_graphs(json=len(words) > 2)
         return True
     if len(words) > 1 and words[0] in ("run", "plan") and not any(map(_is_left, words)):
-        _check_spec(words[1], _overrides(words[2:]))
+        _check_spec(words[1], _given("--set", words[2:]))
+        _check_amounts(words[2:])
     return False
 
 
@@ -43,7 +44,19 @@ def _check_spec(text: str, overrides: list[str]) -> None:
     spec_of(path, overrides)
 
 
-def _overrides(words: Sequence[str]) -> list[str]:
-    """The values of ``--set``."""
-    apart = [value for name, value in pairwise(words) if name == "--set"]
-    return apart + [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+def _check_amounts(words: Sequence[str]) -> None:
+    """Amounts of memory, and the device's name as far as the commands' first check of it goes."""
+    from weft.core.machine.device_names import check_device_name
+    from weft.core.units import parse_bytes
+
+    for name in ("budget", "cache"):
+        for value in _given(f"--{name}", words):
+            parse_bytes(value, name)
+    for value in _given("--device", words):
+        check_device_name(value)
+
+
+def _given(option: str, words: Sequence[str]) -> list[str]:
+    """The values of an option, as two words or as one."""
+    apart = [value for name, value in pairwise(words) if name == option]
+    return apart + [word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from weft.core.errors import SpecError
+from weft.core.machine.device_names import check_device_name
 from weft.core.version import __version__
 from weft.engine.base.home import machine_name
 
@@ -17,12 +18,8 @@ def choose_device(wanted: str | torch.device = "auto") -> torch.device:
     """``"auto"`` is the GPU if there is one; ``"cpu"``, ``"cuda"`` and ``"cuda:1"`` are what they say."""
     if str(wanted) == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise SpecError(f"device {wanted!r} is unknown; use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise SpecError(f"device {str(wanted)!r} is not supported; use auto, cpu, cuda or cuda:N")
+    check_device_name(str(wanted))
+    device = torch.device(wanted)
     if device.type == "cuda":
         device = _cuda(device)
     return device
