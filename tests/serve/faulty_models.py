@@ -105,6 +105,24 @@ class LeaksSmallOnDevice(Plain):
         return y
 
 
+class LeavesBehind(Plain):
+    """Trains well, and leaves 300 MiB on the device."""
+
+    kept: list[torch.Tensor] = []  # noqa: RUF012
+
+    def go_wrong(self, y):
+        if not LeavesBehind.kept:
+            LeavesBehind.kept.append(torch.ones(300 << 20, dtype=torch.uint8, device=y.device))
+        return y
+
+
+class BreaksDevice(Plain):
+    """An index out of range, which a GPU finds in a kernel: from then on every call to it fails in this process."""
+
+    def go_wrong(self, y):
+        return y + y[torch.full((y.shape[0],), 1 << 30, device=y.device)]
+
+
 class Hangs(Plain):
     def go_wrong(self, y):
         while True:
