@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from weft.core.models import BUILT_IN
 from weft.core.plan import Plan
 from weft.core.task import Task
 from weft.graph.data.graph import Graph
@@ -161,7 +162,14 @@ class GroupRun(GroupState):
 
     def _replay(self, step: Callable[[], None]) -> Replay:
         changed = [tensor for stack in self.stacks for tensor in stack.state.tensors().values()]
-        return Replay(step, changed, record=False)
+        return Replay(step, changed, record=False, never_waits=self._never_waits())
+
+    def _never_waits(self) -> bool:
+        """Whether the step is all of Weft's own operators, as they are written: none waits for the device."""
+        if self.merged is not None or any(stack.is_compiled for stack in self.stacks):
+            return False
+        own = ("objective", "metric", "optimizer")
+        return all(task.traits and task.model_name in BUILT_IN and not any(map(task.has_own, own)) for task in self.tasks)
 
     def _capture(self, replays: list[Replay]) -> None:
         if not self._may_record():
