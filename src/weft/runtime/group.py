@@ -28,6 +28,9 @@ from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
 
 
+STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
+
+
 class GroupRun(GroupState):
     """Tasks in training on ``device``, with the graph where the plan says; ``notes`` holds remarks for the user.
 
@@ -168,8 +171,8 @@ class GroupRun(GroupState):
         """Whether the step is all of Weft's own operators, as they are written: none waits for the device."""
         if self.merged is not None or any(stack.is_compiled for stack in self.stacks):
             return False
-        own = ("objective", "metric", "optimizer")
-        return all(task.traits and task.model_name in BUILT_IN and not any(map(task.has_own, own)) for task in self.tasks)
+        built_in = all(task.traits is not None and task.model_name in BUILT_IN for task in self.tasks)
+        return built_in and not any(task.has_own(name) for task in self.tasks for name in STEP_PARTS)
 
     def _capture(self, replays: list[Replay]) -> None:
         if not self._may_record():
