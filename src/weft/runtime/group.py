@@ -27,7 +27,6 @@ from weft.runtime.step.outcome.best_and_history import evaluates_at
 from weft.runtime.step.stack import Stack
 from weft.runtime.stepped_epoch import SteppedEpoch, all_constant, stepped_epochs, train_epoch
 
-
 STEP_PARTS = ("objective", "metric", "optimizer")  # of a task, that may be a function of the user's own
 
 
