@@ -11,6 +11,7 @@ task that ran out of memory is queued once more with its estimate corrected.
 
 from __future__ import annotations
 
+import math
 import queue
 import sys
 import threading
@@ -146,7 +147,7 @@ class Supervisor:
 
     def _take_messages(self) -> None:
         try:
-            waiting = [self.pool.inbox.get(timeout=TICK_SECONDS)]
+            waiting = [self.pool.inbox.get(timeout=min(TICK_SECONDS, max(self.state.again - time.time(), 0.001)))]
         except queue.Empty:
             return
         while not self.pool.inbox.empty():
@@ -177,8 +178,8 @@ class Supervisor:
             self._leaving.heartbeat()
         self.pool.start_missing()
         self.pool.end_silent(now)
-        if now - self._looked > LOOK_SECONDS:
-            self.state.dirty = True
+        if now - self._looked > LOOK_SECONDS or self.state.again <= time.time():
+            self.state.dirty, self.state.again = True, math.inf
         if self.state.dirty and not self.state.draining and (self.pool.any_idle() or now - self._looked > PASS_SECONDS):
             self.state.dirty, self._looked = False, now
             self._planner.plan_queued()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -103,7 +104,9 @@ class Scheduler:
     def _decide(self, tasks: Sequence[QueueTask]) -> Decision:
         running = [active.state() for active in self._state.active.values()]
         setup = self._state.setup_of(next(iter(self._pool.room)))
-        return decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+        found = decide(self._policy, [queued_task(task, setup) for task in tasks], running, self._machine())
+        self._state.again = math.inf if found.again is None else found.again
+        return found
 
     def _machine(self) -> MachineState:
         devices = []

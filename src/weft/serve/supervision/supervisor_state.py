@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ class Active:
     heard: float
     priority: int = 0
     kind: str = "training"
+    start_seconds: float = 0.0  # in which it is built, and asks nothing of the device
     slowdown_limit: float | None = None  # how much slower than alone it may run and still meet its target
     epoch: int = 0
     told: float = 0.0
@@ -71,6 +73,7 @@ class Active:
             slowdown_limit=self.slowdown_limit,
             priority=self.priority,
             leaving=self.leaving,
+            start_seconds=min(self.start_seconds, one.seconds),
         )
 
 
@@ -111,6 +114,7 @@ class SupervisorState:
     setup_seconds: dict[str, float] = field(default_factory=dict)  # by device: what a group takes besides its epochs
     records: list[Record] = field(default_factory=list)
     dirty: bool = True  # the queue may have changed
+    again: float = math.inf  # when the policy wants to decide though nothing has happened, on the clock of the day
     urgent: bool = False  # an inference task waits that no decision has seen
     draining: bool = False
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
