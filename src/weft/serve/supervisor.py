@@ -22,6 +22,7 @@ from typing import Any
 
 from weft.core.errors import WeftError
 from weft.sched.policies.policy import Policy
+from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_retention import delete_ended
@@ -124,6 +125,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         self.state.options.runs.mkdir(parents=True, exist_ok=True)
+        self.state.shares = UserShares(self.state.db.shares())
         self._recover()
         self.pool.start_all()
 

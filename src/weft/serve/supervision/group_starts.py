@@ -65,8 +65,12 @@ class GroupStarts:
     ) -> None:
         """Claim ``tasks`` and send the group to ``worker``; ``cancelled`` members have left it and are not claimed."""
         claimant, lease = self._state.claimant(worker), self._state.options.lease_seconds
+        shares, now = self._state.shares, time.time()
+        for task in tasks:
+            shares.started(queued_task(task), now)
+        had = [shares.of(user) for user in dict.fromkeys(task.user for task in tasks)]
         try:
-            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group)
+            claimed = self._state.db.claim_all([task.id for task in tasks], claimant, lease, group, had)
         except QueueError:  # cancelled or paused since the decision
             self._state.dirty = True
             return

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.sched.queue_state import RunningGroup
+from weft.sched.queue_state import RunningGroup, UserShare
+from weft.sched.user_shares import UserShares
 from weft.serve.options import ServeOptions
 from weft.serve.queue.queue_db import QueueDB
 from weft.serve.queue.queue_groups import Group
@@ -56,6 +57,16 @@ class Active:
     def seconds(self) -> float:
         """How long it has run."""
         return time.monotonic() - self.began
+
+    @property
+    def had(self) -> float:
+        """Device-seconds of each of its members so far."""
+        return self.seconds * self.utilisation / max(len(self.members), 1)
+
+    @property
+    def will_have(self) -> float:
+        """Device-seconds of each of its members when it ends as predicted; more if it runs for longer."""
+        return max(self.had, self.group.seconds * self.utilisation / max(len(self.members), 1))
 
     def state(self) -> RunningGroup:
         """What a policy sees of it."""
@@ -107,7 +118,7 @@ class SupervisorState:
     active: dict[str, Active] = field(default_factory=dict)  # by group
     resumable: dict[str, Group] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)  # seconds by user
+    shares: UserShares = field(default_factory=UserShares)
     started_on: dict[str, int] = field(default_factory=dict)  # tasks by device
     why: dict[str, str] = field(default_factory=dict)
     runnable: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # plans by the key of their estimate
@@ -131,6 +142,10 @@ class SupervisorState:
         """Take one more group into the average."""
         known = self.setup_seconds.get(device)
         self.setup_seconds[device] = seconds if known is None else known + LEARNING_RATE * (seconds - known)
+
+    def shares_of(self, active: Active) -> list[UserShare]:
+        """What the users of a group have had so far."""
+        return [self.shares.of(user) for user in dict.fromkeys(active.users.values())]
 
     def write_records(self) -> None:
         """Write the events that were collected."""
